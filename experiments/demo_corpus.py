@@ -1,0 +1,68 @@
+"""The text the demo models learn from: the standard library of the Python that runs this.
+
+Files are named by their path below the library's folder. One file in twenty, chosen by a hash of that
+name, is held out: no model and no tokenizer ever sees it in training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+HELD_OUT_ONE_IN = 20
+# Written by the interpreter's own build: they hold the build machine's paths, not library source.
+GENERATED = ("_sysconfigdata", "_sysconfig_vars", "config-", "build-details")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One module: `name` is its path below the library, with forward slashes on every system."""
+
+    name: str
+    path: Path
+
+    @property
+    def held_out(self) -> bool:
+        digest = hashlib.sha256(self.name.encode()).hexdigest()
+        return int(digest, 16) % HELD_OUT_ONE_IN == 0
+
+    def text(self) -> str:
+        """The file as text, byte for byte: line ends are not translated."""
+        return self.path.read_bytes().decode("utf-8")
+
+    def sha256(self) -> str:
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+
+def library_folder() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def source_files(folder: Path | None = None) -> list[SourceFile]:
+    """Every UTF-8 module of the library, by name; installed packages are no part of it."""
+    folder = folder or library_folder()
+    files = (SourceFile(path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py"))
+    return sorted((file for file in files if _belongs(file)), key=lambda file: file.name)
+
+
+def _belongs(file: SourceFile) -> bool:
+    parts = file.name.split("/")
+    if "site-packages" in parts or "dist-packages" in parts or "__pycache__" in parts:
+        return False
+    if any(part.startswith(GENERATED) for part in parts):
+        return False
+    try:
+        return bool(file.text())
+    except UnicodeDecodeError:
+        return False  # the library's own test data for broken encodings
+
+
+def training_files() -> list[SourceFile]:
+    return [file for file in source_files() if not file.held_out]
+
+
+def held_out_files() -> list[SourceFile]:
+    """The modules no training ever sees; every reported bits-per-byte figure is over these."""
+    return [file for file in source_files() if file.held_out]

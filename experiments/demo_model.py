@@ -1,0 +1,124 @@
+"""The demo models while they learn: a plain Llama, whole sequences, no cache.
+
+The parameters carry Hugging Face's names, so a checkpoint is what the workbench loads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+TARGET = {
+    "hidden_size": 320, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "intermediate_size": 832,
+}  # fmt: skip
+DRAFT = {
+    "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 64, "intermediate_size": 256,
+}  # fmt: skip
+COMMON = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 4096,
+    "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16",
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+SHAPES = {"target": {**COMMON, **TARGET}, "draft": {**COMMON, **DRAFT}}
+
+
+class Layer(nn.Module):
+    def __init__(self, config: dict):
+        super().__init__()
+        width, hidden, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+        self.heads, self.groups, self.dim = config["num_attention_heads"], config["num_key_value_heads"], dim
+        self.eps = config["rms_norm_eps"]
+        self.input_layernorm = _Scale(width)
+        self.self_attn = nn.Module()
+        self.self_attn.q_proj = nn.Linear(width, self.heads * dim, bias=False)
+        self.self_attn.k_proj = nn.Linear(width, self.groups * dim, bias=False)
+        self.self_attn.v_proj = nn.Linear(width, self.groups * dim, bias=False)
+        self.self_attn.o_proj = nn.Linear(self.heads * dim, width, bias=False)
+        self.post_attention_layernorm = _Scale(width)
+        self.mlp = nn.Module()
+        self.mlp.gate_proj = nn.Linear(width, hidden, bias=False)
+        self.mlp.up_proj = nn.Linear(width, hidden, bias=False)
+        self.mlp.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`x` [seq, token, width] in bfloat16; one pre-norm block."""
+        seqs, tokens, _ = x.shape
+        attn, mlp = self.self_attn, self.mlp
+        h = _rms_norm(x, self.input_layernorm.weight, self.eps)
+        qkv = _linear(h, attn.q_proj, attn.k_proj, attn.v_proj).view(seqs, tokens, -1, self.dim).transpose(1, 2)
+        q, k, v = qkv.split([self.heads, self.groups, self.groups], dim=1)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        share = self.heads // self.groups
+        k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + _linear(mixed.transpose(1, 2).reshape(seqs, tokens, -1), attn.o_proj)
+        h = _rms_norm(x, self.post_attention_layernorm.weight, self.eps)
+        gate, up = _linear(h, mlp.gate_proj, mlp.up_proj).chunk(2, dim=-1)
+        return x + _linear(F.silu(gate) * up, mlp.down_proj)
+
+
+class Learner(nn.Module):
+    """A Llama of `config` (Hugging Face's keys); forward gives the float32 logits of every position."""
+
+    def __init__(self, config: dict, seed: int):
+        super().__init__()
+        self.config = config
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
+        self.model.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
+        self.model.norm = _Scale(config["hidden_size"])
+        half = config["head_dim"] // 2
+        angles = torch.outer(
+            torch.arange(config["max_position_embeddings"], dtype=torch.float32),
+            config["rope_theta"] ** (-torch.arange(half, dtype=torch.float32) / half),
+        )
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        self._seed_weights(seed)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """`ids` [seq, token] -> logits [seq, token, vocab]."""
+        tokens = ids.shape[1]
+        cos, sin = self.cos[:tokens], self.sin[:tokens]
+        x = F.embedding(ids, self.model.embed_tokens.weight).bfloat16()
+        for layer in self.model.layers:
+            x = layer(x, cos, sin)
+        x = _rms_norm(x, self.model.norm.weight, self.config["rms_norm_eps"])
+        return F.linear(x, self.model.embed_tokens.weight.bfloat16()).float()
+
+    def _seed_weights(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.zeros_(parameter)  # every block begins as the identity
+            else:
+                std = 0.02 if "embed" in name else 1 / math.sqrt(parameter.shape[1])
+                nn.init.normal_(parameter, std=std, generator=generator)
+
+
+class _Scale(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).bfloat16()
+
+
+def _linear(x: Tensor, *layers: nn.Linear) -> Tensor:
+    weight = torch.cat([layer.weight.bfloat16() for layer in layers]) if len(layers) > 1 else layers[0].weight
+    return F.linear(x, weight.bfloat16())
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).bfloat16()

@@ -1,0 +1,241 @@
+"""Train the models that ship in `workbench/demo/`: `python -m experiments.train_demo`.
+
+Tokenizer, target and draft, in that order; what is finished is not done again, and a run that was
+interrupted goes on from its last checkpoint. Same seeds, same machine and same number of threads give the
+same weights. On two CPU cores the whole takes about two hours, on a GPU minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import typer
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tqdm.auto import tqdm
+
+from experiments import demo_corpus, demo_tokenizer
+from experiments.demo_model import SHAPES, Learner
+from experiments.muon import Muon
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO = REPOSITORY / "workbench" / "demo"
+WORK = REPOSITORY / "build" / "demo"
+ENTRIES = 4096
+CONTEXT = 1024
+
+
+def held_out_files() -> list[Path]:
+    """The modules that no training sees; bits per byte are reported over these."""
+    return [file.path for file in demo_corpus.held_out_files()]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. Rates are peaks: a short rise, a plateau, then a straight fall to zero."""
+
+    name: str
+    tokens: int
+    sequences: int = 8
+    matrix_rate: float = 0.02
+    other_rate: float = 3e-3
+    weight_decay: float = 0.1
+    warm_up: int = 60
+    fall: float = 0.5
+    seed: int = 20261121
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // (self.sequences * CONTEXT)
+
+    def rate(self, step: int) -> float:
+        """The share of the peak rate at `step`."""
+        return min(1.0, (step + 1) / self.warm_up, (self.steps - step) / (self.fall * self.steps))
+
+
+RECIPES = (
+    Recipe("target", tokens=28_000_000),
+    Recipe("draft", tokens=40_000_000, matrix_rate=0.03, other_rate=6e-3, weight_decay=0.0),
+)
+
+
+class Corpus:
+    """The tokens of both sides of the split, one array a file, kept in the work folder."""
+
+    def __init__(self, tokenizer: Tokenizer, work: Path):
+        self.training = _encoded(tokenizer, demo_corpus.training_files(), work / "training.npz")
+        self.held_out = _encoded(tokenizer, demo_corpus.held_out_files(), work / "held_out.npz")
+        self.held_out_bytes = sum(path.stat().st_size for path in held_out_files())
+
+    def batches(self, recipe: Recipe, first_step: int) -> Iterator[torch.Tensor]:
+        """[sequence, CONTEXT + 1] for every step from `first_step` on; files are shuffled anew each pass."""
+        step, passes = 0, 0
+        row = CONTEXT * recipe.sequences
+        left_over = np.empty(0, np.uint16)
+        while True:
+            order = np.random.default_rng((recipe.seed, passes)).permutation(len(self.training))
+            stream = np.concatenate([left_over, *(self.training[i] for i in order)])
+            whole = (len(stream) - 1) // row
+            for index in range(whole):
+                if step >= first_step:
+                    piece = stream[index * row : (index + 1) * row + 1].astype(np.int64)
+                    ids = torch.from_numpy(piece)
+                    yield torch.stack([ids[:-1], ids[1:]])
+                step += 1
+            left_over, passes = stream[whole * row :], passes + 1
+
+
+def _encoded(tokenizer: Tokenizer, files: list[demo_corpus.SourceFile], cache: Path) -> list[np.ndarray]:
+    if cache.exists():
+        with np.load(cache) as stored:
+            return np.split(stored["ids"], stored["ends"][:-1])
+    begin, end = tokenizer.token_to_id(demo_tokenizer.BEGIN), tokenizer.token_to_id(demo_tokenizer.END)
+    encodings = tokenizer.encode_batch([file.text() for file in files], add_special_tokens=False)
+    arrays = [np.array([begin, *encoding.ids, end], np.uint16) for encoding in encodings]
+    np.savez(cache, ids=np.concatenate(arrays), ends=np.cumsum([len(array) for array in arrays]))
+    return arrays
+
+
+def train(recipe: Recipe, corpus: Corpus, work: Path, device: str) -> Learner:
+    """Run `recipe`, or what is left of it, and return the trained model."""
+    model = Learner(SHAPES[recipe.name], recipe.seed).to(device)
+    forward = torch.compile(model)
+    inner = [p for name, p in model.named_parameters() if p.dim() == 2 and "layers" in name]
+    inner_ids = {id(p) for p in inner}
+    rest = [p for p in model.parameters() if id(p) not in inner_ids]
+    muon = Muon(inner, weight_decay=recipe.weight_decay)
+    adam = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    checkpoint, curve_file = work / f"{recipe.name}.pt", work / f"{recipe.name}.curve.jsonl"
+    first = _resume(checkpoint, model, muon, adam, device)
+    if first == 0:
+        curve_file.write_text("")
+
+    progress = tqdm(total=recipe.steps, initial=first, desc=recipe.name, unit="step", mininterval=5)
+    losses: list[float] = []
+    began = time.monotonic()
+    for step, batch in zip(range(first, recipe.steps), corpus.batches(recipe, first), strict=False):
+        ids, wanted = batch.to(device).view(2, recipe.sequences, CONTEXT)
+        logits = forward(ids)
+        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        loss.backward()
+        for optimizer, peak in ((muon, recipe.matrix_rate), (adam, recipe.other_rate)):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * recipe.rate(step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        progress.update()
+        if (step + 1) % 100 == 0 or step + 1 == recipe.steps:
+            _save(checkpoint, step + 1, model, muon, adam)
+            point = {
+                "step": step + 1,
+                "tokens": (step + 1) * recipe.sequences * CONTEXT,
+                "training_loss": round(sum(losses) / len(losses), 4),
+                "held_out_loss": round(_sampled_loss(forward, corpus, device), 4),
+                "seconds": round(time.monotonic() - began, 1),
+            }
+            with curve_file.open("a") as file:
+                file.write(json.dumps(point) + "\n")
+            progress.set_postfix(train=point["training_loss"], held=point["held_out_loss"])
+            losses.clear()
+    progress.close()
+    return model
+
+
+def _resume(checkpoint: Path, model, muon, adam, device: str) -> int:
+    if not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint, map_location=device, weights_only=True)
+    model.load_state_dict(state["model"])
+    muon.load_state_dict(state["muon"])
+    adam.load_state_dict(state["adam"])
+    return state["step"]
+
+
+def _save(checkpoint: Path, step: int, model, muon, adam) -> None:
+    state = {"step": step, "model": model.state_dict(), "muon": muon.state_dict(), "adam": adam.state_dict()}
+    partial = checkpoint.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(checkpoint)
+
+
+@torch.no_grad()
+def _sampled_loss(forward, corpus: Corpus, device: str) -> float:
+    """Nats a token over 64 fixed windows of the held-out stream: a quick look, for the curve only."""
+    stream = np.concatenate(corpus.held_out)
+    starts = np.linspace(0, len(stream) - CONTEXT - 1, 64).astype(int)
+    total = 0.0
+    for group in np.split(starts, 8):
+        windows = np.stack([stream[s : s + CONTEXT + 1] for s in group]).astype(np.int64)
+        ids = torch.from_numpy(windows).to(device)
+        total += F.cross_entropy(forward(ids[:, :-1].contiguous()).flatten(0, 1), ids[:, 1:].flatten()).item()
+    return total / 8
+
+
+@torch.no_grad()
+def bits_per_byte(model: Learner, corpus: Corpus, device: str) -> float:
+    """Over all held-out files, each alone: windows of CONTEXT tokens, half of them new, from file begin to end."""
+    half = CONTEXT // 2
+    nats = 0.0
+    for file in tqdm(corpus.held_out, desc="bits per byte", unit="file"):
+        ids = torch.from_numpy(file.astype(np.int64)).to(device)
+        known = 1  # the begin token is given
+        for start in range(0, len(ids) - 1, half):
+            window = ids[start : start + CONTEXT]
+            logits = model(window[None, :-1])[0]
+            scored = F.cross_entropy(logits, window[1:], reduction="none")
+            nats += scored[known - start - 1 :].sum().item()
+            known = start + len(window)
+            if known == len(ids):
+                break
+    return nats / math.log(2) / corpus.held_out_bytes
+
+
+def export(model: Learner, folder: Path) -> None:
+    """A Hugging Face folder: config.json and bfloat16 model.safetensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n")
+    weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def tokenizer_for(work: Path) -> Tokenizer:
+    path = work / "tokenizer.json"
+    if not path.exists():
+        texts = (file.text() for file in demo_corpus.training_files())
+        demo_tokenizer.train(tqdm(texts, desc="tokenizer", unit="file"), ENTRIES).save(str(path))
+    return demo_tokenizer.load(path)
+
+
+def main(
+    only: str = typer.Option("target,draft", help="which models, comma separated"),
+    work: Path = typer.Option(WORK, help="checkpoints and encoded text"),
+    out: Path = typer.Option(DEMO, help="where the finished model folders go"),
+    device: str = typer.Option("cuda" if torch.cuda.is_available() else "cpu"),
+    threads: int = typer.Option(torch.get_num_threads()),
+) -> None:
+    """Train the demo's tokenizer and models, or go on where the last run stopped."""
+    torch.set_num_threads(threads)
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizer_for(work)
+    corpus = Corpus(tokenizer, work)
+    for recipe in RECIPES:
+        if recipe.name not in only.split(","):
+            continue
+        model = train(recipe, corpus, work, device)
+        export(model, out / recipe.name)
+        figure = bits_per_byte(model, corpus, device)
+        (work / f"{recipe.name}.json").write_text(json.dumps({"bits_per_byte": figure}))
+        typer.echo(f"{recipe.name}: {figure:.4f} bits a byte over the held-out files")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,64 @@
+"""What the scheduler decided for one step. Integers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.request import Sequence
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tokens of one sequence that this step computes: positions [start, start + length)."""
+
+    sequence: Sequence
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether the last token's logits are wanted: everything known is then computed."""
+        return self.end == len(self.sequence.token_ids)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why something happened to a request: `action` is admitted, waiting, cut or set_back."""
+
+    request_id: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Spans to compute, decodes (length 1) first, and the decisions that led to them."""
+
+    step: int
+    spans: tuple[Span, ...]
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(span.length for span in self.spans)
+
+    @property
+    def phase(self) -> str:
+        decodes = sum(_decodes(span) for span in self.spans)
+        return "decode" if decodes == len(self.spans) else "mixed" if decodes else "prefill"
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(span.length for span in self.spans if not _decodes(span))
+
+    @property
+    def decode_tokens(self) -> int:
+        return self.tokens - self.prefill_tokens
+
+
+def _decodes(span: Span) -> bool:
+    return span.length == 1 and span.start >= span.sequence.prompt_length

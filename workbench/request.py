@@ -1,0 +1,129 @@
+"""What was asked, and what has been produced so far. Integers and text only: no tensor travels here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+MOST_STOPS = 64
+MOST_LOGPROBS = 100
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # the end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    CANCELLED = "cancelled"
+    REFUSED = "refused"  # it could never have run; nothing was computed
+    ERROR = "error"  # it ran and broke; the others did not
+
+
+class UserPart(BaseModel):
+    """A filter or sampler of the user's own: `path` is `package.module:Name` or `folder/file.py:Name`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    path: str
+    arguments: dict[str, float | int | str | bool] = {}
+
+
+class SamplingParameters(BaseModel):
+    """How the next token is chosen and when to end; names and meanings as in vLLM and Hugging Face.
+
+    Order: penalties, bias, temperature, top-k, top-p, min-p, the user's filters, one draw.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0  # 0 is greedy
+    top_k: Annotated[int, Field(ge=0)] = 0  # 0 keeps all
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    filters: tuple[UserPart, ...] = ()
+    sampler: UserPart | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+    ignore_eos: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None  # how many beside the chosen one
+    logprobs_of: Literal["model", "filtered"] = "model"
+
+    @field_validator("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        if not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        return value
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _stops(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MOST_STOPS:
+            raise ValueError(f"at most {MOST_STOPS} stop strings, {len(value)} were given")
+        if "" in value:
+            raise ValueError("a stop string must not be empty")
+        return value
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to continue it."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    prompt: str | None = None  # as text, where there was text
+    arrival: float = 0.0  # seconds on the runner's clock; 0 means at submission
+    cut_tokens: int = 0  # how many of the oldest prompt tokens `overflow: cut_oldest` removed
+
+
+@dataclass
+class Sequence:
+    """A request under way. Only the scheduler changes `computed`, `pages` and `finish_reason`.
+
+        token_ids  | prompt ............ | output .......... |
+        positions  0      computed ^ (keys and values stand in `pages` for all before it)
+
+    A sequence decodes when one token is not yet computed, and is in prefill when more are.
+    """
+
+    request: Request
+    order: int  # arrival order: the youngest has the largest
+    token_ids: list[int]
+    computed: int = 0
+    pages: tuple[list[int], ...] = ()  # one list a layer group, in the order of the text
+    finish_reason: FinishReason | None = None
+    set_backs: int = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_length :]
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens whose keys and values are still to be computed."""
+        return len(self.token_ids) - self.computed
+
+    @classmethod
+    def of(cls, request: Request, order: int) -> Sequence:
+        return cls(request=request, order=order, token_ids=list(request.prompt_ids))

@@ -1,0 +1,98 @@
+"""What happened, as values: the runner yields them, the recorder keeps them. Standard library only.
+
+Times are seconds on the runner's clock (`time.perf_counter`), raw and never rounded. Every event has
+`text`, so that `print(event.text, end="")` streams a generation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: ClassVar[str] = "event"
+    time: float
+    request_id: str = ""  # empty where the event concerns the whole step
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(Event):
+    kind: ClassVar[str] = "submitted"
+    prompt_tokens: int = 0
+    arrival: float = 0.0
+    cut_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned(Event):
+    """One decision of the scheduler: `action` is admitted, waiting, cut, set_back, and why."""
+
+    kind: ClassVar[str] = "planned"
+    step: int = 0
+    action: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled(Event):
+    """`tokens` prompt tokens were computed; `computed` of them stand in the cache now."""
+
+    kind: ClassVar[str] = "prefilled"
+    step: int = 0
+    tokens: int = 0
+    computed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded(Event):
+    """One token was chosen; `text` is what may be shown now (it may lag behind the token)."""
+
+    kind: ClassVar[str] = "decoded"
+    step: int = 0
+    token_id: int = -1
+    index: int = 0  # 0 is the first output token
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetBack(Event):
+    """The sequence gave its pages up and will be computed again; its tokens are kept."""
+
+    kind: ClassVar[str] = "set_back"
+    step: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    """The end of a request; `text` is what was still held back, `output_text` the whole."""
+
+    kind: ClassVar[str] = "finished"
+    reason: str = ""
+    error: str = ""
+    token_ids: tuple[int, ...] = ()
+    output_text: str = ""
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped(Event):
+    """One step of the runner, whole. Counts are of this step, `pages_used` after it."""
+
+    kind: ClassVar[str] = "stepped"
+    step: int = 0
+    phase: str = ""  # prefill, decode or mixed
+    requests: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    pages_used: int = 0
+    wall_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    note_seconds: float = 0.0  # what the instruments themselves took
+    predicted_flops: float = 0.0
+    predicted_bytes: float = 0.0
+    compiles: int = 0  # graphs compiled up to and including this step
