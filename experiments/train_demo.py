@@ -62,8 +62,8 @@ class Recipe:
 
 
 RECIPES = (
-    Recipe("target", tokens=28_000_000),
-    Recipe("draft", tokens=40_000_000, matrix_rate=0.03, other_rate=6e-3, weight_decay=0.0),
+    Recipe("target", tokens=24_000_000),
+    Recipe("draft", tokens=24_000_000, matrix_rate=0.03, other_rate=6e-3, weight_decay=0.0),
 )
 
 
@@ -76,21 +76,23 @@ class Corpus:
         self.held_out_bytes = sum(path.stat().st_size for path in held_out_files())
 
     def batches(self, recipe: Recipe, first_step: int) -> Iterator[torch.Tensor]:
-        """[sequence, CONTEXT + 1] for every step from `first_step` on; files are shuffled anew each pass."""
+        """[2, sequence, CONTEXT] for every step from `first_step` on: what is read, and what follows it.
+
+        Each pass lays the files end to end in a new order, cuts the stream into windows and shuffles these:
+        a batch of neighbours would be one file, and its gradient that file's alone.
+        """
         step, passes = 0, 0
-        row = CONTEXT * recipe.sequences
-        left_over = np.empty(0, np.uint16)
         while True:
-            order = np.random.default_rng((recipe.seed, passes)).permutation(len(self.training))
-            stream = np.concatenate([left_over, *(self.training[i] for i in order)])
-            whole = (len(stream) - 1) // row
-            for index in range(whole):
+            rng = np.random.default_rng((recipe.seed, passes))
+            stream = np.concatenate([self.training[i] for i in rng.permutation(len(self.training))])
+            windows = rng.permutation((len(stream) - 1) // CONTEXT)
+            for index in range(len(windows) // recipe.sequences):
                 if step >= first_step:
-                    piece = stream[index * row : (index + 1) * row + 1].astype(np.int64)
-                    ids = torch.from_numpy(piece)
-                    yield torch.stack([ids[:-1], ids[1:]])
+                    starts = windows[index * recipe.sequences : (index + 1) * recipe.sequences] * CONTEXT
+                    rows = np.stack([stream[s : s + CONTEXT + 1] for s in starts]).astype(np.int64)
+                    yield torch.from_numpy(np.stack([rows[:, :-1], rows[:, 1:]]))
                 step += 1
-            left_over, passes = stream[whole * row :], passes + 1
+            passes += 1
 
 
 def _encoded(tokenizer: Tokenizer, files: list[demo_corpus.SourceFile], cache: Path) -> list[np.ndarray]:
@@ -122,7 +124,7 @@ def train(recipe: Recipe, corpus: Corpus, work: Path, device: str) -> Learner:
     losses: list[float] = []
     began = time.monotonic()
     for step, batch in zip(range(first, recipe.steps), corpus.batches(recipe, first), strict=False):
-        ids, wanted = batch.to(device).view(2, recipe.sequences, CONTEXT)
+        ids, wanted = batch.to(device)
         logits = forward(ids)
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
         loss.backward()

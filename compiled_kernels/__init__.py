@@ -1,0 +1,24 @@
+"""Operators of a decoder model, each with a specification and the lanes that carry it out.
+
+A leaf: tensors in, tensors out; it never imports `workbench`.
+"""
+
+from compiled_kernels.gated import gated_silu
+from compiled_kernels.kv_write import kv_write
+from compiled_kernels.lanes import Lane, LaneError, lane_problems
+from compiled_kernels.linear import linear
+from compiled_kernels.paged_attention import paged_attention
+from compiled_kernels.rms_norm import rms_norm
+from compiled_kernels.rotary import rotary
+
+__all__ = [
+    "Lane",
+    "LaneError",
+    "gated_silu",
+    "kv_write",
+    "lane_problems",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rotary",
+]

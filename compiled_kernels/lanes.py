@@ -1,0 +1,49 @@
+"""The ways an operator can be carried out, and which of them work on this machine."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sysconfig
+from enum import StrEnum
+from pathlib import Path
+
+
+class Lane(StrEnum):
+    """`eager` runs the specification; `inductor` is what torch.compile makes of the traced form."""
+
+    EAGER = "eager"
+    INDUCTOR = "inductor"
+
+
+class LaneError(RuntimeError):
+    """A lane was asked for explicitly and cannot do the work here; it never falls back."""
+
+
+@functools.cache
+def lane_problems() -> dict[Lane, str | None]:
+    """For each lane, why it does not work here; None where it does."""
+    return {Lane.EAGER: None, Lane.INDUCTOR: _inductor_problem()}
+
+
+def _inductor_problem() -> str | None:
+    if not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        return "no C++ compiler found (install g++ or clang++)"
+    include = sysconfig.get_path("include")
+    if not include or not (Path(include) / "Python.h").exists():
+        return "the headers of this Python are missing (install its development package, e.g. python3-dev)"
+    return None
+
+
+def resolve(lane: str) -> tuple[Lane, str]:
+    """The lane to use and why; `auto` takes the fastest that works, anything else is taken at its word."""
+    problems = lane_problems()
+    if lane == "auto":
+        problem = problems[Lane.INDUCTOR]
+        return (Lane.EAGER, f"auto: inductor does not work here: {problem}") if problem else (Lane.INDUCTOR, "auto")
+    if lane not in tuple(Lane):
+        raise LaneError(f"unknown lane {lane!r}; known here: auto, {', '.join(Lane)}")
+    problem = problems[Lane(lane)]
+    if problem:
+        raise LaneError(f"lane {lane!r} does not work here: {problem}")
+    return Lane(lane), "asked for"

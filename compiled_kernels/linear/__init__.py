@@ -1,0 +1,3 @@
+from compiled_kernels.linear.api import linear
+
+__all__ = ["linear"]

@@ -1,0 +1,49 @@
+"""The specification: one span after another, each over its own context."""
+
+from __future__ import annotations
+
+import torch
+from einops import einsum, rearrange
+from torch import Tensor
+
+
+def reference(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    span_starts: Tensor,
+    context_lengths: Tensor,
+    scale: float,
+    mask,
+) -> Tensor:
+    out = torch.zeros_like(q)
+    starts, lengths = span_starts.tolist(), context_lengths.tolist()
+    for seq, context in enumerate(lengths):
+        first, last = starts[seq], starts[seq + 1]
+        if first == last:
+            continue
+        k, v = (_context(pages, page_table[seq], context) for pages in (keys, values))
+        out[first:last] = attend(q[first:last], k, v, context - (last - first), scale, mask)
+    return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, mask) -> Tensor:
+    """q [token, head, dim] at positions from `first_position` on, over k and v [context, group, dim]."""
+    exact = q.dtype if q.dtype == torch.float64 else torch.float32
+    grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=k.shape[1])
+    scores = einsum(grouped, k.to(exact), "group share token dim, context group dim -> group share token context")
+    queries = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
+    allowed = mask(queries, torch.arange(k.shape[0], device=q.device)[None])
+    scores = torch.where(allowed, scores * scale, -torch.inf)
+    # Nowhere to look is 0 / 0 in the softmax; a NaN that came in must stay one.
+    weights = torch.where(allowed.any(-1, keepdim=True), torch.softmax(scores, dim=-1), 0.0)
+    mixed = einsum(weights, v.to(exact), "group share token context, context group dim -> token group share dim")
+    return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
+
+
+def _context(pages: Tensor, table: Tensor, context: int) -> Tensor:
+    """The first `context` positions of one sequence, in order: [context, group, dim]."""
+    size = pages.shape[2]
+    used = pages[table[: -(-context // size)].long()]
+    return rearrange(used, "page group offset dim -> (page offset) group dim")[:context]

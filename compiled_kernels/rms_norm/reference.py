@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import torch
+from einops import reduce
+from torch import Tensor
+
+
+def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    exact = x if x.dtype == torch.float64 else x.float()
+    mean_square = reduce(exact.square(), "token width -> token 1", "mean")
+    return (exact * torch.rsqrt(mean_square + eps) * weight.to(exact.dtype)).to(x.dtype)

@@ -1,0 +1,3 @@
+from compiled_kernels.rotary.api import rotary
+
+__all__ = ["rotary"]

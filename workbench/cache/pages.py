@@ -1,0 +1,76 @@
+"""Who owns which page of the cache. Integers only: the tensors know nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from workbench.errors import WorkbenchError
+
+NULL_PAGE = 0  # never owned: padding rows write there and unused table entries point there
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // page_size)
+
+
+class PagePool:
+    """The pages of one layer group, counted by their holders.
+
+        page     0 (null) | 1 ................. pages |
+        holders  -        | 0 = free, n = shared by n |
+
+    free + held = pages, always. A page with several holders must not be written.
+    """
+
+    def __init__(self, pages: int, page_size: int, order: Sequence[int] | None = None):
+        """`order` gives the order in which free pages are first handed out; any permutation of 1..pages."""
+        if pages < 1 or page_size < 1:
+            raise WorkbenchError(f"a page pool needs pages and tokens a page, not {pages} and {page_size}")
+        if order is not None and sorted(order) != list(range(1, pages + 1)):
+            raise ValueError(f"order must be a permutation of 1..{pages}")
+        self.pages = pages
+        self.page_size = page_size
+        self._free = list(reversed(order)) if order is not None else list(range(pages, 0, -1))
+        self._holders = [0] * (pages + 1)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.pages - self.free
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages with one holder each; asking for more than are free is the caller's mistake."""
+        if count > len(self._free):
+            raise ValueError(f"{count} pages asked for, {len(self._free)} free")
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._holders[page] = 1
+        return taken
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more holder for each of `pages`, which must be held already."""
+        for page in pages:
+            self._check_held(page)
+            self._holders[page] += 1
+
+    def release(self, pages: Iterable[int]) -> list[int]:
+        """One holder fewer for each of `pages`; those that nobody holds any more are free, and returned."""
+        freed = []
+        for page in pages:
+            self._check_held(page)
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                self._free.append(page)
+                freed.append(page)
+        return freed
+
+    def _check_held(self, page: int) -> None:
+        if not 1 <= page <= self.pages or self._holders[page] < 1:
+            raise ValueError(f"page {page} is not held")

@@ -1,0 +1,109 @@
+"""Keys and values in pages, dense. Two verbs: write and attend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import compiled_kernels
+from compiled_kernels import Lane
+from compiled_kernels.paged_attention.api import Mask
+from workbench.batch import TokenBatch
+from workbench.cache.pages import NULL_PAGE
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """One layer's share of the cache: `groups` key/value heads of width `dim`, in layer group `table`."""
+
+    groups: int
+    dim: int
+    table: int = 0
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """2 (keys and values) x groups x dim x bytes a value."""
+        return 2 * self.groups * self.dim * dtype.itemsize
+
+
+class DenseLayer:
+    """One layer's keys and values, each [page, group, offset, dim]; page 0 is the null page."""
+
+    def __init__(self, shape: CacheShape, pages: int, page_size: int, dtype: torch.dtype, device: str):
+        size = (pages + 1, shape.groups, page_size, shape.dim)
+        self.table = shape.table
+        self.keys = torch.zeros(size, dtype=dtype, device=device)
+        self.values = torch.zeros(size, dtype=dtype, device=device)
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch) -> None:
+        """Store k and v [token, group, dim] of the batch's tokens where its slots say."""
+        slots = batch.slots[self.table]
+        compiled_kernels.kv_write(self.keys, k, slots)
+        compiled_kernels.kv_write(self.values, v, slots)
+
+    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, lane: Lane) -> Tensor:
+        """What the queries [token, head, dim] read from everything written so far: [token, head, dim]."""
+        return compiled_kernels.paged_attention(
+            q,
+            self.keys,
+            self.values,
+            batch.page_tables[self.table],
+            batch.span_starts,
+            batch.context_lengths,
+            scale,
+            mask,
+            batch.decode_only,
+            lane,
+        )
+
+    @property
+    def bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+class KVStore:
+    """All layers' pages. Layer groups may have different numbers of pages."""
+
+    def __init__(
+        self,
+        shapes: Iterable[CacheShape],
+        pages: tuple[int, ...],
+        page_size: int,
+        dtype: torch.dtype,
+        device: str = "cpu",
+    ):
+        self.shapes = tuple(shapes)
+        self.pages = pages
+        self.page_size = page_size
+        self.dtype = dtype
+        self.layers = tuple(
+            DenseLayer(shape, pages[shape.table], page_size, dtype, device) for shape in self.shapes
+        )
+
+    @property
+    def bytes(self) -> int:
+        """What the tensors hold, counted from them."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The formula: 2 x layers x groups x dim x bytes a value, summed over the layers as they are."""
+        return sum(shape.bytes_per_token(self.dtype) for shape in self.shapes)
+
+    @property
+    def formula_bytes(self) -> int:
+        """The formula over every slot, the null page's included; equals `bytes` exactly."""
+        return sum(
+            (self.pages[shape.table] + 1) * self.page_size * shape.bytes_per_token(self.dtype)
+            for shape in self.shapes
+        )
+
+    def scrub(self, table: int, pages: Iterable[int]) -> None:
+        """Zero `pages` of a layer group: what a broken request left must not reach the next owner."""
+        index = torch.tensor([NULL_PAGE, *pages])
+        for layer in self.layers:
+            if layer.table == table:
+                layer.keys[index] = 0
+                layer.values[index] = 0

@@ -1,0 +1,135 @@
+"""Figures of a run, derived from raw timestamps and nothing else. Names are those of vLLM and its kin.
+
+TTFT: first token - arrival. E2EL: last token - arrival. ITL: between neighbouring tokens of one request, so
+that TTFT + sum(ITL) = E2EL. TPOT = (E2EL - TTFT) / (n - 1), None for one token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+PHASES = ("prefill", "decode", "mixed")
+COMPLETED = ("stop", "length")
+Rows = Sequence[Mapping]
+
+
+def percentile(values: Iterable[float], q: float) -> float | None:
+    """The q-th percentile (0 to 100), linear between ranks as `numpy.percentile`; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    rank = (len(ordered) - 1) * q / 100
+    below = math.floor(rank)
+    low, high, share = ordered[below], ordered[min(below + 1, len(ordered) - 1)], rank - below
+    # Reckoned from the nearer end, so that rounding never carries it past either.
+    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share)
+
+
+def distribution(values: Iterable[float | None]) -> dict:
+    """count, mean, p50, p90, p99, min and max of the values that exist."""
+    known = [value for value in values if value is not None]
+    out: dict = {f"p{q}": percentile(known, q) for q in (50, 90, 99)}
+    out["mean"] = math.fsum(known) / len(known) if known else None
+    return out | {"min": min(known, default=None), "max": max(known, default=None), "count": len(known)}
+
+
+def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
+    """ttft, e2el, tpot, itl (a list) and queue of one request in seconds; `times` are its tokens' in order."""
+    arrival, scheduled = request["arrival"], request["first_scheduled"]
+    timed = arrival is not None and len(times) > 0
+    queue = None if arrival is None or scheduled is None else scheduled - arrival
+    return {
+        "request_id": request["request_id"],
+        "queue_s": queue,
+        "ttft_s": times[0] - arrival if timed else None,
+        "e2el_s": times[-1] - arrival if timed else None,
+        "tpot_s": (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        "itl_s": [after - before for before, after in zip(times, times[1:], strict=False)],
+    }
+
+
+def per_request(requests: Rows, tokens: Rows) -> list[dict]:
+    """`request_metrics` of every request that was not refused, in the order given."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for token in tokens:
+        times[token["request_id"]].append(token["time"])
+    served = [row for row in requests if row["finish_reason"] != "refused"]
+    return [request_metrics(row, times.get(row["request_id"], [])) for row in served]
+
+
+def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
+    """The whole run, nested and JSON-ready, units in the names; None where nothing was measured.
+
+    E2EL counts completed requests only (stop or length): a cancelled one ended when somebody wished.
+    """
+    figures = per_request(requests, tokens)
+    served = [row for row in requests if row["finish_reason"] != "refused"]
+    completed = [f for f, row in zip(figures, served, strict=True) if row["finish_reason"] in COMPLETED]
+    phases = {name: phase(steps, name) for name in PHASES}
+    wall = wall_seconds(requests, steps, tokens)
+    compiles = [step["compiles"] for step in steps]
+    return {
+        "requests": {
+            "count": len(requests),
+            "by_finish_reason": dict(Counter(row["finish_reason"] or "unfinished" for row in requests)),
+            "set_backs": sum(row["set_backs"] for row in requests),
+        },
+        "tokens": {
+            "prompt": sum(row["prompt_tokens"] for row in served),
+            "cut": sum(row["cut_tokens"] for row in served),
+            "output": len(tokens),
+        },
+        "wall_s": wall,
+        "output_tokens_per_s": _rate(len(tokens), wall),
+        "prefill_tokens_per_s": phases["prefill"]["tokens_per_s"],
+        "decode_tokens_per_s": phases["decode"]["tokens_per_s"],
+        "ttft_s": distribution(f["ttft_s"] for f in figures),
+        "tpot_s": distribution(f["tpot_s"] for f in figures),
+        "itl_s": distribution(gap for f in figures for gap in f["itl_s"]),
+        "e2el_s": distribution(f["e2el_s"] for f in completed),
+        "queue_s": distribution(f["queue_s"] for f in figures),
+        "phases": phases,
+        "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),
+        "pages_used_peak": max((step["pages_used"] for step in steps), default=0),
+        "compiles": max(compiles, default=0),
+    }
+
+
+def phase(steps: Rows, name: str) -> dict:
+    """Steps of one phase together; rates of tokens over wall time, of FLOPs and bytes over forward time."""
+    mine = [step for step in steps if step["phase"] == name]
+
+    def total(field: str) -> float:
+        return math.fsum(step[field] for step in mine)
+
+    wall, forward = total("wall_seconds"), total("forward_seconds")
+    prefill, decode = sum(s["prefill_tokens"] for s in mine), sum(s["decode_tokens"] for s in mine)
+    flops, nbytes = total("predicted_flops"), total("predicted_bytes")
+    return {
+        "steps": len(mine),
+        "prefill_tokens": prefill,
+        "decode_tokens": decode,
+        "wall_s": wall,
+        "forward_s": forward,
+        "note_s": total("note_seconds"),
+        "step_wall_s": distribution(step["wall_seconds"] for step in mine),
+        "tokens_per_s": _rate(prefill + decode, wall),
+        "predicted_flops": flops,
+        "predicted_bytes": nbytes,
+        "flops_per_s": _rate(flops, forward),
+        "bytes_per_s": _rate(nbytes, forward),
+    }
+
+
+def wall_seconds(requests: Rows, steps: Rows, tokens: Rows) -> float | None:
+    """From the first arrival or step to the last token, step or end; None of an empty run."""
+    starts = [row["arrival"] for row in requests] + [step["time"] - step["wall_seconds"] for step in steps]
+    ends = [row["finished"] for row in requests] + [row["time"] for row in (*steps, *tokens)]
+    known = [time for time in starts if time is not None], [time for time in ends if time is not None]
+    return max(known[1]) - min(known[0]) if known[0] and known[1] else None
+
+
+def _rate(amount: float, seconds: float | None) -> float | None:
+    return amount / seconds if seconds else None

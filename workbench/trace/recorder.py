@@ -1,0 +1,116 @@
+"""Keeps every event of a run, and tells it as tables on demand. Noting an event is one append."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
+
+STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text"))
+
+
+class Recorder:
+    """The events in the order they came. Tables are lists of plain dicts, times raw seconds, never rounded."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def note(self, event: Event) -> None:
+        self.events.append(event)
+
+    def requests(self) -> list[dict]:
+        """One row a submission, in order of submission, however often it was set back.
+
+        `arrival` is the time of submission where none was given. Times of what did not happen are None.
+        """
+        rows: list[dict] = []
+        under_way: dict[str, list[dict]] = {}
+        for event in self.events:
+            if not event.request_id:
+                continue
+            mine = under_way.setdefault(event.request_id, [])
+            submitted = isinstance(event, Submitted)
+            if submitted or not mine:
+                mine.append(_empty_row(event.request_id))
+                rows.append(mine[-1])
+            # An id submitted again while under way is refused: that refusal belongs to the newer row.
+            refused = isinstance(event, Finished) and event.reason == "refused"
+            row = mine[-1] if submitted or refused else mine[0]
+            _enter(row, event)
+            if isinstance(event, Finished):
+                mine.remove(row)
+        return rows
+
+    def steps(self) -> list[dict]:
+        """One row a step: all fields of `Stepped`; `time` is the step's end."""
+        return [{name: getattr(e, name) for name in STEP_FIELDS} for e in self.events if isinstance(e, Stepped)]
+
+    def tokens(self) -> list[dict]:
+        """One row an output token, in the order they were chosen."""
+        names = ("request_id", "index", "token_id", "time", "logprob", "step")
+        return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
+
+    def decisions(self) -> list[dict]:
+        """One row a decision of the scheduler (`kind` planned) and one a set-back that happened (set_back)."""
+        return [
+            {
+                "time": e.time,
+                "step": e.step,
+                "request_id": e.request_id,
+                "kind": e.kind,
+                "action": e.action if isinstance(e, Planned) else "set_back",
+                "reason": e.reason,
+            }
+            for e in self.events
+            if isinstance(e, (Planned, SetBack))
+        ]
+
+
+def _empty_row(request_id: str) -> dict:
+    return {
+        "request_id": request_id,
+        "arrival": None,
+        "submitted": None,
+        "first_scheduled": None,
+        "first_token": None,
+        "finished": None,
+        "prompt_tokens": 0,
+        "cut_tokens": 0,
+        "output_tokens": 0,
+        "finish_reason": None,
+        "error": None,
+        "set_backs": 0,
+        "output_text": "",
+        "token_ids": [],
+    }
+
+
+def _enter(row: dict, event: Event) -> None:
+    """Enter one event into its request's row."""
+    match event:
+        case Submitted():
+            row["submitted"], row["arrival"] = event.time, event.arrival or event.time
+            row["prompt_tokens"], row["cut_tokens"] = event.prompt_tokens, event.cut_tokens
+        case Planned(action="admitted") | Prefilled():
+            _first(row, "first_scheduled", event.time)
+        case Decoded():
+            _first(row, "first_scheduled", event.time)
+            _first(row, "first_token", event.time)
+            row["token_ids"].append(event.token_id)
+            row["output_tokens"] += 1
+            row["output_text"] += event.text
+        case SetBack():
+            row["set_backs"] += 1
+        case Finished():
+            row["finished"], row["finish_reason"] = event.time, str(event.reason)
+            row["error"] = event.error or None
+            row["prompt_tokens"] = event.prompt_tokens or row["prompt_tokens"]
+            if event.reason != "refused":
+                row["token_ids"] = list(event.token_ids) or row["token_ids"]
+                row["output_tokens"] = len(row["token_ids"])
+                row["output_text"] = event.output_text or row["output_text"] + event.text
+
+
+def _first(row: dict, name: str, time: float) -> None:
+    if row[name] is None:
+        row[name] = time
