@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+import compiled_kernels
 from compiled_kernels import Lane
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
@@ -80,7 +80,8 @@ class Transformer(nn.Module):
     def logits_of(self, x: Tensor) -> Tensor:
         """[sample, width] -> [sample, vocab], float32 (float64 stays)."""
         x = self.norm(x)
-        logits = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        logits = compiled_kernels.linear(x, weight, None, self.lane)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def cache_shapes(self) -> tuple[CacheShape, ...]:

@@ -7,7 +7,7 @@ that TTFT + sum(ITL) = E2EL. TPOT = (E2EL - TTFT) / (n - 1), None for one token.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 PHASES = ("prefill", "decode", "mixed")
@@ -52,11 +52,19 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
 
 def per_request(requests: Rows, tokens: Rows) -> list[dict]:
     """`request_metrics` of every request that was not refused, in the order given."""
-    times: dict[str, list[float]] = defaultdict(list)
+    outputs: dict[str, deque[list[float]]] = defaultdict(deque)
     for token in tokens:
-        times[token["request_id"]].append(token["time"])
+        mine = outputs[token["request_id"]]
+        if token["index"] == 0 or not mine:  # an id may be used again once its request has ended
+            mine.append([])
+        mine[-1].append(token["time"])
     served = [row for row in requests if row["finish_reason"] != "refused"]
-    return [request_metrics(row, times.get(row["request_id"], [])) for row in served]
+    return [request_metrics(row, _next_output(row, outputs)) for row in served]
+
+
+def _next_output(request: Mapping, outputs: dict[str, deque[list[float]]]) -> list[float]:
+    has_output = request["first_token"] is not None and outputs[request["request_id"]]
+    return outputs[request["request_id"]].popleft() if has_output else []
 
 
 def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:

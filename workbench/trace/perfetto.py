@@ -6,7 +6,7 @@ pages and running requests. Format: "Trace Event Format", Google, 2016.
 
 from __future__ import annotations
 
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped
+from workbench.trace.events import Decoded, Finished, Planned, Prefilled, SetBack, Stepped
 from workbench.trace.recorder import Recorder
 
 ENGINE, REQUESTS = 1, 2  # process ids of the trace
@@ -28,12 +28,10 @@ def chrome_trace(recorder: Recorder) -> dict:
     names = [_name("process", ENGINE, 0, "engine"), _name("process", REQUESTS, 0, "requests")]
     names += [_name("thread", ENGINE, STEP_TRACK, "steps")]
     slices = _steps(recorder, clock)
-    tracks: dict[str, int] = {}  # the newest track of an id, should an id come twice
     for track, row in enumerate(rows, start=1):
         names += [_name("thread", REQUESTS, track, row["request_id"]), _order(track)]
         slices += _phases(row, track, clock, end)
-        tracks.setdefault(row["request_id"], track)
-    slices += _happenings(events, tracks, clock, end)
+    slices += _happenings(recorder, clock, end)
     # Perfetto nests slices that begin together by their order: the longest first.
     slices.sort(key=lambda s: (s["ts"], -s.get("dur", 0.0)))
     return {"traceEvents": names + slices, "displayTimeUnit": "ms"}
@@ -97,28 +95,29 @@ def _phases(row: dict, track: int, clock: _Clock, end: float) -> list[dict]:
     return out
 
 
-def _happenings(events: list[Event], tracks: dict[str, int], clock: _Clock, end: float) -> list[dict]:
+def _happenings(recorder: Recorder, clock: _Clock, end: float) -> list[dict]:
     """Tokens and decisions as instants; a set-back as the slice until the request computes again."""
     out: list[dict] = []
-    away: dict[str, SetBack] = {}
+    away: dict[int, SetBack] = {}
 
-    def back(request_id: str, time: float) -> None:
-        if event := away.pop(request_id, None):
+    def back(track: int, time: float) -> None:
+        if event := away.pop(track, None):
             args = {"step": event.step, "reason": event.reason}
-            out.append(clock.slice("set back", REQUESTS, tracks[request_id], event.time, time, args))
+            out.append(clock.slice("set back", REQUESTS, track, event.time, time, args))
 
-    for event in events:
+    for number, event in recorder.by_request():
+        track = number + 1
         if isinstance(event, (Prefilled, Decoded, Finished)):
-            back(event.request_id, event.time)
+            back(track, event.time)
         match event:
             case SetBack():
-                away[event.request_id] = event
+                away[track] = event
             case Decoded():
                 args = {"index": event.index, "token_id": event.token_id, "text": event.text, "step": event.step}
-                out.append(clock.instant("token", tracks[event.request_id], event.time, args))
-            case Planned() if event.request_id and event.action != "waiting":  # waiting comes anew each step
+                out.append(clock.instant("token", track, event.time, args))
+            case Planned() if event.action != "waiting":  # that one comes anew each step
                 args = {"step": event.step, "reason": event.reason}
-                out.append(clock.instant(event.action, tracks[event.request_id], event.time, args))
-    for request_id in list(away):
-        back(request_id, end)
+                out.append(clock.instant(event.action, track, event.time, args))
+    for track in list(away):
+        back(track, end)
     return out

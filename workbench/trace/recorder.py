@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 
 from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
@@ -24,22 +25,30 @@ class Recorder:
         `arrival` is the time of submission where none was given. Times of what did not happen are None.
         """
         rows: list[dict] = []
-        under_way: dict[str, list[dict]] = {}
+        for number, event in self.by_request():
+            if number == len(rows):
+                rows.append(_empty_row(event.request_id))
+            _enter(rows[number], event)
+        return rows
+
+    def by_request(self) -> Iterator[tuple[int, Event]]:
+        """Events that concern one request, each with the number of its row in `requests()`."""
+        count = 0
+        under_way: dict[str, list[int]] = {}
         for event in self.events:
             if not event.request_id:
                 continue
             mine = under_way.setdefault(event.request_id, [])
             submitted = isinstance(event, Submitted)
             if submitted or not mine:
-                mine.append(_empty_row(event.request_id))
-                rows.append(mine[-1])
+                mine.append(count)
+                count += 1
             # An id submitted again while under way is refused: that refusal belongs to the newer row.
             refused = isinstance(event, Finished) and event.reason == "refused"
-            row = mine[-1] if submitted or refused else mine[0]
-            _enter(row, event)
+            number = mine[-1] if submitted or refused else mine[0]
+            yield number, event
             if isinstance(event, Finished):
-                mine.remove(row)
-        return rows
+                mine.remove(number)
 
     def steps(self) -> list[dict]:
         """One row a step: all fields of `Stepped`; `time` is the step's end."""

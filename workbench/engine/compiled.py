@@ -1,0 +1,98 @@
+"""How a step is carried out on a lane: as it stands, or compiled in buckets.
+
+Under `inductor` the unit of compilation is a block: all layers of a kind share one graph, weights are its
+inputs. A batch of decodes is padded to a bucket of rows and runs as one graph a block; in any other batch
+the two sides of the attention are compiled once, with a symbolic number of rows, and attention walks the
+spans between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from compiled_kernels import Lane
+from workbench.batch import TokenBatch
+from workbench.cache.store import DenseLayer, KVStore
+from workbench.engine.packing import pack
+from workbench.engine.plan import StepPlan
+from workbench.model.layers import Block
+from workbench.model.transformer import Transformer
+
+DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def bucket_for(rows: int) -> int:
+    """The smallest bucket that holds `rows`; beyond the last, multiples of it."""
+    last = DECODE_BUCKETS[-1]
+    return next((size for size in DECODE_BUCKETS if size >= rows), -(-rows // last) * last)
+
+
+class EagerExecutor:
+    """Runs the modules as written."""
+
+    compiles = 0
+
+    def __init__(self, model: Transformer, store: KVStore):
+        self.model, self.store = model, store
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Logits of the plan's sampled rows, in the order of its spans: [sample, vocab]."""
+        return self.model(pack(plan, self.store.page_size, self.model.device), self.store)
+
+
+class CompiledExecutor:
+    """Runs blocks that Inductor compiled; `compiles` counts the graphs so far."""
+
+    def __init__(self, model: Transformer, store: KVStore):
+        self.model, self.store = model, store
+        self.compiles = 0
+        # Every bucket, and every kind of block, is one more entry for the same code.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        self._block = self._compile(Block.forward, dynamic=False)
+        self._before = self._compile(Block.before, dynamic=True)
+        self._after = self._compile(Block.after, dynamic=True)
+        self._head = self._compile(Transformer.logits_of, dynamic=False)
+        for layer in store.layers:
+            for pages in (layer.keys, layer.values):
+                torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        decode_only = all(span.length == 1 for span in plan.spans)
+        rows = bucket_for(len(plan.spans)) if decode_only else None
+        batch = pack(plan, self.store.page_size, self.model.device, rows)
+        for table in batch.page_tables:
+            torch._dynamo.mark_dynamic(table, 1)
+        with torch.inference_mode():
+            x = self.model.hidden(batch, self.store, self._decode if decode_only else self._mixed)
+            samples = len(batch.sample_rows)
+            wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
+            wanted[:samples] = batch.sample_rows
+            return self._head(self.model, x[wanted])[:samples]
+
+    def _decode(
+        self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer
+    ) -> Tensor:
+        return self._block(block, x, cos, sin, batch, cache)
+
+    def _mixed(
+        self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer
+    ) -> Tensor:
+        q, k, v = self._before(block, x, cos, sin)
+        cache.write(k, v, batch)
+        return self._after(block, x, block.attention.read(q, batch, cache))
+
+    def _compile(self, function: Callable, dynamic: bool) -> Callable:
+        from torch._inductor.compile_fx import compile_fx  # imports the whole compiler: only when used
+
+        def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+            self.compiles += 1
+            return compile_fx(graph, inputs)
+
+        return torch.compile(function, backend=counting, dynamic=dynamic, fullgraph=True)
+
+
+def executor_for(model: Transformer, store: KVStore) -> EagerExecutor | CompiledExecutor:
+    return CompiledExecutor(model, store) if model.lane is Lane.INDUCTOR else EagerExecutor(model, store)

@@ -1,0 +1,62 @@
+"""What becomes of what a caller asks: texts turn into requests, and requests are looked over once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from workbench.errors import WorkbenchError, explain
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import Request, SamplingParameters
+
+Asked = str | Request | Iterable[str | Request]
+
+
+def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
+    """SamplingParameters from plain values; a wrong one is a one-line error with its path."""
+    try:
+        return SamplingParameters.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, where, SamplingParameters) from None
+
+
+def requests_from(
+    asked: Asked, tokenizer: Tokenizer | None, values: dict[str, Any], first: int
+) -> list[Request]:
+    """Requests in the order asked; texts are encoded and numbered from `first`."""
+    sampling = sampling_from(values)
+    items = [asked] if isinstance(asked, str | Request) else list(asked)
+    return [
+        item if isinstance(item, Request) else request_from(item, tokenizer, sampling, f"request-{first + index}")
+        for index, item in enumerate(items)
+    ]
+
+
+def request_from(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
+    if tokenizer is None:
+        raise WorkbenchError("this model has no tokenizer: give token ids in a Request, not text")
+    return Request(request_id, tuple(tokenizer.encode(text)), sampling, prompt=text)
+
+
+def check(request: Request, vocab: int) -> None:
+    """Refuse what no model could run: nothing at all, or ids that are not in the vocabulary."""
+    if not request.prompt_ids:
+        raise WorkbenchError(f"request {request.request_id}: the prompt is empty; give at least one token")
+    for name, ids in (("prompt", request.prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)):
+        wrong = next((i for i in ids if not 0 <= i < vocab), None)
+        if wrong is not None:
+            raise WorkbenchError(
+                f"request {request.request_id}: {name} has token id {wrong}, the vocabulary is 0..{vocab - 1}"
+            )
+
+
+def fit(request: Request, context: int, overflow: str) -> Request:
+    """Under `cut_oldest`, a prompt that leaves no room loses its oldest tokens, as many as the output may need."""
+    if overflow != "cut_oldest" or len(request.prompt_ids) < context:
+        return request
+    kept = max(1, context - request.sampling.max_tokens)
+    cut = len(request.prompt_ids) - kept
+    return replace(request, prompt_ids=request.prompt_ids[cut:], cut_tokens=cut)

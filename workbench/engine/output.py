@@ -1,0 +1,43 @@
+"""One request's output as it grows: its text, and whether it has ended."""
+
+from __future__ import annotations
+
+from workbench.errors import WorkbenchError
+from workbench.prompt.detokenize import Detokenizer
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import FinishReason, Request, Sequence
+
+
+class Output:
+    """Turns tokens into text that may be shown, and finds the end: an end token, a stop, or a limit."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, end_ids: tuple[int, ...], context: int):
+        sampling = request.sampling
+        if sampling.stop and tokenizer is None:
+            raise WorkbenchError(
+                f"request {request.request_id}: stop strings need a tokenizer, and this model has none; "
+                "use stop_token_ids"
+            )
+        self._detokenizer = Detokenizer(tokenizer, sampling.stop) if tokenizer is not None else None
+        self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
+        self._most = sampling.max_tokens
+        self._context = context
+
+    def push(self, token_id: int, sequence: Sequence) -> tuple[str, FinishReason | None]:
+        """Take the token just appended to `sequence`; the text to show now, and the reason if this is the end."""
+        if token_id in self._ends:
+            return "", FinishReason.STOP
+        text = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
+        if self._detokenizer is not None and self._detokenizer.stopped is not None:
+            return text, FinishReason.STOP
+        if len(sequence.output_ids) >= self._most or len(sequence.token_ids) >= self._context:
+            return text, FinishReason.LENGTH
+        return text, None
+
+    def finish(self) -> str:
+        """What was still held back."""
+        return self._detokenizer.finish() if self._detokenizer is not None else ""
+
+    @property
+    def text(self) -> str:
+        return self._detokenizer.text if self._detokenizer is not None else ""

@@ -1,0 +1,52 @@
+"""A plan as tensors, and the padding of a batch to a bucket."""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.batch import TokenBatch
+from workbench.cache.pages import NULL_PAGE
+from workbench.engine.plan import StepPlan
+
+LEAST_TABLE = 2  # torch.compile treats a dimension of one as a special case; two keeps it symbolic
+
+
+def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:
+    """The batch of `plan`; `rows` pads a plan of decodes with rows that touch the null page only."""
+    spans = plan.spans
+    padding = (rows or 0) - len(spans) if rows else 0
+    ids, positions, starts, lengths, samples = [], [], [0], [], []
+    for span in spans:
+        ids += span.sequence.token_ids[span.start : span.end]
+        positions += range(span.start, span.end)
+        starts.append(len(ids))
+        lengths.append(span.end)
+        if span.samples:
+            samples.append(len(ids) - 1)
+    ids += [0] * padding
+    positions += [0] * padding
+    starts += range(starts[-1] + 1, starts[-1] + 1 + padding)
+    lengths += [1] * padding
+    page_tables, slots = [], []
+    for group in range(len(spans[0].sequence.pages)):
+        held = [span.sequence.pages[group] for span in spans]
+        widest = max(LEAST_TABLE, *(len(pages) for pages in held))
+        table = [pages + [NULL_PAGE] * (widest - len(pages)) for pages in held]
+        table += [[NULL_PAGE] * widest] * padding
+        slots_here = [
+            pages[position // page_size] * page_size + position % page_size
+            for span, pages in zip(spans, held, strict=True)
+            for position in range(span.start, span.end)
+        ]
+        page_tables.append(torch.tensor(table, dtype=torch.int32, device=device))
+        slots.append(torch.tensor(slots_here + [0] * padding, device=device))
+    return TokenBatch(
+        ids=torch.tensor(ids, device=device),
+        positions=torch.tensor(positions, device=device),
+        span_starts=torch.tensor(starts, dtype=torch.int32, device=device),
+        context_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        page_tables=tuple(page_tables),
+        slots=tuple(slots),
+        sample_rows=torch.tensor(samples, dtype=torch.long, device=device),
+        decode_only=all(span.length == 1 for span in spans),
+    )

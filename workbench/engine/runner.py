@@ -1,0 +1,243 @@
+"""The runner: requests in, events out, one step at a time.
+
+A step reads as a sentence: plan, pack and forward, choose, commit, note. One thread owns a runner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workbench.cache.pages import PagePool
+from workbench.cache.store import KVStore
+from workbench.engine import intake
+from workbench.engine.compiled import executor_for
+from workbench.engine.output import Output
+from workbench.engine.plan import StepPlan
+from workbench.engine.scheduler import Limits, Scheduler
+from workbench.errors import WorkbenchError
+from workbench.model.cost import Cost, StepCost
+from workbench.model.transformer import Transformer
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import FinishReason, Request, Sequence
+from workbench.sampling.choose import Choice, Chooser
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
+
+
+class Runner:
+    """A model, its cache and its requests. `note` receives every event, for instruments."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer | None = None,
+        *,
+        limits: Limits | None = None,
+        page_size: int = 64,
+        pages: int = 256,
+        cache_dtype: torch.dtype | None = None,
+        page_order: list[int] | None = None,
+        overflow: Literal["refuse", "cut_oldest"] = "refuse",
+        note: Callable[[Event], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.model, self.tokenizer = model, tokenizer
+        if tokenizer is not None:
+            tokenizer.check_fits(model.spec.vocab)
+        tables = len(model.spec.layer_groups)
+        dtype = cache_dtype or model.dtype
+        self.store = KVStore(model.cache_shapes(), (pages,) * tables, page_size, dtype, str(model.device))
+        pools = tuple(PagePool(pages, page_size, page_order) for _ in range(tables))
+        self.scheduler = Scheduler(pools, limits or Limits(), model.spec.context)
+        self.executor = executor_for(model, self.store)
+        self.chooser = Chooser(model.spec.vocab)
+        self.overflow = overflow
+        self.note = note
+        self.clock = clock
+        self._cost = StepCost(model.spec, model.dtype.itemsize, dtype.itemsize)
+        self._sequences: dict[str, Sequence] = {}
+        self._outputs: dict[str, Output] = {}
+        self._mail: dict[str, deque[Event]] = {}  # for each request, the box of the stream that asked
+        self._submitted = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
+    def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]:
+        """Run `requests` (a text, a Request, or several of either) and yield what happens as it happens.
+
+        `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
+        event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
+        """
+        asked = intake.requests_from(requests, self.tokenizer, sampling, self._submitted)
+        return self._stream(asked, raises=isinstance(requests, str))
+
+    def _stream(self, asked: list[Request], raises: bool) -> Iterator[Event]:
+        began = self.clock()
+        coming = deque(sorted(asked, key=lambda request: request.arrival))
+        open_ids: set[str] = set()
+        box: deque[Event] = deque()
+        try:
+            while coming or open_ids:
+                while coming and began + coming[0].arrival <= self.clock():
+                    request = coming.popleft()
+                    open_ids.add(request.request_id)
+                    self.submit(request, box, began + request.arrival)
+                if open_ids and not box:
+                    self.step(box)
+                elif not box:
+                    time.sleep(max(0.0, min(0.01, began + coming[0].arrival - self.clock())))
+                while box:
+                    event = box.popleft()
+                    if isinstance(event, Finished):
+                        open_ids.discard(event.request_id)
+                        if raises and event.reason == FinishReason.REFUSED:
+                            raise WorkbenchError(event.error)
+                    yield event
+        finally:
+            for request_id in open_ids:
+                self.cancel(request_id)
+
+    def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> None:
+        """Queue `request`; its events go to `box` and to `note`. One that cannot run ends at once, refused."""
+        if request.request_id in self._sequences:
+            raise WorkbenchError(f"request id {request.request_id!r} is already running; ids must differ")
+        now = self.clock()
+        request = intake.fit(request, self.model.spec.context, self.overflow)
+        sequence = Sequence.of(request, self._submitted)
+        self._submitted += 1
+        name = request.request_id
+        self._sequences[name] = sequence
+        self._mail[name] = box if box is not None else deque()
+        self._emit(
+            Submitted(
+                now, name, prompt_tokens=len(request.prompt_ids),
+                arrival=now if arrival is None else arrival, cut_tokens=request.cut_tokens,
+            )
+        )  # fmt: skip
+        try:
+            intake.check(request, self.model.spec.vocab)
+            self._outputs[name] = Output(
+                request, self.tokenizer, self.model.spec.end_ids, self.model.spec.context
+            )
+            self.chooser.admit(sequence)
+            self.scheduler.submit(sequence)
+        except WorkbenchError as error:
+            sequence.finish_reason = FinishReason.REFUSED
+            self._end(sequence, FinishReason.REFUSED, str(error))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now, whatever it is doing; its pages are free when this returns. Unknown ids are ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            box = self._mail[request_id]
+            late = [e for e in box if e.request_id == request_id and isinstance(e, Decoded)]
+            for event in late:
+                box.remove(event)
+            self._finish(sequence, FinishReason.CANCELLED)
+
+    def step(self, box: deque[Event] | None = None) -> None:
+        """Compute one step. Events about the whole step go to `box`, those of a request to its own."""
+        began = self.clock()
+        plan = self.scheduler.plan()
+        if plan is None:
+            return
+        planned = self.clock()
+        logits = self.executor.forward(plan)
+        choices = self._choose(logits, plan)
+        computed = self.clock()
+        self._commit(plan, choices, planned, computed)
+        self._note_step(plan, began, planned, computed, box)
+
+    def _choose(self, logits: Tensor, plan: StepPlan) -> dict[str, Choice]:
+        sampled = [span.sequence for span in plan.spans if span.samples]
+        chosen = self.chooser.choose(logits, sampled) if sampled else []
+        return {sequence.request_id: choice for sequence, choice in zip(sampled, chosen, strict=True)}
+
+    def _commit(self, plan: StepPlan, choices: dict[str, Choice], planned: float, now: float) -> None:
+        for decision in plan.decisions:
+            kind = SetBack if decision.action == "set_back" else None
+            name, reason = decision.request_id, decision.reason
+            if kind is not None:
+                self._emit(SetBack(planned, name, step=plan.step, reason=reason))
+            else:
+                self._emit(Planned(planned, name, step=plan.step, action=decision.action, reason=reason))
+        self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
+        for span in plan.spans:
+            sequence, name = span.sequence, span.sequence.request_id
+            if span.start < sequence.prompt_length or span.length > 1:
+                self._emit(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+            if name in choices:
+                self._decoded(sequence, choices[name], plan.step, now)
+
+    def _decoded(self, sequence: Sequence, choice: Choice, step: int, now: float) -> None:
+        if choice.error:
+            self._finish(sequence, FinishReason.ERROR, choice.error)
+            return
+        text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
+        self._emit(
+            Decoded(
+                now, sequence.request_id, text, step=step, token_id=choice.token_id,
+                index=len(sequence.output_ids) - 1, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
+            )
+        )  # fmt: skip
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+        freed = self.scheduler.finish(sequence, reason)
+        if reason is FinishReason.ERROR:
+            for table, pages in enumerate(freed):
+                self.store.scrub(table, pages)
+        self._end(sequence, reason, error)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str) -> None:
+        name = sequence.request_id
+        output = self._outputs.pop(name, None)
+        rest = output.finish() if output is not None else ""
+        self._emit(
+            Finished(
+                self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
+                output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
+            )
+        )  # fmt: skip
+        self.chooser.forget(name)
+        del self._sequences[name], self._mail[name]
+
+    def _note_step(
+        self, plan: StepPlan, began: float, planned: float, computed: float, box: deque[Event] | None
+    ) -> None:
+        noting = self.clock()
+        cost = self._predicted(plan)
+        pages = self.scheduler.pages_used
+        now = self.clock()
+        event = Stepped(
+            now, step=plan.step, phase=plan.phase, requests=len(plan.spans), prefill_tokens=plan.prefill_tokens,
+            decode_tokens=plan.decode_tokens, pages_used=pages, wall_seconds=now - began,
+            forward_seconds=computed - planned, note_seconds=now - noting, predicted_flops=cost.flops,
+            predicted_bytes=cost.bytes, compiles=self.executor.compiles,
+        )  # fmt: skip
+        if self.note is not None:
+            self.note(event)
+        if box is not None:
+            box.append(event)
+
+    def _predicted(self, plan: StepPlan) -> Cost:
+        spans = ((span.start, span.length) for span in plan.spans)
+        return self._cost(spans, sum(span.samples for span in plan.spans))
+
+    def _emit(self, event: Event) -> None:
+        if self.note is not None:
+            self.note(event)
+        self._mail[event.request_id].append(event)
+
+
+def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:
+    """Run to the end and keep only how each request finished, by its id."""
+    return {event.request_id: event for event in runner.stream(list(requests)) if isinstance(event, Finished)}

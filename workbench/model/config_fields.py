@@ -1,0 +1,98 @@
+"""Typed reading of somebody else's JSON: every complaint names the file, the field and what is right."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+REQUIRED: Any = object()  # no default: the field must be there
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A JSON object with the place it was read from. `null` counts as absent, as in Hugging Face configs."""
+
+    values: dict[str, Any]
+    where: str
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def integer(self, key: str, default: Any = REQUIRED, least: int = 1) -> Any:
+        value = self._value(key, default, f"an integer of at least {least}")
+        if value is default:
+            return default
+        if not _is_integer(value) or value < least:
+            raise self.wrong(key, value, f"an integer of at least {least}")
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
+        """A finite number above zero, as a float."""
+        value = self._value(key, default, "a number above 0")
+        if value is default:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.wrong(key, value, "a number above 0")
+        if not math.isfinite(value) or value <= 0:
+            raise self.wrong(key, value, "a finite number above 0")
+        return float(value)
+
+    def boolean(self, key: str, default: bool = False) -> bool:
+        value = self._value(key, default, "true or false")
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...] | None:
+        """One id, a list of ids or null. None where the field is absent or null."""
+        value = self.get(key)
+        if value is None:
+            return None
+        ids = value if isinstance(value, list) else [value]
+        if not all(_is_integer(token) and token >= 0 for token in ids):
+            raise self.wrong(key, value, "a token id (an integer of at least 0), a list of them, or null")
+        return tuple(dict.fromkeys(ids))
+
+    def inner(self, key: str) -> Fields | None:
+        """The object in `key`, or None where it is absent, null or empty."""
+        value = self.get(key)
+        if value is None or value == {}:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(key, value, "an object or null")
+        return Fields(value, f"{self.where}: {key}")
+
+    def wrong(self, key: str, value: object, right: str) -> WorkbenchError:
+        given = json.dumps(value, default=repr)
+        given = given if len(given) <= 60 else given[:57] + "..."
+        return WorkbenchError(f"{self.where}: {key} is {given}; it must be {right}")
+
+    def _value(self, key: str, default: Any, right: str) -> Any:
+        value = self.get(key)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise WorkbenchError(f"{self.where}: {key} is missing; it must be {right}")
+        return default
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`; raises WorkbenchError where it cannot be read or holds anything else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WorkbenchError(f"{file}: cannot be read ({error.strerror})") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise WorkbenchError(f"{file}: is not valid JSON ({error}); fetch the file again") from error
+    if not isinstance(value, dict):
+        raise WorkbenchError(f"{file}: must hold a JSON object, holds a {type(value).__name__}")
+    return value
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

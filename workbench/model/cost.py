@@ -1,0 +1,66 @@
+"""What a step must compute and move at the least, from shapes alone: the roofline's two numbers.
+
+Causality, windows and grouped heads are counted as they are: a query reads the positions it may see, and a
+key/value head is read once for all the query heads that share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from workbench.model.spec import Attention, LayerKind, ModelSpec
+
+
+@dataclass(frozen=True)
+class Cost:
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
+        """The roofline: the slower of computing and moving."""
+        return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
+
+
+class StepCost:
+    """Costs of steps of one model; what does not depend on the step is counted once."""
+
+    def __init__(self, spec: ModelSpec, weight_itemsize: int, cache_itemsize: int):
+        self.spec = spec
+        self._item, self._cache_item = weight_itemsize, cache_itemsize
+        self._block_weights = sum(_matrix_values(spec.width, kind) for kind in spec.layers)
+        self._head_weights = spec.vocab * spec.width
+        self._attentions: dict[Attention, int] = {}
+        for kind in spec.layers:
+            self._attentions[kind.attention] = self._attentions.get(kind.attention, 0) + 1
+
+    def __call__(self, spans: Iterable[tuple[int, int]], sampled: int) -> Cost:
+        """`spans` are (start, length) pairs; `sampled` rows go through the head. FLOPs and bytes."""
+        tokens, flops, read = 0, 0.0, 0.0
+        for start, length in spans:
+            tokens += length
+            for attention, layers in self._attentions.items():
+                seen, touched = _visible(start, length, attention.window)
+                flops += layers * 4.0 * attention.heads * attention.dim * seen
+                read += layers * 2.0 * attention.groups * attention.dim * (touched + length) * self._cache_item
+        flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
+        weights = self._block_weights + (self._head_weights if sampled else 0)
+        return Cost(flops, weights * self._item + read)
+
+
+def _visible(start: int, length: int, window: int | None) -> tuple[int, int]:
+    """(query, key) pairs that attend, and distinct positions read, for positions [start, start + length)."""
+    end = start + length
+    if window is None or end <= window:
+        return length * start + length * (length + 1) // 2, end
+    short = max(0, min(end, window) - start)  # queries that still see everything
+    pairs = short * start + short * (short + 1) // 2 + (length - short) * window
+    return pairs, end - max(0, start - window + 1)
+
+
+def _matrix_values(width: int, kind: LayerKind) -> int:
+    a = kind.attention
+    return width * (2 * a.heads + 2 * a.groups) * a.dim + 3 * width * kind.hidden

@@ -1,0 +1,106 @@
+"""Architectures of published models by name, for performance work on random weights."""
+
+from __future__ import annotations
+
+from workbench.errors import WorkbenchError, nearest
+from workbench.model.spec import Attention, LayerKind, ModelSpec, Rotary, RotaryScaling
+
+_LLAMA31 = RotaryScaling(kind="llama3", factor=8.0, low_factor=1.0, high_factor=4.0, original_context=8192)
+
+
+def named_shape(name: str) -> ModelSpec:
+    """The architecture called `name`, as its published config.json has it, without end tokens (random weights
+    end nowhere). Raises WorkbenchError for a name that is not in `SHAPES`."""
+    if name not in SHAPES:
+        raise WorkbenchError(f"no shape {name!r}{nearest(name.lower(), SHAPES)}; known: {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def _shape(
+    name: str,
+    *,
+    vocab: int,
+    width: int,
+    layers: int,
+    heads: int,
+    groups: int,
+    hidden: int,
+    context: int,
+    base: float = 10_000.0,
+    scaling: RotaryScaling = RotaryScaling(),  # noqa: B008 (a frozen value)
+    tied: bool = False,
+) -> ModelSpec:
+    layer = LayerKind(attention=Attention(heads=heads, groups=groups, dim=width // heads), hidden=hidden)
+    return ModelSpec(
+        name=name,
+        vocab=vocab,
+        width=width,
+        layers=(layer,) * layers,
+        context=context,
+        rotary=Rotary(base=base, scaling=scaling),
+        norm_eps=1e-5,
+        tied=tied,
+    )
+
+
+SHAPES: dict[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        _shape("tiny", vocab=257, width=64, layers=2, heads=4, groups=2, hidden=128, context=256),
+        _shape(
+            "smollm2-135m",
+            vocab=49_152,
+            width=576,
+            layers=30,
+            heads=9,
+            groups=3,
+            hidden=1536,
+            context=8192,
+            base=100_000.0,
+            tied=True,
+        ),
+        _shape(
+            "tinyllama-1.1b",
+            vocab=32_000,
+            width=2048,
+            layers=22,
+            heads=32,
+            groups=4,
+            hidden=5632,
+            context=2048,
+        ),
+        _shape(
+            "llama-3.1-8b",
+            vocab=128_256,
+            width=4096,
+            layers=32,
+            heads=32,
+            groups=8,
+            hidden=14_336,
+            context=131_072,
+            base=500_000.0,
+            scaling=_LLAMA31,
+        ),
+        _shape(
+            "llama-3-70b",
+            vocab=128_256,
+            width=8192,
+            layers=80,
+            heads=64,
+            groups=8,
+            hidden=28_672,
+            context=8192,
+            base=500_000.0,
+        ),
+        _shape(
+            "llama-2-13b",
+            vocab=32_000,
+            width=5120,
+            layers=40,
+            heads=40,
+            groups=40,
+            hidden=13_824,
+            context=4096,
+        ),
+    )
+}

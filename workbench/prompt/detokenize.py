@@ -1,0 +1,111 @@
+"""Token ids to text while they are generated."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+from workbench.prompt.stops import StopSearch
+from workbench.prompt.token_bytes import FALLBACK, Front
+from workbench.prompt.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Ids in, text out: what `push` and `finish` return, joined, is `tokenizer.decode` of all the ids, cut
+    before the stop string.
+
+    Generation stops at the first token after which a stop string is complete (`stopped`, else None); the text
+    is cut where the earliest one starts, of several that start there the shortest. Only what may still become
+    another character or a stop string is held back. Costs a token's bytes, whatever came before.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
+        self._tokenizer = tokenizer
+        self._stream: _Stream = _WindowStream(tokenizer) if tokenizer.rule is None else _ByteStream(tokenizer)
+        self._search = StopSearch(stop)
+        self._shown: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that was shown so far."""
+        return "".join(self._shown)
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text; after it nothing is shown any more."""
+        return self._search.stopped
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown now that `token_id` is known. An id out of range: WorkbenchError."""
+        token_id = self._tokenizer.known(token_id)
+        if self.stopped is not None or self._tokenizer.is_control(token_id):
+            return ""
+        return self._show(self._search.push(self._stream.push(token_id)))
+
+    def finish(self) -> str:
+        """What was held back, at the end of the ids; bytes that never became a character are U+FFFD."""
+        if self.stopped is not None:
+            return ""
+        return self._show(self._search.push(self._stream.finish()) + self._search.finish())
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._shown.append(text)
+        return text
+
+
+class _Stream(Protocol):
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class _ByteStream:
+    """For tokenizers with a byte rule: a token adds its bytes, a character is shown with its last one."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        assert tokenizer.rule is not None
+        self._tokenizer, self._front = tokenizer, Front(tokenizer.rule)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._front.strip(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+
+    def finish(self) -> str:
+        text = self._front.strip(self._utf8.decode(b"", final=True))
+        self._utf8.reset()
+        return text
+
+
+class _WindowStream:
+    """For the other decoders (WordPiece, Metaspace, none at all): what a token adds is how the decoded text of
+    the last tokens grows with it. The window begins with the tokens that were shown last, because a token
+    may look different at the front of a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._known = 0  # tokens of the window whose text is shown
+        self._text = ""  # their text
+
+    def push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        # A run of single bytes is decoded as one, so its text is not settled before its end.
+        if self._is_byte(token_id) or text.endswith("\ufffd") or not text.startswith(self._text):
+            return ""
+        return self._advance(text)
+
+    def finish(self) -> str:
+        return self._advance(self._tokenizer.decode(self._window))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._text) :]
+        self._window = self._window[self._known :]
+        self._known = len(self._window)
+        self._text = self._tokenizer.decode(self._window)
+        return new
+
+    def _is_byte(self, token_id: int) -> bool:
+        return FALLBACK.fullmatch(self._tokenizer.token_name(token_id)) is not None

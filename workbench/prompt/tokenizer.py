@@ -1,0 +1,141 @@
+"""Text to token ids and back, from a Hugging Face `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from operator import index
+from pathlib import Path
+
+import tokenizers
+
+from workbench.errors import WorkbenchError
+from workbench.prompt.token_bytes import ByteRule, Front, rule_of
+
+FILE = "tokenizer.json"
+
+
+class Tokenizer:
+    """Text to ids and back. Control tokens are what the file marks as special: they have a name and no text.
+
+    `vocab` is one more than the highest id, the rows an embedding must have. `control_ids` gives the control
+    tokens' ids by name; `begin_ids` is what the file's own template puts before a text (Llama's `<s>`), which
+    `encode` leaves to the caller. `rule` says how tokens are bytes, None where the decoder is of another kind.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer):
+        inner = tokenizers.Tokenizer.from_str(inner.to_str())  # settings below are ours alone
+        inner.no_truncation()
+        inner.no_padding()
+        inner.encode_special_tokens = True
+        added = inner.get_added_tokens_decoder()
+        self._inner = inner
+        self._lock = threading.Lock()  # how control tokens are read is a setting of the inner tokenizer
+        self._added = frozenset(added)
+        self._controls = {id: token.content for id, token in added.items() if token.special}
+        self.control_ids = {name: id for id, name in sorted(self._controls.items())}
+        self.vocab = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.rule: ByteRule | None = rule_of(json.loads(inner.decoder.__getstate__()) if inner.decoder else None)
+        self.begin_ids = self._template_before()
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> Tokenizer | None:
+        """The tokenizer of a model's folder, None where it has no `tokenizer.json`."""
+        path = Path(folder) / FILE
+        return cls.from_file(path) if path.exists() else None
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> Tokenizer:
+        try:
+            text = Path(path).read_bytes().decode("utf-8")
+        except FileNotFoundError:
+            raise WorkbenchError(f"{path}: no such tokenizer file; name a Hugging Face tokenizer.json") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unreadable(path, error) from None
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text))
+        except Exception as error:  # the library raises bare Exception
+            raise _unreadable(path, error) from error
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The ids of `text`, nothing put before or after it.
+
+        Control tokens written in it are plain characters, so that no prompt can forge a turn; with `special`
+        they are read as the tokens they name.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise WorkbenchError(
+                f"text, position {error.start}: lone surrogate U+{ord(text[error.start]):04X} is not a character; "
+                "read the text as UTF-8, or replace it with text.encode('utf-8', 'replace').decode()"
+            ) from None
+        with self._lock:
+            self._inner.encode_special_tokens = not special
+            return self._encode(text, special)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        if special or self._controls.keys().isdisjoint(encoding.ids):
+            return encoding.ids
+        # Some models (Unigram) hold their control tokens as ordinary entries too and find them in plain text.
+        for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if end - start > 1 and text[start:end] == self._controls.get(id):
+                return self._encode(text[: start + 1], False) + self._encode(text[start + 1 :], False)
+        return encoding.ids
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of `ids`, control tokens left out unless `special`.
+
+        Bytes that are no UTF-8 become U+FFFD as Python's `errors="replace"` has it, also where `tokenizers`
+        replaces a whole run of sentencepiece bytes for one that is wrong.
+        """
+        kept = [id for id in map(self.known, ids) if special or id not in self._controls]
+        if self.rule is None:
+            return self._inner.decode(kept, skip_special_tokens=False)
+        text = b"".join(self.token_bytes(id) for id in kept).decode("utf-8", "replace")
+        return Front(self.rule).strip(text)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The exact bytes of one token, a control token's name included; none where the id has no entry.
+
+        Where `rule` is None: the token decoded alone.
+        """
+        token = self._inner.id_to_token(self.known(id))
+        if token is None:
+            return b""
+        if self.rule is None:
+            return self._inner.decode([id], skip_special_tokens=False).encode()
+        return self.rule.token_bytes(token, id in self._added)
+
+    def is_control(self, id: int) -> bool:
+        return id in self._controls
+
+    def known(self, id: int) -> int:
+        """`id` as an int, refused outside of [0, vocab)."""
+        if not 0 <= (number := index(id)) < self.vocab:
+            raise WorkbenchError(f"token id {number} is out of range: the tokenizer has ids 0 to {self.vocab - 1}")
+        return number
+
+    def check_fits(self, vocab: int) -> None:
+        """Refuse a model whose embedding has only `vocab` rows, fewer than there are ids."""
+        if self.vocab > vocab:
+            raise WorkbenchError(
+                f"a tokenizer that does not match the vocabulary: it has ids up to {self.vocab - 1}, the model's "
+                f"embedding ends at {vocab - 1}; use the {FILE} that was saved with this model"
+            )
+
+    def _template_before(self) -> tuple[int, ...]:
+        encoding = self._inner.encode("a", add_special_tokens=True)
+        before = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
+        return tuple(encoding.ids[:before])
+
+    def __repr__(self) -> str:
+        kind = "windowed" if self.rule is None else "byte-level" if self.rule.alphabet else "sentencepiece"
+        return f"Tokenizer({kind}, vocab={self.vocab}, control={len(self._controls)})"
+
+
+def _unreadable(path: Path | str, error: Exception) -> WorkbenchError:
+    reason = " ".join(str(error).split())
+    return WorkbenchError(f"{path}: not a readable tokenizer ({reason}); copy {FILE} anew from the model's source")

@@ -1,0 +1,200 @@
+"""Filters: what happens to logits before a token is chosen. Frozen values, each a function of rows and histories.
+
+A filter takes logits `[sample, vocab]` (float32) and one `History` a row, and returns new logits of the same
+shape in which a removed token stands at -inf. It never changes its input. Values equal those of transformers'
+warpers and processors; presence and frequency penalty are those of vLLM and OpenAI.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.request import SamplingParameters
+
+REMOVED = -float("inf")
+SAFE_TEMPERATURE = 1e-6  # below it a plain division may overflow
+SMALLEST = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class History:
+    """The tokens that came before a row's next one."""
+
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
+
+
+class Filter(Protocol):
+    def __call__(self, logits: Tensor, histories: Sequence[History], /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """Logits of tokens in prompt or output are divided by `penalty`, negative ones multiplied (CTRL, 2019)."""
+
+    penalty: float
+
+    def __post_init__(self) -> None:
+        _require(self.penalty > 0, "repetition penalty", self.penalty, "above 0")
+
+    def __call__(self, logits: Tensor, histories: Sequence[History]) -> Tensor:
+        penalised = logits.clone()
+        for row, history in zip(penalised, histories, strict=True):
+            seen = _index({*history.prompt_ids, *history.output_ids}, logits)
+            score = row[seen]
+            row[seen] = torch.where(score < 0, score * self.penalty, score / self.penalty)
+        return penalised
+
+
+@dataclass(frozen=True)
+class FrequencyPenalty:
+    """Subtracts `penalty` once for every time a token stands in the output; the prompt does not count."""
+
+    penalty: float
+
+    def __call__(self, logits: Tensor, histories: Sequence[History]) -> Tensor:
+        penalised = logits.clone()
+        for row, history in zip(penalised, histories, strict=True):
+            counts = Counter(history.output_ids)
+            row[_index(counts, logits)] -= self.penalty * row.new_tensor(list(counts.values()))
+        return penalised
+
+
+@dataclass(frozen=True)
+class PresencePenalty:
+    """Subtracts `penalty` once from every token that stands in the output; the prompt does not count."""
+
+    penalty: float
+
+    def __call__(self, logits: Tensor, histories: Sequence[History]) -> Tensor:
+        penalised = logits.clone()
+        for row, history in zip(penalised, histories, strict=True):
+            row[_index(set(history.output_ids), logits)] -= self.penalty
+        return penalised
+
+
+@dataclass(frozen=True)
+class LogitBias:
+    """Adds to single tokens' logits: pairs of token id and bias. A bias of -inf bans the token."""
+
+    biases: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        for token, bias in self.biases:
+            _require(token >= 0, "logit bias token id", token, "0 or more")
+            _require(bias < float("inf"), f"logit bias of token {token}", bias, "a finite number, or -inf to ban it")
+
+    def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
+        ids = [token for token, _ in self.biases]
+        biased = logits.clone()
+        biased[:, _index(ids, logits)] += logits.new_tensor([bias for _, bias in self.biases])
+        return biased
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Divides by `temperature`. The order of tokens stays; below 1e-6 the maximum is subtracted first."""
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        _require(self.temperature > 0, "temperature", self.temperature, "above 0 (0 means Greedy)")
+
+    def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
+        if self.temperature >= SAFE_TEMPERATURE:
+            return logits / self.temperature
+        return (logits - logits.amax(-1, keepdim=True)) / max(self.temperature, SMALLEST)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Keeps the `k` largest logits and whatever equals the smallest of them."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        _require(self.k >= 1, "top-k", self.k, "1 or more")
+
+    def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
+        least = logits.topk(min(self.k, logits.shape[-1])).values[:, -1:]
+        return logits.masked_fill(logits < least, REMOVED)
+
+
+@dataclass(frozen=True)
+class TopP:
+    """Keeps the smallest set of most probable tokens that holds at least `p` of the mass (Holtzman et al., 2020)."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        _require(0 < self.p <= 1, "top-p", self.p, "above 0, at most 1")
+
+    def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
+        ascending, order = logits.sort(stable=True)
+        removed = ascending.softmax(-1).cumsum(-1) <= 1 - self.p
+        removed[:, -1] = False
+        return logits.masked_fill(removed.scatter(1, order, removed), REMOVED)
+
+
+@dataclass(frozen=True)
+class MinP:
+    """Keeps tokens at least `p` times as probable as the most probable one (Nguyen et al., 2024)."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.p <= 1, "min-p", self.p, "from 0 to 1")
+
+    def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
+        probabilities = logits.softmax(-1)
+        return logits.masked_fill(probabilities < self.p * probabilities.amax(-1, keepdim=True), REMOVED)
+
+
+def pipeline(parameters: SamplingParameters) -> tuple[Filter, ...]:
+    """The filters that `parameters` ask for, in order, without those that change nothing.
+
+    At temperature 0 the largest logit is taken, so temperature, top-k, top-p and min-p drop out, as in
+    transformers; penalties and bias stay. The user's own filters come after these and are not built here.
+    """
+    chain: list[Filter] = []
+    if parameters.repetition_penalty != 1:
+        chain.append(RepetitionPenalty(parameters.repetition_penalty))
+    if parameters.frequency_penalty:
+        chain.append(FrequencyPenalty(parameters.frequency_penalty))
+    if parameters.presence_penalty:
+        chain.append(PresencePenalty(parameters.presence_penalty))
+    if parameters.logit_bias:
+        chain.append(LogitBias(tuple(parameters.logit_bias.items())))
+    if parameters.temperature == 0:
+        return tuple(chain)
+    if parameters.temperature != 1:
+        chain.append(Temperature(parameters.temperature))
+    if parameters.top_k:
+        chain.append(TopK(parameters.top_k))
+    if parameters.top_p < 1:
+        chain.append(TopP(parameters.top_p))
+    if parameters.min_p:
+        chain.append(MinP(parameters.min_p))
+    return tuple(chain)
+
+
+def _index(token_ids, logits: Tensor) -> Tensor:
+    """Token ids as an index into the vocabulary; refuses those outside it, which would wrap or break a GPU."""
+    ids = list(token_ids)
+    vocab = logits.shape[-1]
+    if ids and not 0 <= min(ids) <= max(ids) < vocab:
+        wrong = next(token for token in ids if not 0 <= token < vocab)
+        raise WorkbenchError(f"token id {wrong} is outside the vocabulary of {vocab} tokens: use 0 to {vocab - 1}")
+    return torch.tensor(ids, dtype=torch.long, device=logits.device)
+
+
+def _require(right: bool, name: str, value: object, allowed: str) -> None:
+    if not right:
+        raise WorkbenchError(f"{name} {value!r}: must be {allowed}")

@@ -1,0 +1,67 @@
+"""Samplers: one token from one row of filtered logits. Frozen values; what must be remembered is passed.
+
+A sampler has two verbs. `start()` gives the state a request begins with; `choose(logits, uniform, state)` takes
+a row `[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state. Whoever calls
+keeps the state, one for each request, so nothing can leak from one request into another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Sampler(Protocol):
+    def start(self) -> Any: ...
+
+    def choose(self, logits: Tensor, uniform: float, state: Any, /) -> tuple[int, Any]: ...
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits that depends on nothing but a request's seed and the position
+    of the token in its output, so that no batch, order or machine can change a draw.
+    """
+    digest = hashlib.blake2b(position.to_bytes(8, "little"), key=seed.to_bytes(8, "little"), digest_size=8)
+    return (int.from_bytes(digest.digest(), "little") >> 11) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The largest logit; of equal ones the lowest token id."""
+
+    def start(self) -> None:
+        return None
+
+    def choose(self, logits: Tensor, uniform: float, state: None = None) -> tuple[int, None]:
+        return int(logits.argmax()), None
+
+    def choose_rows(self, logits: Tensor, uniforms: Sequence[float]) -> list[int]:
+        """The token ids of rows `[sample, vocab]`."""
+        return logits.argmax(-1).tolist()
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A draw from softmax by inverting its distribution function: one uniform number, never a removed token."""
+
+    def start(self) -> None:
+        return None
+
+    def choose(self, logits: Tensor, uniform: float, state: None = None) -> tuple[int, None]:
+        return self.choose_rows(logits[None], [uniform])[0], None
+
+    def choose_rows(self, logits: Tensor, uniforms: Sequence[float]) -> list[int]:
+        """The token ids of rows `[sample, vocab]`, one uniform number a row."""
+        probabilities = logits.double().softmax(-1)
+        # A parallel sum may rise where nothing was added: only kept tokens are looked at.
+        reached = probabilities.cumsum(-1).masked_fill(probabilities == 0, -1.0)
+        total = reached.amax(-1, keepdim=True)
+        share = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
+        below_total = torch.nextafter(total, torch.zeros_like(total))
+        target = torch.minimum(share * total, below_total)
+        return (reached > target).to(torch.uint8).argmax(-1).tolist()

@@ -1,0 +1,156 @@
+"""Reading a run: what it left behind, as one frozen value."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.errors import WorkbenchError
+from workbench.study.run_folder import MANIFEST, MARKER, RunFolder, fingerprint
+
+__all__ = ["Record", "RunFolder"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run folder, opened: files are read when asked for. `complete` says whether it was finished."""
+
+    path: Path
+    complete: bool
+    manifest: dict[str, dict] = field(repr=False)  # file name -> bytes, sha256
+
+    @classmethod
+    def open(cls, path: Path | str, incomplete_ok: bool = False) -> Record:
+        """WorkbenchError if `path` is no run, was not finished, or lacks anything its manifest names.
+
+        `incomplete_ok` opens an unfinished run for what is there. Sizes are compared here, contents by `verify`.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise WorkbenchError(f"run {path}: no such folder")
+        if (path / MARKER).exists() or not (path / MANIFEST).exists():
+            if not incomplete_ok:
+                raise WorkbenchError(f"run {path}: {_unfinished(path)}")
+            return cls(path, complete=False, manifest={})
+        record = cls(path, complete=True, manifest=_manifest(path))
+        if wrong := record._damage(contents=False):
+            raise WorkbenchError(f"run {path}: {'; '.join(wrong)}; copy the whole folder again or run it again")
+        return record
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def experiment_text(self) -> str:
+        """The resolved experiment as YAML."""
+        return self.read_text("experiment.yaml")
+
+    @cached_property
+    def environment(self) -> dict:
+        return self.read_json("environment.json")
+
+    @cached_property
+    def summary(self) -> dict:
+        return self.read_json("summary.json")
+
+    @cached_property
+    def requests(self) -> pa.Table:
+        return self.read_table("requests.parquet")
+
+    @cached_property
+    def steps(self) -> pa.Table:
+        return self.read_table("steps.parquet")
+
+    @cached_property
+    def tokens(self) -> pa.Table:
+        return self.read_table("tokens.parquet")
+
+    @cached_property
+    def decisions(self) -> pa.Table:
+        return self.read_table("decisions.parquet")
+
+    def verify(self) -> None:
+        """Compare every file's contents with the manifest; WorkbenchError names each that differs."""
+        if not self.complete:
+            raise WorkbenchError(f"run {self.path}: unfinished, so it has no manifest to verify against")
+        if wrong := self._damage(contents=True):
+            raise WorkbenchError(f"run {self.path}: {'; '.join(wrong)}; copy the whole folder again or run it again")
+
+    def read_text(self, name: str) -> str:
+        return self._bytes(name).decode("utf-8", "replace")
+
+    def read_json(self, name: str) -> dict:
+        try:
+            return json.loads(self._bytes(name))
+        except ValueError as error:
+            raise WorkbenchError(f"run {self.path}: {name} is damaged ({error})") from error
+
+    def read_table(self, name: str) -> pa.Table:
+        try:
+            return pq.read_table(pa.BufferReader(self._bytes(name)))
+        except (pa.ArrowException, OSError) as error:
+            raise WorkbenchError(f"run {self.path}: {name} is damaged ({str(error).splitlines()[0]})") from error
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            here = ", ".join(sorted(p.name for p in self.path.glob("[!.]*"))) or "nothing"
+            message = f"run {self.path}: cannot read {name} ({error.strerror}); the folder holds {here}"
+            raise WorkbenchError(message) from error
+
+    def _damage(self, contents: bool) -> list[str]:
+        wrong = []
+        for name, expected in self.manifest.items():
+            file = self.path / name
+            if not file.is_file():
+                wrong.append(f"{name} is missing")
+            elif (size := file.stat().st_size) != expected["bytes"]:
+                wrong.append(f"{name} has {size} bytes, {expected['bytes']} were written")
+            elif contents and fingerprint(file) != expected:
+                wrong.append(f"{name} is not what was written (its SHA-256 differs)")
+        return wrong
+
+    def _repr_html_(self) -> str:
+        state = "complete" if self.complete else "incomplete"
+        rows = {"run": self.name, "state": state, **self._headline()}
+        cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
+        return f"<table>{cells}</table>"
+
+    def _headline(self) -> dict[str, str]:
+        if not (self.path / "summary.json").is_file():
+            return {}
+        out = {}
+        for key in ("wall_s", "output_tokens_per_s", "decode_tokens_per_s"):
+            if isinstance(value := self.summary.get(key), (int, float)):
+                out[key] = f"{value:,.3f}"
+        for key in ("ttft_s", "tpot_s", "itl_s", "e2el_s"):
+            spread = self.summary.get(key)
+            if isinstance(spread, dict) and spread.get("p50") is not None:
+                out[f"{key} p50 / p90 / p99"] = " / ".join(f"{spread[p]:.4g}" for p in ("p50", "p90", "p99"))
+        return out
+
+
+def _manifest(path: Path) -> dict[str, dict]:
+    try:
+        files = json.loads((path / MANIFEST).read_bytes())["files"]
+        plain = all(name == Path(name).name and {"bytes", "sha256"} <= set(entry) for name, entry in files.items())
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise WorkbenchError(f"run {path}: {MANIFEST} is damaged ({error})") from error
+    if not plain:
+        raise WorkbenchError(f"run {path}: {MANIFEST} is damaged (an entry is not a file of this folder)")
+    return files
+
+
+def _unfinished(path: Path) -> str:
+    if (path / MARKER).exists():
+        here = ", ".join(sorted(p.name for p in path.glob("[!.]*") if p.name != MARKER)) or "nothing"
+        return f"unfinished (it was killed or is still running); it holds {here}; run it again, or inspect it as it is"
+    return f"{MANIFEST} is missing: this is no run folder, or only half of one was copied"

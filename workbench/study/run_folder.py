@@ -1,0 +1,157 @@
+"""Writing a run: a folder of plain files that says INCOMPLETE until everything in it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.errors import WorkbenchError
+from workbench.study.tables import SCHEMAS, table_of
+
+MARKER = "INCOMPLETE"
+MANIFEST = "manifest.json"
+ATTEMPTS = 100
+
+
+class RunFolder:
+    """A folder being written. Each file appears whole or not at all; `finish` makes the folder a record.
+
+    created -> INCOMPLETE [files ...] -> finish: manifest.json, then INCOMPLETE goes
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, parent: Path | str, name: str) -> RunFolder:
+        """A new folder `NAME-YYYYmmdd-HHMMSS-xxxx` in `parent`, never one that anybody else has.
+
+        It is made under a hidden name and renamed with the marker inside, so no moment shows it without.
+        Call it before any work: WorkbenchError if nothing can be written there.
+        """
+        if not name or name != Path(name).name or name.startswith("."):
+            raise WorkbenchError(f"run name {name!r}: must be a plain folder name without '/' or a leading '.'")
+        parent = Path(parent)
+        with _writable(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            for _ in range(ATTEMPTS):
+                if path := _make(parent, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"):
+                    return cls(path)
+        raise WorkbenchError(f"output folder {parent}: no free name for run {name!r}; try again or use another folder")
+
+    def write_text(self, name: str, text: str) -> None:
+        # Output text may hold a lone surrogate; told as an escape, it cannot lose the rest of the file.
+        self._write(name, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+
+    def write_json(self, name: str, value: object, indent: int | None = 2) -> None:
+        """`value` as strict JSON: numbers that are not finite become null."""
+        text = json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+        self.write_text(name, text + "\n")
+
+    def write_table(self, name: str, rows: Sequence[Mapping], schema: pa.Schema | None = None) -> None:
+        """Rows as Parquet, with `schema` or the one known by the file's name; columns beyond it are kept."""
+        table = table_of(rows, schema or SCHEMAS.get(name))
+        self._write(name, lambda file: pq.write_table(table, file))
+
+    def finish(self) -> Path:
+        """Write the manifest, then take the marker away: from here on the folder is a record."""
+        with _writable(self.path):
+            names = sorted(p.name for p in self.path.iterdir() if p.name not in (MARKER, MANIFEST))
+            files = {name: fingerprint(self.path / name) for name in names if not name.startswith(".")}
+            self.write_json(MANIFEST, {"files": files})
+            (self.path / MARKER).unlink()
+            _sync_folder(self.path)
+        return self.path
+
+    def _write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
+        if name == MARKER or name != Path(name).name or name.startswith("."):
+            raise ValueError(f"a run folder's file needs a plain name of its own, not {name!r}")
+        with _writable(self.path):
+            if not (self.path / MARKER).is_file():
+                raise WorkbenchError(f"run folder {self.path}: is finished or gone; make a new one to write {name}")
+            write_atomically(self.path / name, fill)
+
+
+def write_atomically(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """What `fill` writes becomes the file `path` at once or never, on disk before it gets its name."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def fingerprint(path: Path) -> dict:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _make(parent: Path, name: str) -> Path | None:
+    """`parent/name` with the marker inside, or None if that name is taken."""
+    path = parent / name
+    hidden = Path(tempfile.mkdtemp(dir=parent, prefix=f".incomplete-{name}-"))
+    hidden.chmod(0o777 & ~_umask())
+    write_atomically(hidden / MARKER, lambda file: file.write(b"This run has not finished; see manifest.json once it has.\n"))
+    try:
+        if not os.path.lexists(path):
+            os.rename(hidden, path)  # onto another run's folder it fails: that one is never empty
+            _sync_folder(parent)
+            return path
+    except OSError:
+        if not os.path.lexists(path):
+            raise
+    (hidden / MARKER).unlink()
+    hidden.rmdir()
+    return None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = "name a folder that can be written with --out"
+        raise WorkbenchError(f"output folder {folder}: cannot be written ({reason}); {remedy}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _strict(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _strict(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(inner) for inner in value]
+    return value

@@ -1,0 +1,75 @@
+"""The columns of a record's tables. Times are seconds on the runner's clock, raw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from workbench.errors import WorkbenchError
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(list(columns.items()))
+
+
+TEXT, COUNT, SECONDS, NUMBER = pa.string(), pa.int64(), pa.float64(), pa.float64()
+
+SCHEMAS = {
+    "requests.parquet": _schema(
+        request_id=TEXT,
+        arrival=SECONDS,
+        submitted=SECONDS,
+        first_scheduled=SECONDS,
+        first_token=SECONDS,
+        finished=SECONDS,
+        prompt_tokens=COUNT,
+        cut_tokens=COUNT,
+        output_tokens=COUNT,
+        finish_reason=TEXT,
+        error=TEXT,
+        set_backs=COUNT,
+        output_text=TEXT,
+        token_ids=pa.list_(pa.int64()),
+    ),
+    "steps.parquet": _schema(
+        time=SECONDS,
+        step=COUNT,
+        phase=TEXT,
+        requests=COUNT,
+        prefill_tokens=COUNT,
+        decode_tokens=COUNT,
+        pages_used=COUNT,
+        wall_seconds=SECONDS,
+        forward_seconds=SECONDS,
+        note_seconds=SECONDS,
+        predicted_flops=NUMBER,
+        predicted_bytes=NUMBER,
+        compiles=COUNT,
+    ),
+    "tokens.parquet": _schema(
+        request_id=TEXT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
+    ),
+    "decisions.parquet": _schema(time=SECONDS, step=COUNT, request_id=TEXT, kind=TEXT, action=TEXT, reason=TEXT),
+}
+
+
+def table_of(rows: Sequence[Mapping], schema: pa.Schema | None = None) -> pa.Table:
+    """Rows as a table: the schema's columns always, then whatever else the rows hold, in order of appearance."""
+    names = list(schema.names) if schema else []
+    names += [name for name in dict.fromkeys(key for row in rows for key in row) if name not in set(names)]
+    columns = {}
+    for name in names:
+        kind = schema.field(name).type if schema and name in schema.names else None
+        columns[name] = _column(name, [row.get(name) for row in rows], kind)
+    return pa.table(columns)
+
+
+def _column(name: str, values: list, kind: pa.DataType | None) -> pa.Array:
+    try:
+        return pa.array(values, type=kind)
+    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 cannot hold
+        plain = [v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values]
+        return pa.array(plain, type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise WorkbenchError(f"column {name!r}: {error}") from error
