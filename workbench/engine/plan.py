@@ -14,15 +14,16 @@ class Span:
     sequence: Sequence
     start: int
     length: int
+    samples: bool  # whether the last token's logits are wanted: everything known is then computed
+
+    @classmethod
+    def of(cls, sequence: Sequence, length: int) -> Span:
+        """The next `length` tokens of `sequence`."""
+        return cls(sequence, sequence.computed, length, samples=length == sequence.waiting_tokens)
 
     @property
     def end(self) -> int:
         return self.start + self.length
-
-    @property
-    def samples(self) -> bool:
-        """Whether the last token's logits are wanted: everything known is then computed."""
-        return self.end == len(self.sequence.token_ids)
 
 
 @dataclass(frozen=True)

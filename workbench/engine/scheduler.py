@@ -167,7 +167,7 @@ class Scheduler:
             if length < sequence.waiting_tokens:
                 reason = f"prefill cut: {length} of {sequence.waiting_tokens} tokens fit into this step"
                 decisions.append(Decision(sequence.request_id, "cut", reason))
-            spans.append(Span(sequence, sequence.computed, length))
+            spans.append(Span.of(sequence, length))
             budget -= length
         return tuple(sorted(spans, key=lambda span: span.length > 1))
 

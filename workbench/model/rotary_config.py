@@ -12,7 +12,7 @@ KINDS = ("default", "linear", "llama3")
 
 
 def rotary_from(config: Fields) -> Rotary:
-    """The rotary part of `config`. As in transformers, a base inside the object outranks `rope_theta` outside."""
+    """The rotary part of `config`. As in transformers, a base inside the object goes before `rope_theta`."""
     _refuse_partial(config)
     old, new = config.inner("rope_scaling"), config.inner("rope_parameters")
     found = [_read(config, fields) for fields in (old, new) if fields is not None]

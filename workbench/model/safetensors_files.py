@@ -29,8 +29,8 @@ class StoredTensor:
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder, from the headers alone.
 
-    Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where a
-    file is corrupt or cut short.
+    Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where
+    a file is corrupt or cut short.
     """
     if (folder / SINGLE).exists():
         return read_header(folder / SINGLE)
@@ -85,7 +85,7 @@ def _entries(file: Path, header: object, data_bytes: int) -> dict[str, StoredTen
         found[name] = StoredTensor(file, dtype, shape)
     if promised > data_bytes:
         raise WorkbenchError(
-            f"{file}: is cut short ({data_bytes:,} bytes of data where its header promises {promised:,}); {_AGAIN}"
+            f"{file}: is cut short ({data_bytes:,} of {promised:,} bytes of data are there); {_AGAIN}"
         )
     return found
 
@@ -119,12 +119,13 @@ def _no_weights(folder: Path) -> WorkbenchError:
         return WorkbenchError(f"{folder}: cannot be read ({error.strerror})")
     other = [name for name in names if name.endswith(".safetensors")]
     if other:
-        return WorkbenchError(f"{folder}: holds {other[0]} but neither {SINGLE} nor {INDEX}; fetch the index")
+        return WorkbenchError(f"{folder}: holds {other[0]} but neither {SINGLE} nor {INDEX}; fetch that")
     pickled = [name for name in names if name.endswith(PICKLED)]
     if pickled:
         return WorkbenchError(
-            f"{folder}: {pickled[0]} is refused: it is pickled, and reading a pickle can run any code; where you "
-            'trust it, convert it to safetensors: python -c "from transformers import AutoModelForCausalLM as M; '
+            f"{folder}: {pickled[0]} is refused: it is pickled, and reading a pickle can run any code; "
+            'where you trust it, convert it to safetensors: python -c "from transformers import '
+            "AutoModelForCausalLM as M; "
             f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\""
         )
     return WorkbenchError(f"{folder}: holds no weights; it must hold {SINGLE}, or {INDEX} and its shards")

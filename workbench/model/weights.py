@@ -43,8 +43,8 @@ def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dic
 def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
     """Seeded random weights under which activations and logits stay near 1; norms are ones.
 
-    Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: neither order
-    nor dtype changes the numbers, only their rounding.
+    Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does
+    not change the numbers, and the dtype only rounds them.
     """
     return {name: _random(name, shape, spec, dtype, seed) for name, shape in parameter_shapes(spec).items()}
 
@@ -113,7 +113,7 @@ def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dty
 
 
 def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:
-    """1 / sqrt(inputs) keeps a product's size; what the residual sums, 2 * layers terms, shares it (GPT-2)."""
+    """1 / sqrt(inputs) keeps a product's size; the residual sums 2 * layers terms, which share it (GPT-2)."""
     *_, inputs = shape
     if name.endswith("bias"):
         return 0.1

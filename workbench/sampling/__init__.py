@@ -1,0 +1,38 @@
+"""From logits to tokens: filters, samplers, the user's own parts, and the choice for each sequence."""
+
+from workbench.sampling.choice import Choice
+from workbench.sampling.choose import Chooser
+from workbench.sampling.filters import (
+    Filter,
+    FrequencyPenalty,
+    History,
+    LogitBias,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    pipeline,
+)
+from workbench.sampling.samplers import Draw, Greedy, Sampler, uniform
+
+__all__ = [
+    "Choice",
+    "Chooser",
+    "Draw",
+    "Filter",
+    "FrequencyPenalty",
+    "Greedy",
+    "History",
+    "LogitBias",
+    "MinP",
+    "PresencePenalty",
+    "RepetitionPenalty",
+    "Sampler",
+    "Temperature",
+    "TopK",
+    "TopP",
+    "pipeline",
+    "uniform",
+]

@@ -137,7 +137,7 @@ class TopP:
         _require(0 < self.p <= 1, "top-p", self.p, "above 0, at most 1")
 
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
-        ascending, order = logits.sort(stable=True)
+        ascending, order = logits.sort()  # not stable: so ties fall as in transformers, which sorts the same way
         removed = ascending.softmax(-1).cumsum(-1) <= 1 - self.p
         removed[:, -1] = False
         return logits.masked_fill(removed.scatter(1, order, removed), REMOVED)

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.model.strategies import llama_specs
+from workbench.errors import WorkbenchError
+from workbench.model import weights
+from workbench.model.families import read_spec
+from workbench.model.parameters import parameter_shapes
+from workbench.model.save import save_folder
+from workbench.model.shapes import named_shape
+from workbench.model.spec import ModelSpec
+from workbench.model.weights import load_weights, random_weights
+
+TINY = named_shape("tiny")
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+INDEX = "model.safetensors.index.json"
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
+    )
+
+
+@settings(max_examples=40)
+@given(llama_specs(), DTYPES, st.sampled_from([64, 2000, 10**9]))
+def test_what_is_saved_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, spec: ModelSpec, dtype: torch.dtype, shard_bytes: int
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    state = random_weights(spec, dtype, seed=1)
+    save_folder(folder, spec, state, dtype, shard_bytes=shard_bytes)
+    assert same(load_weights(folder, spec, dtype), state)
+    assert read_spec(folder) == spec.model_copy(update={"name": folder.name})
+    assert not list(folder.glob("*.partial"))
+
+
+@given(llama_specs(), DTYPES)
+def test_states_have_the_shapes_of_the_spec(spec: ModelSpec, dtype: torch.dtype) -> None:
+    state = random_weights(spec, dtype)
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == parameter_shapes(spec)
+    assert sum(tensor.numel() for tensor in state.values()) == spec.parameters
+
+
+def test_loading_casts(tmp_path: Path) -> None:
+    state = random_weights(TINY, torch.float32)
+    save_folder(tmp_path, TINY, state, torch.float32)
+    expected = {name: tensor.bfloat16() for name, tensor in state.items()}
+    assert same(load_weights(tmp_path, TINY, torch.bfloat16), expected)
+
+
+def test_fused_rows_are_query_key_value_and_gate_up(tmp_path: Path) -> None:
+    state = random_weights(TINY, torch.float32)
+    save_folder(tmp_path, TINY, state, torch.float32)
+    stored = load_file(tmp_path / "model.safetensors")
+    layer = "model.layers.1."
+    qkv = [stored[f"{layer}self_attn.{name}_proj.weight"] for name in "qkv"]
+    assert torch.equal(torch.cat(qkv), state["blocks.1.attention.qkv.weight"])
+    gate_up = [stored[f"{layer}mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(torch.cat(gate_up), state["blocks.1.feedforward.gate_up.weight"])
+
+
+def test_tensors_that_need_no_work_stay_memory_mapped(tmp_path: Path) -> None:
+    save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32)
+    state = load_weights(tmp_path, TINY, torch.float32)
+    fused = {name for name in state if "qkv" in name or "gate_up" in name}
+    assert {name for name, tensor in state.items() if not _mapped(tensor, "model.safetensors")} == fused
+
+
+def _mapped(tensor: Tensor, file: str) -> bool:
+    ranges = [
+        line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(file)
+    ]
+    bounds = [[int(end, 16) for end in each.split("-")] for each in ranges]
+    return any(low <= tensor.data_ptr() < high for low, high in bounds)
+
+
+@given(st.integers(0, 2**62), DTYPES)
+@settings(max_examples=10)
+def test_random_weights_depend_on_seed_and_name_alone(seed: int, dtype: torch.dtype) -> None:
+    state = random_weights(TINY, torch.float32, seed)
+    rounded = {name: tensor.to(dtype) for name, tensor in state.items()}
+    assert same(random_weights(TINY, dtype, seed), rounded)
+    deeper = random_weights(TINY.model_copy(update={"layers": TINY.layers * 2}), torch.float32, seed)
+    assert torch.equal(deeper["blocks.1.attention.qkv.weight"], state["blocks.1.attention.qkv.weight"])
+    assert not torch.equal(state["blocks.0.attention.qkv.weight"], state["blocks.1.attention.qkv.weight"])
+    other = random_weights(TINY, torch.float32, seed + 1)
+    assert not torch.equal(other["embedding.weight"], state["embedding.weight"])
+
+
+def test_random_weights_are_normal_and_norms_are_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "CHUNK", 1000)  # so that a parameter takes several draws
+    state = random_weights(TINY, torch.float32)
+    assert torch.equal(state["norm.weight"], torch.ones(TINY.width))
+    head = state["head.weight"] * TINY.width**0.5
+    assert head.std().item() == pytest.approx(1, rel=0.05) and abs(head.mean().item()) < 0.05
+    assert (head.abs() < 1).float().mean().item() == pytest.approx(0.683, abs=0.02)
+    assert head.unique().numel() > 0.9 * head.numel()
+    added = state["blocks.0.feedforward.down.weight"].std().item()
+    assert added == pytest.approx((128 * 2 * 2) ** -0.5, rel=0.05)
+
+
+def test_saving_replaces_the_model_that_stood_there(tmp_path: Path) -> None:
+    state = {}
+    for seed, shard_bytes in enumerate([20_000, 10**9, 50_000]):
+        state = random_weights(TINY, torch.float32, seed)
+        save_folder(tmp_path, TINY, state, torch.float32, shard_bytes=shard_bytes)
+        assert same(load_weights(tmp_path, TINY, torch.float32), state)
+    loaded = load_weights(tmp_path, TINY, torch.float32)
+    save_folder(tmp_path, TINY, loaded, torch.float32)  # from the very files that are replaced
+    assert same(load_weights(tmp_path, TINY, torch.float32), state)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_saving_copies_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "other.json"
+    tokenizer.write_text("{}")
+    save_folder(tmp_path / "m", TINY, random_weights(TINY, torch.float32), torch.float32, tokenizer)
+    assert (tmp_path / "m" / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_state_that_is_not_the_specs_is_not_saved(tmp_path: Path) -> None:
+    state = random_weights(TINY, torch.float32)
+    for wrong, said in [
+        ({**state, "more": state["norm.weight"]}, "more is no parameter of the spec"),
+        ({name: tensor for name, tensor in state.items() if name != "norm.weight"}, "norm.weight is missing"),
+        ({**state, "norm.weight": torch.ones(3)}, r"norm.weight has shape \[3\], the spec asks for \[64\]"),
+    ]:
+        with pytest.raises(WorkbenchError, match=said):
+            save_folder(tmp_path / "m", TINY, wrong, torch.float32)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorkbenchError, match="cannot be written"):
+        save_folder(tmp_path / "file", TINY, state, torch.float32)
+
+
+def _edit(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors")
+
+    return spoil
+
+
+def _replace(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Callable[[Path], object]:
+    return _edit(lambda state: state.update({name: torch.ones(*shape, dtype=dtype)}))
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _only(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "model.safetensors").rename(folder / name)
+
+
+def _cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+WEIGHTS = "model.safetensors"
+LAST = "model.norm.weight"
+LAYER = "model.layers.0.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / WEIGHTS).unlink(), "holds no weights; it must hold model.safetensors, or"),
+        (_only("pytorch_model.bin"), "pytorch_model.bin is refused: it is pickled.*safetensors: python -c"),
+        (_only("consolidated.00.pth"), "consolidated.00.pth is refused"),
+        (_only("model-00001-of-00002.safetensors"), "but neither model.safetensors nor"),
+        (_write(WEIGHTS, b""), "cut short in its header"),
+        (_write(WEIGHTS, struct.pack("<Q", 1000) + b"{}"), "cut short in its header"),
+        (_write(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "header is not JSON"),
+        (_write(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header is no JSON object"),
+        (_write(WEIGHTS, struct.pack("<Q", 7) + b'{"a":1}'), "entry for a is malformed"),
+        (_write(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
+        (_cut, r"cut short \([\d,]+ of [\d,]+ bytes of data are there\); fetch the file again"),
+        (_edit(lambda state: state.pop("model.norm.weight")), "lacks model.norm.weight"),
+        (_edit(lambda state: state.pop("lm_head.weight")), "lacks lm_head.weight; .*tie_word_embeddings: true"),
+        (_replace(f"{LAYER}.q_proj.bias", 64), "has extra .*q_proj.bias"),
+        (_replace(f"{LAYER}.k_proj.weight", 64, 32),
+         re.escape(f"{LAYER}.k_proj.weight has shape [64, 32], config.json asks for [32, 64]")),
+        (_replace("model.norm.weight", 64, dtype=torch.int8),
+         "norm.weight is stored as I8; read are F64, F32, F16, BF16: take the model's unquantized weights"),
+    ],
+)  # fmt: skip
+def test_a_spoilt_folder_gets_a_clear_error(
+    tmp_path: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32)
+    spoil(tmp_path)
+    with pytest.raises(WorkbenchError, match=f"^{re.escape(str(tmp_path))}.*{said}") as caught:
+        load_weights(tmp_path, TINY, torch.float32)
+    assert "\n" not in str(caught.value)
+
+
+def _index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        index = json.loads((folder / INDEX).read_text())
+        change(index["weight_map"])
+        (folder / INDEX).write_text(json.dumps(index))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda folder: min(folder.glob("model-00002-*")).unlink(),
+            r"1 of \d+ shards are missing: model-00002-of-",
+        ),
+        (_write(INDEX, b"{"), "is not valid JSON"),
+        (_write(INDEX, b"{}"), "weight_map must map tensor names to file names"),
+        (_write(INDEX, b'{"weight_map": {"a": 1}}'), "weight_map must map"),
+        (
+            _index(lambda places: places.update({LAST: "../x.safetensors"})),
+            "plain name",
+        ),
+        (
+            _index(lambda places: places.update({LAST: min(places.values())})),
+            "which does not hold it",
+        ),
+        (_index(lambda places: places.pop(LAST)), "lacks model.norm.weight"),
+    ],
+)
+def test_a_spoilt_index_gets_a_clear_error(
+    tmp_path: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    save_folder(tmp_path, TINY, random_weights(TINY, torch.float32), torch.float32, shard_bytes=50_000)
+    spoil(tmp_path)
+    with pytest.raises(WorkbenchError, match=f"^{re.escape(str(tmp_path))}.*{said}"):
+        load_weights(tmp_path, TINY, torch.float32)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_any_damage_is_noticed_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Cut anywhere, or any byte of the header changed: a clear error, or the shapes of the spec, never a crash."""
+    folder = tmp_path_factory.mktemp("damaged")
+    save_folder(folder, TINY, random_weights(TINY, torch.bfloat16), torch.bfloat16)
+    file = folder / WEIGHTS
+    content = bytearray(file.read_bytes())
+    if data.draw(st.booleans(), label="cut"):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        header = 8 + struct.unpack("<Q", content[:8])[0]
+        content[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(content)
+    try:
+        state = load_weights(folder, TINY, torch.bfloat16)
+    except WorkbenchError as error:
+        assert "\n" not in str(error)
+    else:
+        assert {name: tuple(tensor.shape) for name, tensor in state.items()} == parameter_shapes(TINY)
+
+
+def test_known_harmless_extras_are_ignored(tmp_path: Path) -> None:
+    spec = TINY.model_copy(update={"tied": True})
+    state = random_weights(spec, torch.float32)
+    save_folder(tmp_path, spec, state, torch.float32)
+    extras = {"lm_head.weight": torch.ones(257, 64), f"{LAYER}.rotary_emb.inv_freq": torch.ones(8)}
+    _edit(lambda stored: stored.update(extras))(tmp_path)
+    assert same(load_weights(tmp_path, spec, torch.float32), state)

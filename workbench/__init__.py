@@ -1,0 +1,36 @@
+"""A research workbench for LLM inference.
+
+    import workbench
+
+    runner = workbench.load("demo")
+    for event in runner.stream("def fib(n):", max_tokens=64):
+        print(event.text, end="")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.engine.load import load
+    from workbench.errors import WorkbenchError
+    from workbench.request import Request, SamplingParameters
+
+__version__ = "0.1.0"
+__all__ = ["Request", "SamplingParameters", "WorkbenchError", "__version__", "load"]
+
+_HOMES = {
+    "load": "workbench.engine.load",
+    "Request": "workbench.request",
+    "SamplingParameters": "workbench.request",
+    "WorkbenchError": "workbench.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are fetched when first used: `import workbench` alone loads no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,100 @@
+"""From a name to a runner: a folder, `demo`, `demo-draft`, or `shape:NAME` with seeded random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+import compiled_kernels.lanes
+from workbench.cache.pages import pages_for
+from workbench.engine.runner import Runner
+from workbench.engine.scheduler import Limits
+from workbench.errors import WorkbenchError, nearest
+from workbench.model import families, shapes, weights
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.trace.events import Event
+
+DEMO = Path(__file__).resolve().parent.parent / "demo"
+SHIPPED = {"demo": DEMO / "target", "demo-draft": DEMO / "draft"}
+SHAPE = "shape:"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+CACHE_MEMORY = 2**30  # bytes the cache may take when `pages` is left to us
+
+
+def load(
+    model: str = "demo",
+    *,
+    dtype: str = "auto",
+    lane: str = "auto",
+    device: str = "cpu",
+    seed: int = 0,
+    max_num_seqs: int = 16,
+    max_num_batched_tokens: int = 512,
+    page_size: int = 64,
+    pages: int | Literal["auto"] = "auto",
+    overflow: Literal["refuse", "cut_oldest"] = "refuse",
+    note: Callable[[Event], None] | None = None,
+) -> Runner:
+    """A runner for `model`, with `.model` and `.tokenizer`.
+
+    `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `lane` is
+    `eager`, `inductor` or `auto` (the fastest that works here); `seed` is for random weights.
+    """
+    torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
+    resolved, _ = resolve_lane(lane)
+    transformer, tokenizer = _transformer(model, torch_dtype, resolved, seed, device)
+    limits = Limits(max_num_seqs, max_num_batched_tokens)
+    if pages == "auto":
+        pages = _pages_that_fit(transformer, limits, page_size)
+    return Runner(
+        transformer, tokenizer, limits=limits, page_size=page_size, pages=pages, overflow=overflow, note=note
+    )
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise WorkbenchError(f"unknown dtype {name!r}{nearest(name, DTYPES)}; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def resolve_lane(lane: str) -> tuple[compiled_kernels.Lane, str]:
+    """The lane that `lane` means on this machine, and why."""
+    try:
+        return compiled_kernels.lanes.resolve(lane)
+    except compiled_kernels.LaneError as error:
+        raise WorkbenchError(str(error)) from None
+
+
+def _transformer(
+    name: str, dtype: torch.dtype | None, lane: compiled_kernels.Lane, seed: int, device: str
+) -> tuple[Transformer, Tokenizer | None]:
+    if name.startswith(SHAPE):
+        spec = shapes.named_shape(name.removeprefix(SHAPE))
+        state = weights.random_weights(spec, dtype or torch.bfloat16, seed)
+        return Transformer.from_state(spec, state, lane).to(device), None
+    folder = SHIPPED.get(name, Path(name))
+    if not folder.is_dir():
+        known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
+        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
+    spec = families.read_spec(folder)
+    state = weights.load_weights(folder, spec, dtype or _stored_dtype(folder, spec))
+    return Transformer.from_state(spec, state, lane).to(device), Tokenizer.from_folder(folder)
+
+
+def _stored_dtype(folder: Path, spec: ModelSpec) -> torch.dtype:
+    config = json.loads((folder / "config.json").read_text())
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return DTYPES.get(name, torch.float32)
+
+
+def _pages_that_fit(model: Transformer, limits: Limits, page_size: int) -> int:
+    """Pages for every sequence at full context, or as many as the memory set aside holds."""
+    wanted = limits.max_num_seqs * pages_for(model.spec.context, page_size)
+    page_bytes = page_size * sum(shape.bytes_per_token(model.dtype) for shape in model.cache_shapes())
+    return max(1, min(wanted, CACHE_MEMORY // page_bytes))

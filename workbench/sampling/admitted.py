@@ -1,0 +1,94 @@
+"""How one request chooses: its filters, its sampler, and the user's own parts with what they remember."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.request import Request
+from workbench.sampling.choice import Choice, failed, fault, noted, told
+from workbench.sampling.filters import Filter, History, pipeline
+from workbench.sampling.samplers import Draw, Greedy, Sampler
+from workbench.sampling.user import load_filter, load_sampler
+
+
+@dataclass
+class Admitted:
+    """How one request chooses, built once, and what its own sampler remembers."""
+
+    request: Request
+    filters: tuple[Filter, ...]
+    own_filters: tuple[Filter, ...]
+    sampler: Greedy | Draw | None  # None where the user's own stands
+    own_sampler: Sampler | None
+    state: Any = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the row's argmax, which is at hand anyway, is the whole answer."""
+        greedy = isinstance(self.sampler, Greedy) and not self.filters and not self.own_filters
+        return greedy and self.request.sampling.logprobs is None
+
+
+def admit(request: Request, vocab: int | None) -> Admitted:
+    """Build what `request` asks for. Errors: WorkbenchError naming the part that cannot work."""
+    sampling = request.sampling
+    beyond = [token for token in sampling.logit_bias if vocab is not None and token >= vocab]
+    if beyond:
+        raise WorkbenchError(f"logit_bias: token id {beyond[0]} is outside the vocabulary of {vocab} tokens")
+    filters = pipeline(sampling)
+    own_filters = tuple(load_filter(part) for part in sampling.filters)
+    if sampling.sampler is None:
+        return Admitted(request, filters, own_filters, Draw() if sampling.temperature else Greedy(), None)
+    if sampling.temperature == 0:
+        raise WorkbenchError(
+            f"sampler {sampling.sampler.path}: temperature 0 means greedy; set a temperature above 0, or no sampler"
+        )
+    own = load_sampler(sampling.sampler)
+    try:
+        state = own.start()
+    except Exception as error:
+        raise WorkbenchError(told(f"sampler {sampling.sampler.path}: start", error)) from error
+    return Admitted(request, filters, own_filters, None, own, state)
+
+
+def choose_own(scores: Tensor, filtered: Tensor, way: Admitted, history: History, draw: float) -> Choice:
+    """A choice through the user's own parts, each of which sees a copy of this row and nothing else."""
+    sampling = way.request.sampling
+    vocab = len(filtered)
+    part = None
+    state = way.state
+    try:
+        for part, rule in zip(sampling.filters, way.own_filters, strict=True):
+            before, filtered = filtered, _row_of(rule(filtered[None].clone(), [history]), filtered)
+            if bool(((before == -torch.inf) & (filtered != -torch.inf)).any()):
+                return failed(f"filter {part.path}: brought a token back that an earlier filter had removed")
+            largest = float(filtered.amax())
+            if not math.isfinite(largest):
+                return failed(f"filter {part.path}: its logits {fault(largest)}")
+        part = sampling.sampler
+        if way.own_sampler is None:
+            assert way.sampler is not None
+            token = way.sampler.choose_rows(filtered[None], [draw])[0]
+        else:
+            token, state = way.own_sampler.choose(filtered.clone(), draw, way.state)
+            token = int(token)
+    except Exception as error:
+        return failed(told(part.path if part else "sampling", error))
+    if not 0 <= token < vocab or filtered[token] == -torch.inf:
+        return failed(f"sampler {part.path if part else ''}: chose token {token}, which is removed or unknown")
+    way.state = state
+    return noted(token, scores, filtered, sampling)
+
+
+def _row_of(returned: object, row: Tensor) -> Tensor:
+    wanted = (1, len(row))
+    if not isinstance(returned, Tensor) or tuple(returned.shape) != wanted or returned.dtype != row.dtype:
+        given = f"{tuple(returned.shape)} {returned.dtype}" if isinstance(returned, Tensor) else type(returned).__name__
+        raise TypeError(f"a filter must return logits {wanted} {row.dtype}, not {given}")
+    return returned[0]

@@ -1,0 +1,54 @@
+"""What was chosen for one sequence, with its log probabilities, or why nothing was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.request import SamplingParameters
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The token chosen for one sequence, or why there is none: then `error` is not empty and `token_id` is -1."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # most probable first, equal ones by token id
+    error: str = ""
+
+
+def noted(token: int, scores: Tensor, filtered: Tensor, sampling: SamplingParameters) -> Choice:
+    """The choice with the log probabilities that were asked for, of the model or of what the filters left."""
+    if sampling.logprobs is None:
+        return Choice(token)
+    row = scores if sampling.logprobs_of == "model" else filtered
+    logprobs = row.double().log_softmax(-1)
+    return Choice(token, float(logprobs[token]), _most_probable(logprobs, sampling.logprobs))
+
+
+def _most_probable(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    if count == 0:
+        return ()
+    least = logprobs.topk(min(count, len(logprobs))).values[-1]
+    ids = ((logprobs >= least) & (logprobs > -torch.inf)).nonzero()[:, 0]
+    best = logprobs[ids].sort(descending=True, stable=True).indices[:count]
+    return tuple(zip(ids[best].tolist(), logprobs[ids[best]].tolist(), strict=True))
+
+
+def failed(error: str) -> Choice:
+    return Choice(-1, error=error)
+
+
+def fault(largest: float) -> str:
+    if math.isnan(largest):
+        return "contain NaN"
+    return "contain +inf" if largest > 0 else "leave no token: all are -inf"
+
+
+def told(name: str, error: Exception) -> str:
+    return str(error) if isinstance(error, WorkbenchError) else f"{name}: {type(error).__name__}: {error}"
