@@ -7,6 +7,7 @@ name, is held out: no model and no tokenizer ever sees it in training.
 from __future__ import annotations
 
 import hashlib
+import platform
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ def _belongs(file: SourceFile) -> bool:
         return False
     if any(part.startswith(GENERATED) for part in parts):
         return False
+    if not file.path.is_file():
+        return False  # a folder of that name, or a link to nowhere
     try:
         return bool(file.text())
     except UnicodeDecodeError:
@@ -66,3 +69,20 @@ def training_files() -> list[SourceFile]:
 def held_out_files() -> list[SourceFile]:
     """The modules no training ever sees; every reported bits-per-byte figure is over these."""
     return [file for file in source_files() if file.held_out]
+
+
+def manifest(files: list[SourceFile] | None = None) -> dict:
+    """What the models were made from, for the model card: every file's size, SHA-256 and side."""
+    files = source_files() if files is None else files
+    return {
+        "python": platform.python_version(),
+        "files": [
+            {
+                "name": file.name,
+                "side": "held_out" if file.held_out else "training",
+                "bytes": file.path.stat().st_size,
+                "sha256": file.sha256(),
+            }
+            for file in files
+        ],
+    }

@@ -1,8 +1,12 @@
 """Two ways of sampling that the workbench does not have, added from outside as any user would.
 
+In an experiment they are named by their import path:
+
     sampling:
       filters: [{path: "experiments.own_sampling:Typical", arguments: {mass: 0.9}}]
       sampler: {path: "experiments.own_sampling:Mirostat", arguments: {surprise: 3.0}}
+
+Both keep to the public protocol: a filter is called with logits and histories, a sampler starts and chooses.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Typical:
-    """Keeps the tokens whose surprise is nearest to the entropy until they hold `mass` (Meister et al., 2022)."""
+    """Keeps tokens whose surprise is nearest the entropy until they hold `mass` (Meister et al., 2022)."""
 
     mass: float = 0.9
 

@@ -188,10 +188,11 @@ LAYER = "model.layers.0.self_attn"
         (_write(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "header is not JSON"),
         (_write(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header is no JSON object"),
         (_write(WEIGHTS, struct.pack("<Q", 7) + b'{"a":1}'), "entry for a is malformed"),
+        (_write(WEIGHTS, struct.pack("<Q", 10**8 + 1)), "cut short in its header"),
         (_write(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
         (_cut, r"cut short \([\d,]+ of [\d,]+ bytes of data are there\); fetch the file again"),
         (_edit(lambda state: state.pop("model.norm.weight")), "lacks model.norm.weight"),
-        (_edit(lambda state: state.pop("lm_head.weight")), "lacks lm_head.weight; .*tie_word_embeddings: true"),
+        (_edit(lambda state: state.pop("lm_head.weight")), "lacks lm_head.weight; .*tie_word_embeddings"),
         (_replace(f"{LAYER}.q_proj.bias", 64), "has extra .*q_proj.bias"),
         (_replace(f"{LAYER}.k_proj.weight", 64, 32),
          re.escape(f"{LAYER}.k_proj.weight has shape [64, 32], config.json asks for [32, 64]")),
@@ -253,7 +254,7 @@ def test_a_spoilt_index_gets_a_clear_error(
 def test_any_damage_is_noticed_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Cut anywhere, or any byte of the header changed: a clear error, or the shapes of the spec, never a crash."""
+    """Cut anywhere, or a byte of the header changed: a clear error or the shapes of the spec."""
     folder = tmp_path_factory.mktemp("damaged")
     save_folder(folder, TINY, random_weights(TINY, torch.bfloat16), torch.bfloat16)
     file = folder / WEIGHTS

@@ -92,6 +92,11 @@ class KVStore:
         """The formula: 2 x layers x groups x dim x bytes a value, summed over the layers as they are."""
         return sum(shape.bytes_per_token(self.dtype) for shape in self.shapes)
 
+    def page_bytes(self, table: int) -> int:
+        """What one page of a layer group takes in all its layers."""
+        mine = (shape for shape in self.shapes if shape.table == table)
+        return self.page_size * sum(shape.bytes_per_token(self.dtype) for shape in mine)
+
     @property
     def formula_bytes(self) -> int:
         """The formula over every slot, the null page's included; equals `bytes` exactly."""

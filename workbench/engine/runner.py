@@ -64,6 +64,8 @@ class Runner:
         self._outputs: dict[str, Output] = {}
         self._mail: dict[str, deque[Event]] = {}  # for each request, the box of the stream that asked
         self._submitted = 0
+        self._page_bytes = [self.store.page_bytes(table) for table in range(tables)]
+        self._note_seconds = 0.0  # what `note` has taken since the last step was noted
 
     @property
     def busy(self) -> bool:
@@ -161,13 +163,13 @@ class Runner:
         return {sequence.request_id: choice for sequence, choice in zip(sampled, chosen, strict=True)}
 
     def _commit(self, plan: StepPlan, choices: dict[str, Choice], planned: float, now: float) -> None:
+        """`planned` is when the decisions fell, `now` when the tokens were there."""
         for decision in plan.decisions:
-            kind = SetBack if decision.action == "set_back" else None
-            name, reason = decision.request_id, decision.reason
-            if kind is not None:
+            name, action, reason = decision.request_id, decision.action, decision.reason
+            if action == "set_back":
                 self._emit(SetBack(planned, name, step=plan.step, reason=reason))
             else:
-                self._emit(Planned(planned, name, step=plan.step, action=decision.action, reason=reason))
+                self._emit(Planned(planned, name, step=plan.step, action=action, reason=reason))
         self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
@@ -215,14 +217,16 @@ class Runner:
     ) -> None:
         noting = self.clock()
         cost = self._predicted(plan)
-        pages = self.scheduler.pages_used
+        used = [pool.used for pool in self.scheduler.pools]
         now = self.clock()
         event = Stepped(
             now, step=plan.step, phase=plan.phase, requests=len(plan.spans), prefill_tokens=plan.prefill_tokens,
-            decode_tokens=plan.decode_tokens, pages_used=pages, wall_seconds=now - began,
-            forward_seconds=computed - planned, note_seconds=now - noting, predicted_flops=cost.flops,
-            predicted_bytes=cost.bytes, compiles=self.executor.compiles,
+            decode_tokens=plan.decode_tokens, pages_used=sum(used), wall_seconds=now - began,
+            kv_bytes=sum(count * size for count, size in zip(used, self._page_bytes, strict=True)),
+            forward_seconds=computed - planned, note_seconds=self._note_seconds + now - noting,
+            predicted_flops=cost.flops, predicted_bytes=cost.bytes, compiles=self.executor.compiles,
         )  # fmt: skip
+        self._note_seconds = 0.0
         if self.note is not None:
             self.note(event)
         if box is not None:
@@ -234,7 +238,9 @@ class Runner:
 
     def _emit(self, event: Event) -> None:
         if self.note is not None:
+            began = self.clock()
             self.note(event)
+            self._note_seconds += self.clock() - began
         self._mail[event.request_id].append(event)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,15 @@ class Fields:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
-    def integer(self, key: str, default: Any = REQUIRED, least: int = 1) -> Any:
-        value = self._value(key, default, f"an integer of at least {least}")
+    def integer(self, key: str, default: Any = REQUIRED, least: int = 1, most: int = 2**48) -> Any:
+        right = f"an integer of at least {least}"
+        value = self._value(key, default, right)
         if value is default:
             return default
         if not _is_integer(value) or value < least:
-            raise self.wrong(key, value, f"an integer of at least {least}")
+            raise self.wrong(key, value, right)
+        if value > most:
+            raise self.wrong(key, value, f"an integer of at most {most}")
         return value
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
@@ -38,7 +41,7 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.wrong(key, value, "a number above 0")
-        if not math.isfinite(value) or value <= 0:
+        if not 0 < value <= sys.float_info.max:
             raise self.wrong(key, value, "a finite number above 0")
         return float(value)
 
@@ -87,7 +90,7 @@ def read_object(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise WorkbenchError(f"{file}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise WorkbenchError(f"{file}: is not valid JSON ({error}); fetch the file again") from error
     if not isinstance(value, dict):
         raise WorkbenchError(f"{file}: must hold a JSON object, holds a {type(value).__name__}")

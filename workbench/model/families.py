@@ -13,6 +13,8 @@ from workbench.model.config_fields import Fields, read_object
 from workbench.model.rotary_config import rotary_from, rotary_to
 from workbench.model.spec import Attention, LayerKind, ModelSpec
 
+MOST_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
+
 # Keys that change what is computed, with the values under which they change nothing.
 NOT_CARRIED_OUT: dict[str, tuple[object, ...]] = {
     "quantization_config": (),
@@ -113,7 +115,7 @@ def _llama(config: Fields, name: str) -> ModelSpec:
         name=name,
         vocab=config.integer("vocab_size"),
         width=width,
-        layers=(layer,) * config.integer("num_hidden_layers"),
+        layers=(layer,) * config.integer("num_hidden_layers", most=MOST_LAYERS),
         context=config.integer("max_position_embeddings"),
         rotary=rotary_from(config),
         norm_eps=config.number("rms_norm_eps", default=1e-6),
@@ -136,7 +138,9 @@ def _head_dim(config: Fields, width: int, heads: int) -> int:
 
 def _refuse_what_is_not_carried_out(config: Fields) -> None:
     architectures = config.get("architectures")
-    if architectures and "LlamaForCausalLM" not in architectures:
+    if architectures is not None and (
+        not isinstance(architectures, list) or "LlamaForCausalLM" not in architectures
+    ):
         raise config.wrong("architectures", architectures, '["LlamaForCausalLM"]')
     activation = config.get("hidden_act")
     if activation not in (None, "silu"):

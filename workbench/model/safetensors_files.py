@@ -54,12 +54,14 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
                 raise WorkbenchError(f"{file}: is cut short in its header ({size:,} bytes); {_AGAIN}")
             if length > MOST_HEADER_BYTES:
                 raise WorkbenchError(f"{file}: is not safetensors (a header of {length:,} bytes); {_AGAIN}")
-            header = json.loads(stream.read(length).decode("utf-8"))
+            header = stream.read(length)
     except OSError as error:
         raise WorkbenchError(f"{file}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise WorkbenchError(f"{file}: its header is not JSON, the file is corrupt; {_AGAIN}") from error
-    return _entries(file, header, size - 8 - length)
+    try:
+        entries = json.loads(header.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise corrupt(file, "its header is not JSON") from error
+    return _entries(file, entries, size - 8 - length)
 
 
 def corrupt(file: Path, reason: object) -> WorkbenchError:
@@ -80,7 +82,7 @@ def _entries(file: Path, header: object, data_bytes: int) -> dict[str, StoredTen
         try:
             dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
             promised = max(promised, int(entry["data_offsets"][1]))
-        except (TypeError, KeyError, ValueError, IndexError) as error:
+        except (TypeError, LookupError, ValueError, OverflowError) as error:
             raise corrupt(file, f"the header's entry for {name} is malformed") from error
         found[name] = StoredTensor(file, dtype, shape)
     if promised > data_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,11 @@ def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[s
     Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does
     not change the numbers, and the dtype only rounds them.
     """
-    return {name: _random(name, shape, spec, dtype, seed) for name, shape in parameter_shapes(spec).items()}
+    shapes = parameter_shapes(spec)
+    # One parameter is drawn by one thread, whatever torch is set to; several parameters can be drawn at once.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        drawn = threads.map(lambda name: _random(name, shapes[name], spec, dtype, seed), shapes)
+        return dict(zip(shapes, drawn, strict=True))
 
 
 def _open(file: Path) -> Any:

@@ -38,14 +38,12 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that may be shown now that `token_id` is known. An id out of range: WorkbenchError."""
         token_id = self._tokenizer.known(token_id)
-        if self.stopped is not None or self._tokenizer.is_control(token_id):
+        if self._tokenizer.is_control(token_id):
             return ""
         return self._show(self._search.push(self._stream.push(token_id)))
 
     def finish(self) -> str:
         """What was held back, at the end of the ids; bytes that never became a character are U+FFFD."""
-        if self.stopped is not None:
-            return ""
         return self._show(self._search.push(self._stream.finish()) + self._search.finish())
 
     def _show(self, text: str) -> str:
@@ -69,18 +67,21 @@ class _ByteStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        return self._front.strip(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        pending = self._utf8.getstate()[0]
+        # Python waits for the third byte of a surrogate, which is no character whatever that byte is.
+        if pending[:1] == b"\xed" and pending[1:] >= b"\xa0":
+            text += self._utf8.decode(b"", final=True)
+        return self._front.strip(text)
 
     def finish(self) -> str:
-        text = self._front.strip(self._utf8.decode(b"", final=True))
-        self._utf8.reset()
-        return text
+        return self._front.strip(self._utf8.decode(b"", final=True))
 
 
 class _WindowStream:
-    """For the other decoders (WordPiece, Metaspace, none at all): what a token adds is how the decoded text of
-    the last tokens grows with it. The window begins with the tokens that were shown last, because a token
-    may look different at the front of a text.
+    """For the other decoders (WordPiece, Metaspace, none at all): what a token adds is how the decoded text
+    of the last few grows with it. The window begins with the tokens that were shown last, because a token may
+    look different at the front of a text. Their law is that more tokens only lengthen a text.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -108,4 +109,4 @@ class _WindowStream:
         return new
 
     def _is_byte(self, token_id: int) -> bool:
-        return FALLBACK.fullmatch(self._tokenizer.token_name(token_id)) is not None
+        return FALLBACK.fullmatch(self._tokenizer.spelling(token_id)) is not None

@@ -52,7 +52,7 @@ class Front:
 
 
 def rule_of(decoder: Mapping | None) -> ByteRule | None:
-    """The rule of a decoder as its `tokenizer.json` has it; None where a token's text depends on the others."""
+    """The rule of a decoder as `tokenizer.json` has it; None where a token's text depends on the others."""
     if decoder is None:
         return None
     steps = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]

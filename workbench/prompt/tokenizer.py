@@ -19,14 +19,14 @@ FILE = "tokenizer.json"
 class Tokenizer:
     """Text to ids and back. Control tokens are what the file marks as special: they have a name and no text.
 
-    `vocab` is one more than the highest id, the rows an embedding must have. `control_ids` gives the control
+    `vocab` is one more than the highest id: the rows an embedding must have. `control_ids` gives the control
     tokens' ids by name; `begin_ids` is what the file's own template puts before a text (Llama's `<s>`), which
-    `encode` leaves to the caller. `rule` says how tokens are bytes, None where the decoder is of another kind.
+    `encode` leaves to the caller. `rule` says how tokens are bytes, None where the decoder is another kind.
+    The `inner` tokenizer is handed over: its settings are changed, and nobody else may use it.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer):
-        inner = tokenizers.Tokenizer.from_str(inner.to_str())  # settings below are ours alone
-        inner.no_truncation()
+        inner.no_truncation()  # files carry the settings of their training
         inner.no_padding()
         inner.encode_special_tokens = True
         added = inner.get_added_tokens_decoder()
@@ -36,7 +36,8 @@ class Tokenizer:
         self._controls = {id: token.content for id, token in added.items() if token.special}
         self.control_ids = {name: id for id, name in sorted(self._controls.items())}
         self.vocab = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.rule: ByteRule | None = rule_of(json.loads(inner.decoder.__getstate__()) if inner.decoder else None)
+        decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
+        self.rule: ByteRule | None = rule_of(decoder)
         self.begin_ids = self._template_before()
 
     @classmethod
@@ -50,7 +51,7 @@ class Tokenizer:
         try:
             text = Path(path).read_bytes().decode("utf-8")
         except FileNotFoundError:
-            raise WorkbenchError(f"{path}: no such tokenizer file; name a Hugging Face tokenizer.json") from None
+            raise WorkbenchError(f"{path}: no such file; name a Hugging Face {FILE}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from None
         try:
@@ -67,8 +68,9 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
+            surrogate = f"U+{ord(text[error.start]):04X}"
             raise WorkbenchError(
-                f"text, position {error.start}: lone surrogate U+{ord(text[error.start]):04X} is not a character; "
+                f"text, character {error.start}: the lone surrogate {surrogate} is no character; "
                 "read the text as UTF-8, or replace it with text.encode('utf-8', 'replace').decode()"
             ) from None
         with self._lock:
@@ -97,14 +99,16 @@ class Tokenizer:
         text = b"".join(self.token_bytes(id) for id in kept).decode("utf-8", "replace")
         return Front(self.rule).strip(text)
 
+    def spelling(self, id: int) -> str:
+        """How the vocabulary writes a token (`Ġdef`, `▁the`, `<0x0A>`); empty where the id has no entry."""
+        return self._inner.id_to_token(self.known(id)) or ""
+
     def token_bytes(self, id: int) -> bytes:
         """The exact bytes of one token, a control token's name included; none where the id has no entry.
 
         Where `rule` is None: the token decoded alone.
         """
-        token = self._inner.id_to_token(self.known(id))
-        if token is None:
-            return b""
+        token = self.spelling(id)
         if self.rule is None:
             return self._inner.decode([id], skip_special_tokens=False).encode()
         return self.rule.token_bytes(token, id in self._added)
@@ -115,15 +119,17 @@ class Tokenizer:
     def known(self, id: int) -> int:
         """`id` as an int, refused outside of [0, vocab)."""
         if not 0 <= (number := index(id)) < self.vocab:
-            raise WorkbenchError(f"token id {number} is out of range: the tokenizer has ids 0 to {self.vocab - 1}")
+            raise WorkbenchError(
+                f"token id {number} is out of range: this tokenizer's are 0 to {self.vocab - 1}"
+            )
         return number
 
     def check_fits(self, vocab: int) -> None:
         """Refuse a model whose embedding has only `vocab` rows, fewer than there are ids."""
         if self.vocab > vocab:
             raise WorkbenchError(
-                f"a tokenizer that does not match the vocabulary: it has ids up to {self.vocab - 1}, the model's "
-                f"embedding ends at {vocab - 1}; use the {FILE} that was saved with this model"
+                f"a tokenizer that does not match the vocabulary: its ids go to {self.vocab - 1}, "
+                f"the model's embedding ends at {vocab - 1}; use the {FILE} that was saved with this model"
             )
 
     def _template_before(self) -> tuple[int, ...]:
@@ -138,4 +144,6 @@ class Tokenizer:
 
 def _unreadable(path: Path | str, error: Exception) -> WorkbenchError:
     reason = " ".join(str(error).split())
-    return WorkbenchError(f"{path}: not a readable tokenizer ({reason}); copy {FILE} anew from the model's source")
+    return WorkbenchError(
+        f"{path}: no readable tokenizer ({reason}); copy {FILE} anew from the model's source"
+    )

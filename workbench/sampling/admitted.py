@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def admit(request: Request, vocab: int | None) -> Admitted:
         return Admitted(request, filters, own_filters, Draw() if sampling.temperature else Greedy(), None)
     if sampling.temperature == 0:
         raise WorkbenchError(
-            f"sampler {sampling.sampler.path}: temperature 0 means greedy; set a temperature above 0, or no sampler"
+            f"sampler {sampling.sampler.path}: temperature 0 means greedy; set it above 0, or no sampler"
         )
     own = load_sampler(sampling.sampler)
     try:
@@ -77,18 +78,21 @@ def choose_own(scores: Tensor, filtered: Tensor, way: Admitted, history: History
             token = way.sampler.choose_rows(filtered[None], [draw])[0]
         else:
             token, state = way.own_sampler.choose(filtered.clone(), draw, way.state)
-            token = int(token)
+            token = operator.index(token)
     except Exception as error:
         return failed(told(part.path if part else "sampling", error))
     if not 0 <= token < vocab or filtered[token] == -torch.inf:
-        return failed(f"sampler {part.path if part else ''}: chose token {token}, which is removed or unknown")
+        name = part.path if part else type(way.sampler).__name__
+        return failed(f"sampler {name}: chose token {token}, which is removed or unknown")
     way.state = state
     return noted(token, scores, filtered, sampling)
 
 
 def _row_of(returned: object, row: Tensor) -> Tensor:
     wanted = (1, len(row))
-    if not isinstance(returned, Tensor) or tuple(returned.shape) != wanted or returned.dtype != row.dtype:
-        given = f"{tuple(returned.shape)} {returned.dtype}" if isinstance(returned, Tensor) else type(returned).__name__
+    if not isinstance(returned, Tensor):
+        raise TypeError(f"a filter must return logits, not {type(returned).__name__}")
+    if returned.shape != wanted or returned.dtype != row.dtype:
+        given = f"{tuple(returned.shape)} {returned.dtype}"
         raise TypeError(f"a filter must return logits {wanted} {row.dtype}, not {given}")
     return returned[0]

@@ -14,7 +14,7 @@ from workbench.request import SamplingParameters
 
 @dataclass(frozen=True)
 class Choice:
-    """The token chosen for one sequence, or why there is none: then `error` is not empty and `token_id` is -1."""
+    """The token chosen for one sequence, or why there is none: then `error` says it and `token_id` is -1."""
 
     token_id: int
     logprob: float | None = None

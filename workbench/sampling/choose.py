@@ -27,7 +27,7 @@ class Chooser:
     _admitted: dict[str, Admitted] = field(default_factory=dict, repr=False)
 
     def admit(self, sequence: Sequence) -> None:
-        """Build what the request needs. Errors: WorkbenchError for a user's part or a bias that cannot work."""
+        """Build what the request needs. Errors: WorkbenchError for a part or a bias that cannot work."""
         self._of(sequence)
 
     def forget(self, request_id: str) -> None:

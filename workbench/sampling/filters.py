@@ -1,4 +1,4 @@
-"""Filters: what happens to logits before a token is chosen. Frozen values, each a function of rows and histories.
+"""Filters: what happens to logits before a token is chosen. Frozen values, functions of rows and histories.
 
 A filter takes logits `[sample, vocab]` (float32) and one `History` a row, and returns new logits of the same
 shape in which a removed token stands at -inf. It never changes its input. Values equal those of transformers'
@@ -37,7 +37,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Logits of tokens in prompt or output are divided by `penalty`, negative ones multiplied (CTRL, 2019)."""
+    """Logits of tokens in prompt or output are divided by `penalty`, negative ones multiplied (CTRL)."""
 
     penalty: float
 
@@ -89,7 +89,7 @@ class LogitBias:
     def __post_init__(self) -> None:
         for token, bias in self.biases:
             _require(token >= 0, "logit bias token id", token, "0 or more")
-            _require(bias < float("inf"), f"logit bias of token {token}", bias, "a finite number, or -inf to ban it")
+            _require(bias < -REMOVED, f"logit bias of token {token}", bias, "finite, or -inf to ban it")
 
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
         ids = [token for token, _ in self.biases]
@@ -129,7 +129,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class TopP:
-    """Keeps the smallest set of most probable tokens that holds at least `p` of the mass (Holtzman et al., 2020)."""
+    """Keeps the fewest most probable tokens that hold at least `p` of the mass (Holtzman et al., 2020)."""
 
     p: float
 
@@ -137,7 +137,8 @@ class TopP:
         _require(0 < self.p <= 1, "top-p", self.p, "above 0, at most 1")
 
     def __call__(self, logits: Tensor, histories: Sequence[History] = ()) -> Tensor:
-        ascending, order = logits.sort()  # not stable: so ties fall as in transformers, which sorts the same way
+        # Not stable: then ties fall as in transformers, which sorts the same way.
+        ascending, order = logits.sort()
         removed = ascending.softmax(-1).cumsum(-1) <= 1 - self.p
         removed[:, -1] = False
         return logits.masked_fill(removed.scatter(1, order, removed), REMOVED)
@@ -186,12 +187,12 @@ def pipeline(parameters: SamplingParameters) -> tuple[Filter, ...]:
 
 
 def _index(token_ids, logits: Tensor) -> Tensor:
-    """Token ids as an index into the vocabulary; refuses those outside it, which would wrap or break a GPU."""
+    """Token ids as an index into the vocabulary; those outside it would wrap, or break a GPU."""
     ids = list(token_ids)
     vocab = logits.shape[-1]
     if ids and not 0 <= min(ids) <= max(ids) < vocab:
         wrong = next(token for token in ids if not 0 <= token < vocab)
-        raise WorkbenchError(f"token id {wrong} is outside the vocabulary of {vocab} tokens: use 0 to {vocab - 1}")
+        raise WorkbenchError(f"token id {wrong} is outside the vocabulary of {vocab} tokens")
     return torch.tensor(ids, dtype=torch.long, device=logits.device)
 
 

@@ -1,8 +1,8 @@
 """Samplers: one token from one row of filtered logits. Frozen values; what must be remembered is passed.
 
-A sampler has two verbs. `start()` gives the state a request begins with; `choose(logits, uniform, state)` takes
-a row `[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state. Whoever calls
-keeps the state, one for each request, so nothing can leak from one request into another.
+A sampler has two verbs. `start()` gives the state a request begins with; `choose(logits, uniform, state)`
+takes a row `[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state.
+Whoever calls keeps the state, one for each request, so nothing can leak from one request into another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Draw:
-    """A draw from softmax by inverting its distribution function: one uniform number, never a removed token."""
+    """A draw from softmax by inverting its distribution function with one uniform number."""
 
     def start(self) -> None:
         return None

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.request import UserPart
@@ -22,10 +22,10 @@ from workbench.sampling.samplers import Sampler
 def load_filter(part: UserPart) -> Filter:
     """The filter that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
     made = load(part)
-    if not callable(made):
-        raise WorkbenchError(f"filter {part.path}: not callable; it needs __call__(self, logits, histories)")
-    _takes(made, 2, f"filter {part.path}", "(logits, histories)")
-    return made
+    if callable(made):
+        _takes(made, 2, f"filter {part.path}", "(logits, histories)")
+        return cast(Filter, made)
+    raise WorkbenchError(f"filter {part.path}: not callable; it needs __call__(self, logits, histories)")
 
 
 def load_sampler(part: UserPart) -> Sampler:

@@ -36,15 +36,17 @@ def distribution(values: Iterable[float | None]) -> dict:
 
 
 def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
-    """ttft, e2el, tpot, itl (a list) and queue of one request in seconds; `times` are its tokens' in order."""
-    arrival, scheduled = request["arrival"], request["first_scheduled"]
-    timed = arrival is not None and len(times) > 0
-    queue = None if arrival is None or scheduled is None else scheduled - arrival
+    """TTFT, E2EL, TPOT, ITL (a list) and queue time of one request; `times` are its tokens', in order."""
+    arrival: float | None = request["arrival"]
+
+    def since_arrival(time: float | None) -> float | None:
+        return None if arrival is None or time is None else time - arrival
+
     return {
         "request_id": request["request_id"],
-        "queue_s": queue,
-        "ttft_s": times[0] - arrival if timed else None,
-        "e2el_s": times[-1] - arrival if timed else None,
+        "queue_s": since_arrival(request["first_scheduled"]),
+        "ttft_s": since_arrival(times[0]) if times else None,
+        "e2el_s": since_arrival(times[-1]) if times else None,
         "tpot_s": (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
         "itl_s": [after - before for before, after in zip(times, times[1:], strict=False)],
     }
@@ -101,6 +103,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
         "phases": phases,
         "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),
         "pages_used_peak": max((step["pages_used"] for step in steps), default=0),
+        "kv_bytes_peak": max((step["kv_bytes"] for step in steps), default=0),
         "compiles": max(compiles, default=0),
     }
 

@@ -29,7 +29,8 @@ class Record:
     def open(cls, path: Path | str, incomplete_ok: bool = False) -> Record:
         """WorkbenchError if `path` is no run, was not finished, or lacks anything its manifest names.
 
-        `incomplete_ok` opens an unfinished run for what is there. Sizes are compared here, contents by `verify`.
+        `incomplete_ok` opens an unfinished run for what is there. Sizes are compared here, contents
+        by `verify`.
         """
         path = Path(path)
         if not path.is_dir():
@@ -39,8 +40,7 @@ class Record:
                 raise WorkbenchError(f"run {path}: {_unfinished(path)}")
             return cls(path, complete=False, manifest={})
         record = cls(path, complete=True, manifest=_manifest(path))
-        if wrong := record._damage(contents=False):
-            raise WorkbenchError(f"run {path}: {'; '.join(wrong)}; copy the whole folder again or run it again")
+        record._refuse_damage(contents=False)
         return record
 
     @property
@@ -80,8 +80,7 @@ class Record:
         """Compare every file's contents with the manifest; WorkbenchError names each that differs."""
         if not self.complete:
             raise WorkbenchError(f"run {self.path}: unfinished, so it has no manifest to verify against")
-        if wrong := self._damage(contents=True):
-            raise WorkbenchError(f"run {self.path}: {'; '.join(wrong)}; copy the whole folder again or run it again")
+        self._refuse_damage(contents=True)
 
     def read_text(self, name: str) -> str:
         return self._bytes(name).decode("utf-8", "replace")
@@ -96,7 +95,8 @@ class Record:
         try:
             return pq.read_table(pa.BufferReader(self._bytes(name)))
         except (pa.ArrowException, OSError) as error:
-            raise WorkbenchError(f"run {self.path}: {name} is damaged ({str(error).splitlines()[0]})") from error
+            reason = str(error).splitlines()[0]
+            raise WorkbenchError(f"run {self.path}: {name} is damaged ({reason})") from error
 
     def _bytes(self, name: str) -> bytes:
         try:
@@ -106,7 +106,7 @@ class Record:
             message = f"run {self.path}: cannot read {name} ({error.strerror}); the folder holds {here}"
             raise WorkbenchError(message) from error
 
-    def _damage(self, contents: bool) -> list[str]:
+    def _refuse_damage(self, contents: bool) -> None:
         wrong = []
         for name, expected in self.manifest.items():
             file = self.path / name
@@ -116,13 +116,16 @@ class Record:
                 wrong.append(f"{name} has {size} bytes, {expected['bytes']} were written")
             elif contents and fingerprint(file) != expected:
                 wrong.append(f"{name} is not what was written (its SHA-256 differs)")
-        return wrong
+        if wrong:
+            raise WorkbenchError(
+                f"run {self.path}: {'; '.join(wrong)}; copy the whole folder or run it again"
+            )
 
     def _repr_html_(self) -> str:
         state = "complete" if self.complete else "incomplete"
         rows = {"run": self.name, "state": state, **self._headline()}
-        cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows.items())
-        return f"<table>{cells}</table>"
+        cells = [f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items()]
+        return f"<table>{''.join(cells)}</table>"
 
     def _headline(self) -> dict[str, str]:
         if not (self.path / "summary.json").is_file():
@@ -141,7 +144,9 @@ class Record:
 def _manifest(path: Path) -> dict[str, dict]:
     try:
         files = json.loads((path / MANIFEST).read_bytes())["files"]
-        plain = all(name == Path(name).name and {"bytes", "sha256"} <= set(entry) for name, entry in files.items())
+        plain = all(
+            name == Path(name).name and set(entry) == {"bytes", "sha256"} for name, entry in files.items()
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise WorkbenchError(f"run {path}: {MANIFEST} is damaged ({error})") from error
     if not plain:
@@ -152,5 +157,5 @@ def _manifest(path: Path) -> dict[str, dict]:
 def _unfinished(path: Path) -> str:
     if (path / MARKER).exists():
         here = ", ".join(sorted(p.name for p in path.glob("[!.]*") if p.name != MARKER)) or "nothing"
-        return f"unfinished (it was killed or is still running); it holds {here}; run it again, or inspect it as it is"
+        return f"unfinished (it was killed or is still running) and holds {here}; run it again"
     return f"{MANIFEST} is missing: this is no run folder, or only half of one was copied"

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,14 +41,14 @@ class RunFolder:
         Call it before any work: WorkbenchError if nothing can be written there.
         """
         if not name or name != Path(name).name or name.startswith("."):
-            raise WorkbenchError(f"run name {name!r}: must be a plain folder name without '/' or a leading '.'")
+            raise WorkbenchError(f"run name {name!r}: must be a folder name without '/' or a leading '.'")
         parent = Path(parent)
         with _writable(parent):
             parent.mkdir(parents=True, exist_ok=True)
             for _ in range(ATTEMPTS):
                 if path := _make(parent, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"):
                     return cls(path)
-        raise WorkbenchError(f"output folder {parent}: no free name for run {name!r}; try again or use another folder")
+        raise WorkbenchError(f"output folder {parent}: no name is free for run {name!r}; use another folder")
 
     def write_text(self, name: str, text: str) -> None:
         # Output text may hold a lone surrogate; told as an escape, it cannot lose the rest of the file.
@@ -68,8 +67,8 @@ class RunFolder:
     def finish(self) -> Path:
         """Write the manifest, then take the marker away: from here on the folder is a record."""
         with _writable(self.path):
-            names = sorted(p.name for p in self.path.iterdir() if p.name not in (MARKER, MANIFEST))
-            files = {name: fingerprint(self.path / name) for name in names if not name.startswith(".")}
+            present = sorted(p for p in self.path.glob("[!.]*") if p.is_file())
+            files = {p.name: fingerprint(p) for p in present if p.name not in (MARKER, MANIFEST)}
             self.write_json(MANIFEST, {"files": files})
             (self.path / MARKER).unlink()
             _sync_folder(self.path)
@@ -80,22 +79,23 @@ class RunFolder:
             raise ValueError(f"a run folder's file needs a plain name of its own, not {name!r}")
         with _writable(self.path):
             if not (self.path / MARKER).is_file():
-                raise WorkbenchError(f"run folder {self.path}: is finished or gone; make a new one to write {name}")
+                raise WorkbenchError(
+                    f"run folder {self.path}: finished or gone; make a new one to write {name}"
+                )
             write_atomically(self.path / name, fill)
 
 
 def write_atomically(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """What `fill` writes becomes the file `path` at once or never, on disk before it gets its name."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -107,9 +107,9 @@ def fingerprint(path: Path) -> dict:
 def _make(parent: Path, name: str) -> Path | None:
     """`parent/name` with the marker inside, or None if that name is taken."""
     path = parent / name
-    hidden = Path(tempfile.mkdtemp(dir=parent, prefix=f".incomplete-{name}-"))
-    hidden.chmod(0o777 & ~_umask())
-    write_atomically(hidden / MARKER, lambda file: file.write(b"This run has not finished; see manifest.json once it has.\n"))
+    hidden = parent / f".incomplete-{name}-{secrets.token_hex(8)}"
+    hidden.mkdir()
+    write_atomically(hidden / MARKER, lambda file: file.write(b"This run was not finished, or still runs.\n"))
     try:
         if not os.path.lexists(path):
             os.rename(hidden, path)  # onto another run's folder it fails: that one is never empty
@@ -121,12 +121,6 @@ def _make(parent: Path, name: str) -> Path | None:
     (hidden / MARKER).unlink()
     hidden.rmdir()
     return None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextmanager

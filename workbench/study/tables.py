@@ -40,6 +40,7 @@ SCHEMAS = {
         prefill_tokens=COUNT,
         decode_tokens=COUNT,
         pages_used=COUNT,
+        kv_bytes=COUNT,
         wall_seconds=SECONDS,
         forward_seconds=SECONDS,
         note_seconds=SECONDS,
@@ -50,14 +51,16 @@ SCHEMAS = {
     "tokens.parquet": _schema(
         request_id=TEXT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
     ),
-    "decisions.parquet": _schema(time=SECONDS, step=COUNT, request_id=TEXT, kind=TEXT, action=TEXT, reason=TEXT),
+    "decisions.parquet": _schema(
+        time=SECONDS, step=COUNT, request_id=TEXT, kind=TEXT, action=TEXT, reason=TEXT
+    ),
 }
 
 
 def table_of(rows: Sequence[Mapping], schema: pa.Schema | None = None) -> pa.Table:
-    """Rows as a table: the schema's columns always, then whatever else the rows hold, in order of appearance."""
+    """Rows as a table: the schema's columns always, then what else the rows hold, in order of appearance."""
     names = list(schema.names) if schema else []
-    names += [name for name in dict.fromkeys(key for row in rows for key in row) if name not in set(names)]
+    names = list(dict.fromkeys([*names, *(key for row in rows for key in row)]))
     columns = {}
     for name in names:
         kind = schema.field(name).type if schema and name in schema.names else None

@@ -90,6 +90,7 @@ class Stepped(Event):
     prefill_tokens: int = 0
     decode_tokens: int = 0
     pages_used: int = 0
+    kv_bytes: int = 0  # what those pages take
     wall_seconds: float = 0.0
     forward_seconds: float = 0.0
     note_seconds: float = 0.0  # what the instruments themselves took

@@ -38,7 +38,7 @@ def chrome_trace(recorder: Recorder) -> dict:
 
 
 class _Clock:
-    """Seconds to whole nanoseconds after `origin`; whole, so that a slice ends exactly where its parent does."""
+    """Seconds to whole nanoseconds after `origin`; whole, so that a slice ends where its parent does."""
 
     def __init__(self, origin: float) -> None:
         self.origin = origin
@@ -50,7 +50,8 @@ class _Clock:
 
     def instant(self, name: str, tid: int, time: float, args: dict) -> dict:
         ts = self._nanoseconds(time) / 1000
-        return {"name": name, "cat": "event", "ph": "i", "s": "t", "pid": REQUESTS, "tid": tid, "ts": ts, "args": args}
+        place = {"ph": "i", "s": "t", "pid": REQUESTS, "tid": tid, "ts": ts}
+        return {"name": name, "cat": "event", **place, "args": args}
 
     def counter(self, name: str, time: float, value: int) -> dict:
         ts = self._nanoseconds(time) / 1000
@@ -72,7 +73,8 @@ def _order(track: int) -> dict:
 def _steps(recorder: Recorder, clock: _Clock) -> list[dict]:
     out, previous = [], float("-inf")
     for step in recorder.steps():
-        start = max(step["time"] - step["wall_seconds"], previous)  # steps follow one another, whatever rounding says
+        # One step follows another, whatever the rounding of a difference says.
+        start = max(step["time"] - step["wall_seconds"], previous)
         args = {name: step[name] for name in STEP_ARGUMENTS}
         out.append(clock.slice(step["phase"] or "step", ENGINE, STEP_TRACK, start, step["time"], args))
         out.append(clock.counter("pages used", step["time"], step["pages_used"]))
@@ -113,7 +115,7 @@ def _happenings(recorder: Recorder, clock: _Clock, end: float) -> list[dict]:
             case SetBack():
                 away[track] = event
             case Decoded():
-                args = {"index": event.index, "token_id": event.token_id, "text": event.text, "step": event.step}
+                args = {name: getattr(event, name) for name in ("index", "token_id", "text", "step")}
                 out.append(clock.instant("token", track, event.time, args))
             case Planned() if event.action != "waiting":  # that one comes anew each step
                 args = {"step": event.step, "reason": event.reason}

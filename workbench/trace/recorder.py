@@ -11,7 +11,7 @@ STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_i
 
 
 class Recorder:
-    """The events in the order they came. Tables are lists of plain dicts, times raw seconds, never rounded."""
+    """The events in the order they came. Tables are lists of dicts; times are raw seconds, never rounded."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -39,20 +39,19 @@ class Recorder:
             if not event.request_id:
                 continue
             mine = under_way.setdefault(event.request_id, [])
-            submitted = isinstance(event, Submitted)
-            if submitted or not mine:
+            if isinstance(event, Submitted) or not mine:
                 mine.append(count)
                 count += 1
-            # An id submitted again while under way is refused: that refusal belongs to the newer row.
-            refused = isinstance(event, Finished) and event.reason == "refused"
-            number = mine[-1] if submitted or refused else mine[0]
-            yield number, event
-            if isinstance(event, Finished):
-                mine.remove(number)
+            yield mine[-1], event
+            if isinstance(
+                event, Finished
+            ):  # an id refused because it is under way goes on with the older row
+                mine.pop()
 
     def steps(self) -> list[dict]:
         """One row a step: all fields of `Stepped`; `time` is the step's end."""
-        return [{name: getattr(e, name) for name in STEP_FIELDS} for e in self.events if isinstance(e, Stepped)]
+        steps = [event for event in self.events if isinstance(event, Stepped)]
+        return [{name: getattr(step, name) for name in STEP_FIELDS} for step in steps]
 
     def tokens(self) -> list[dict]:
         """One row an output token, in the order they were chosen."""
@@ -60,7 +59,7 @@ class Recorder:
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
 
     def decisions(self) -> list[dict]:
-        """One row a decision of the scheduler (`kind` planned) and one a set-back that happened (set_back)."""
+        """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (set_back)."""
         return [
             {
                 "time": e.time,

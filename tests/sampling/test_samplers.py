@@ -1,0 +1,84 @@
+"""Draws come from the seed and the position alone, follow softmax, and never take a removed token."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.sampling import Draw, Greedy, uniform
+from workbench.testing.rows import rows
+
+SEEDS = st.integers(0, 2**63 - 1)
+ALMOST_ONE = 1 - 2.0**-53
+WRITTEN = [0.12311943861730146, 0.5826717794384204, 0.5363207289114678]
+
+
+@given(SEEDS, st.integers(0, 2**40))
+def test_uniform_is_a_function_into_the_unit_interval(seed, position):
+    number = uniform(seed, position)
+    assert 0 <= number < 1
+    assert number == uniform(seed, position)
+    assert (number * 2**53).is_integer()
+
+
+def test_uniform_is_written_down():
+    """These numbers are part of every record: a change would make old runs irreproducible."""
+    assert [uniform(0, 0), uniform(0, 1), uniform(1, 0)] == WRITTEN
+
+
+def test_uniform_is_even_over_positions_and_over_seeds():
+    for numbers in ([uniform(7, n) for n in range(20_000)], [uniform(n, 7) for n in range(20_000)]):
+        counts = torch.histc(torch.tensor(numbers, dtype=torch.float64), bins=50, min=0, max=1)
+        assert chi_square(counts, torch.full((50,), 400.0)) < limit(49)
+        lagged = torch.tensor(numbers, dtype=torch.float64) - 0.5
+        assert abs(float((lagged[1:] * lagged[:-1]).mean())) < 5 / 12 / math.sqrt(20_000)
+
+
+@given(rows(64), st.lists(st.floats(0, ALMOST_ONE), min_size=1, max_size=5))
+def test_a_draw_inverts_the_distribution_function(row, numbers):
+    batch = row.logits.expand(len(numbers), -1)
+    reached = row.logits.double().softmax(-1).cumsum(-1)
+    for number, token in zip(numbers, Draw().choose_rows(batch, numbers), strict=True):
+        assert float(row.logits[token]) > -math.inf
+        assert float(reached[token]) >= number * float(reached[-1]) - 1e-12
+        assert token == 0 or float(reached[token - 1]) <= number * float(reached[-1]) + 1e-12
+        assert Draw().choose(row.logits, number) == (token, None)
+
+
+@given(rows(64))
+def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_left(row):
+    likely = (row.logits.double().softmax(-1) > 1e-15).nonzero()[:, 0].tolist()
+    first, last = Draw().choose_rows(row.logits.expand(2, -1), [0.0, ALMOST_ONE])
+    assert first <= likely[0]
+    assert last >= likely[-1]
+
+
+def test_draws_over_many_positions_are_distributed_as_softmax():
+    logits = torch.tensor([2.0, 1.0, 0.0, -math.inf, -1.0, 1.0, 0.5, -math.inf])
+    draws = 20_000
+    for seed in (0, 1, 12345):
+        numbers = [uniform(seed, position) for position in range(draws)]
+        tokens = Draw().choose_rows(logits.expand(draws, -1), numbers)
+        counts = torch.bincount(torch.tensor(tokens), minlength=8).double()
+        expected = logits.double().softmax(-1) * draws
+        assert counts[expected == 0].sum() == 0
+        assert chi_square(counts[expected > 0], expected[expected > 0]) < limit(5)
+
+
+@given(rows(64), st.integers(2, 6))
+def test_greedy_takes_the_lowest_of_equal_tokens(row, count):
+    best = (row.logits == row.logits.max()).nonzero()[0].item()
+    assert Greedy().choose_rows(row.logits.expand(count, -1), [0.9] * count) == [best] * count
+    assert Greedy().choose(row.logits, 0.9) == (best, None)
+
+
+def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def limit(freedom: int) -> float:
+    """The 1 - 1e-6 quantile of chi-square, by Wilson and Hilferty."""
+    return freedom * (1 - 2 / (9 * freedom) + 4.75 * math.sqrt(2 / (9 * freedom))) ** 3

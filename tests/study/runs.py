@@ -1,0 +1,82 @@
+"""A run as small as a run can be, and a process that dies in the midst of writing one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from workbench.study.run_folder import RunFolder
+from workbench.trace.events import Decoded, Finished, Stepped, Submitted
+from workbench.trace.perfetto import chrome_trace
+from workbench.trace.recorder import Recorder
+
+
+def small_recorder(tokens: int = 3) -> Recorder:
+    recorder = Recorder()
+    recorder.note(Submitted(1.0, "a", prompt_tokens=2, arrival=0.9))
+    for index in range(tokens):
+        recorder.note(Decoded(1.5 + index, "a", "x", step=index, token_id=index, index=index))
+        recorder.note(Stepped(1.5 + index, step=index, phase="decode", decode_tokens=1, wall_seconds=0.5))
+    ids = tuple(range(tokens))
+    recorder.note(Finished(9.0, "a", reason="length", token_ids=ids, output_text="x" * tokens))
+    return recorder
+
+
+def write_run(parent: Path, recorder: Recorder, name: str = "first") -> Path:
+    run = RunFolder.create(parent, name)
+    run.write_text("experiment.yaml", "question: how fast?\n")
+    run.write_json("environment.json", {"python": "3.11"})
+    run.write_table("requests.parquet", recorder.requests())
+    run.write_table("steps.parquet", recorder.steps())
+    run.write_table("tokens.parquet", recorder.tokens())
+    run.write_table("decisions.parquet", recorder.decisions())
+    run.write_json("summary.json", {"wall_s": 8.1, "ttft_s": {"p50": 0.6, "p90": 0.6, "p99": 0.6}})
+    run.write_json("trace.json", chrome_trace(recorder), indent=None)
+    return run.finish()
+
+
+def die_before_call(parent: Path, number: int) -> bool:
+    """Fork; the child writes a run and is killed at its `number`-th file operation. Whether it got that far."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        return os.WIFSIGNALED(status)
+    calls = itertools.count()
+    operations = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+    def watch(event: str, arguments: tuple) -> None:
+        if event in operations and next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    write_run(parent, small_recorder())
+    os._exit(0)
+
+
+def die_at_random(parent: Path, most_seconds: float) -> None:
+    """Fork; the child writes runs without end and is killed after a random while."""
+    child = os.fork()
+    if not child:
+        recorder = small_recorder(500)
+        while True:
+            write_run(parent, recorder)
+    time.sleep(random.random() * most_seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    manner, folder = sys.argv[1], Path(sys.argv[2])
+    if manner == "calls":
+        number = 0
+        while die_before_call(folder / str(number), number):
+            number += 1
+        print(number)
+    else:
+        for _ in range(int(sys.argv[3])):
+            die_at_random(folder, 0.06)

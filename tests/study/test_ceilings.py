@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.errors import WorkbenchError
+from workbench.study import ceilings, measure_ceilings
+from workbench.study.ceilings import FILE, Ceiling, Ceilings, ceilings_for
+from workbench.study.measure_ceilings import level_of, measure_gemm_rate, measure_read_bandwidth
+
+SHAPE = (2, 8, 4)
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[tuple]:
+    """Measurements that take no time, and a list of those asked for."""
+    asked: list[tuple] = []
+
+    def read(size: int, threads: int, compiled: bool) -> Ceiling:
+        asked.append(("read", size, threads, compiled))
+        return ceiling("read", size=size, value=float(100 + len(asked)))
+
+    def gemm(dtype: str, shape: tuple[int, int, int], threads: int) -> Ceiling:
+        asked.append(("gemm", dtype, shape, threads))
+        return ceiling("gemm", dtype=dtype, shape=shape)
+
+    monkeypatch.setattr(ceilings, "measure_read_bandwidth", read)
+    monkeypatch.setattr(ceilings, "measure_gemm_rate", gemm)
+    return asked
+
+
+def ceiling(kind: str, value: float = 100.0, size: int = 64, **more) -> Ceiling:
+    whole = Ceiling(
+        kind, value, "a second", "by hand", threads=1, repeats=3, seconds=0.5, working_set_bytes=size
+    )
+    return replace(whole, **more)
+
+
+@pytest.mark.parametrize("size", [4, 12, 4096, 100_000])
+def test_a_read_ceiling_is_bytes_over_seconds(size):
+    threads = torch.get_num_threads()
+    found = measure_read_bandwidth(size, threads=1)
+    assert (found.kind, found.unit, found.threads, found.working_set_bytes) == ("read", "bytes/s", 1, size)
+    assert size - 4096 < found.measured_bytes <= size
+    assert found.value == pytest.approx(found.measured_bytes / found.seconds)
+    assert found.repeats >= 1
+    assert found.level in ("cache", "memory")
+    assert torch.get_num_threads() == threads
+
+
+def test_a_working_set_beyond_need_is_read_in_part_and_says_so(monkeypatch):
+    monkeypatch.setattr(measure_ceilings, "MOST_BYTES", 2**16)
+    monkeypatch.setattr(measure_ceilings, "last_level_cache", lambda: 2**10)
+    found = measure_read_bandwidth(2**30)
+    assert (found.working_set_bytes, found.measured_bytes, found.level) == (2**30, 2**16, "DRAM")
+
+
+@pytest.mark.parametrize("count", [1, 3, 1024, 8192])
+def test_every_way_of_reading_reads_everything(count):
+    """A change anywhere in the data must be able to change what each way returns."""
+    width = min(1024, count)
+    data = torch.zeros(count // width, width)
+    ways = measure_ceilings._reads(data, compiled=False)
+    for name, way in ways.items():
+        for place in {0, count // 2, count - 1}:
+            data.zero_()
+            before = torch.as_tensor(way()).clone()
+            data.view(-1)[place] = 2.0
+            assert not torch.equal(torch.as_tensor(way()), before), (name, place)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", torch.float32])
+def test_a_gemm_ceiling_is_operations_over_seconds(dtype):
+    found = measure_gemm_rate(dtype, SHAPE)
+    assert (found.kind, found.unit, found.shape) == ("gemm", "FLOP/s", SHAPE)
+    assert found.value == pytest.approx(2 * math.prod(SHAPE) / found.seconds)
+    assert found.dtype == str(dtype).removeprefix("torch.")
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    with measure_ceilings.thread_count(before + 1) as count:
+        assert count == torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_way_that_fails_leaves_the_others(monkeypatch):
+    def fails() -> None:
+        raise RuntimeError("no compiler")
+
+    timing, name = measure_ceilings._best({"broken": fails, "works": lambda: None})
+    assert name == "works"
+    assert timing.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: measure_read_bandwidth(3), "working set of 3 bytes"),
+        (lambda: measure_read_bandwidth(64, threads=0), "threads 0"),
+        (lambda: measure_gemm_rate("int8", SHAPE), "int8"),
+        (lambda: measure_gemm_rate("float33", SHAPE), "float33"),
+        (lambda: measure_gemm_rate("float32", (1, 0, 1)), "GEMM shape"),
+    ],
+)
+def test_what_cannot_be_measured_is_told(call, told):
+    with pytest.raises(WorkbenchError, match=told):
+        call()
+
+
+def test_the_level_is_told_from_the_caches_size():
+    assert [level_of(size, 100) for size in (99, 100, 101)] == ["cache", "cache", "DRAM"]
+    assert level_of(1, None) == "memory"
+
+
+def test_what_was_measured_once_is_kept(tmp_path, measured):
+    first = ceilings_for(1000, threads=1, gemm_shape=SHAPE, cache_dir=tmp_path)
+    assert len(measured) == 3
+    assert ceilings_for(1000, threads=1, gemm_shape=SHAPE, cache_dir=tmp_path) == first
+    assert len(measured) == 3
+    ceilings_for(1000, threads=1, gemm_shape=SHAPE, cache_dir=tmp_path, refresh=True)
+    assert len(measured) == 6
+
+
+@pytest.mark.parametrize(
+    "change", [{"threads": 2}, {"compiled": True}, {"gemm_shape": (3, 8, 4)}, {"size": 4000}]
+)
+def test_other_circumstances_are_measured_anew(tmp_path, measured, change):
+    ceilings_for(1000, threads=1, gemm_shape=SHAPE, cache_dir=tmp_path)
+    count = len(measured)
+    size = change.pop("size", 1000)
+    ceilings_for(size, **{"threads": 1, "gemm_shape": SHAPE, "cache_dir": tmp_path} | change)
+    assert len(measured) > count
+
+
+def test_near_sizes_share_a_measurement_unless_the_cache_ends_between(tmp_path, measured, monkeypatch):
+    monkeypatch.setattr(ceilings, "last_level_cache", lambda: 2**20)
+    ceilings_for(2**20, dtypes=(), cache_dir=tmp_path)
+    ceilings_for(int(2**20 * 0.95), dtypes=(), cache_dir=tmp_path)
+    assert len(measured) == 1
+    ceilings_for(int(2**20 * 1.05), dtypes=(), cache_dir=tmp_path)
+    assert len(measured) == 2
+
+
+def test_a_measurement_on_a_busy_machine_is_made_again_and_the_higher_kept(tmp_path, monkeypatch):
+    made = [
+        ceiling("read", value, others_cpu_share=busy) for value, busy in ((5.0, 0.9), (4.0, 0.8), (7.0, 0.0))
+    ]
+    coming = iter(made)
+    monkeypatch.setattr(ceilings, "measure_read_bandwidth", lambda *_: next(coming))
+    values = [ceilings_for(64, dtypes=(), cache_dir=tmp_path).reads[0].value for _ in range(5)]
+    assert values == [5.0, 5.0, 7.0, 7.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"ceilings": 3}', '{"ceilings": {"a": 1}}', "\udcff"]
+)
+def test_a_damaged_file_is_made_anew(tmp_path, measured, text):
+    (tmp_path / FILE).write_bytes(text.encode("utf-8", "surrogateescape"))
+    first = ceilings_for(1000, threads=1, cache_dir=tmp_path)
+    assert ceilings_for(1000, threads=1, cache_dir=tmp_path) == first
+    assert len(measured) == 3
+    assert len(json.loads((tmp_path / FILE).read_text())["ceilings"]) == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"value": "much"},
+        {"value": -1.0},
+        {"value": None},
+        {"shape": 3},
+        {"colour": 1},
+        {"working_set_bytes": 0},
+    ],
+)
+def test_a_damaged_entry_is_measured_again_and_the_others_kept(tmp_path, measured, damage):
+    ceilings_for(1000, 4000, dtypes=(), cache_dir=tmp_path)
+    entries = json.loads((tmp_path / FILE).read_text())
+    key = next(iter(entries["ceilings"]))
+    entries["ceilings"][key] |= damage
+    (tmp_path / FILE).write_text(json.dumps(entries))
+    ceilings_for(1000, 4000, dtypes=(), cache_dir=tmp_path)
+    assert len(measured) == 3
+
+
+def test_where_nothing_can_be_kept_everything_is_measured_each_time(tmp_path, measured):
+    (tmp_path / "file").write_text("in the way")
+    for _ in range(2):
+        ceilings_for(1000, threads=1, dtypes=(), cache_dir=tmp_path / "file" / "below")
+    assert len(measured) == 2
+
+
+def test_two_that_measure_at_once_lose_nothing_of_each_other(tmp_path, measured, monkeypatch):
+    fake = ceilings.measure_read_bandwidth
+
+    def meanwhile(size: int, threads: int, compiled: bool) -> Ceiling:
+        if size == 1000:
+            ceilings_for(9000, dtypes=(), cache_dir=tmp_path)
+        return fake(size, threads, compiled)
+
+    monkeypatch.setattr(ceilings, "measure_read_bandwidth", meanwhile)
+    ceilings_for(1000, dtypes=(), cache_dir=tmp_path)
+    ceilings_for(1000, 9000, dtypes=(), cache_dir=tmp_path)
+    assert sorted(size for _, size, *_ in measured) == [1000, 9000]
+
+
+work = st.floats(0, 1e12)
+
+
+@given(work, work, work)
+def test_the_roofline_is_the_slower_of_the_two_and_rises_with_either(flops, nbytes, more):
+    here = Ceilings((ceiling("read", 50.0),), (ceiling("gemm", 200.0, dtype="float32"),))
+    seconds = here.roofline_seconds(flops, nbytes, "float32", 64)
+    assert seconds == max(flops / 200, nbytes / 50)
+    assert here.roofline_seconds(flops + more, nbytes, "float32", 64) >= seconds
+    assert here.roofline_seconds(flops, nbytes + more, "float32", 64) >= seconds
+
+
+def test_a_ceiling_is_found_by_size_and_precision():
+    here = Ceilings(
+        (ceiling("read", 9.0, 2**10), ceiling("read", 3.0, 2**20)), (ceiling("gemm", dtype="float32"),)
+    )
+    assert [here.read(size).value for size in (0, 2**14, 2**16, 2**40)] == [9.0, 9.0, 3.0, 3.0]
+    with pytest.raises(WorkbenchError, match="bfloat16: not measured; measured: float32"):
+        here.gemm("bfloat16")
+    assert json.loads(json.dumps(here.as_json()))["reads"][0]["value"] == 9.0

@@ -1,0 +1,81 @@
+"""The house rule on imports, executed: they point one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("workbench", "compiled_kernels", "experiments")
+
+# Lower rooms first; a module may import its own room and those below it.
+ORDER = [
+    ("workbench.errors",),
+    ("compiled_kernels",),
+    ("workbench.batch", "workbench.request", "workbench.trace"),
+    ("workbench.cache",),
+    ("workbench.prompt",),
+    ("workbench.model",),
+    ("workbench.sampling",),
+    ("workbench.engine",),
+    ("workbench.study",),
+    ("workbench.testing",),
+    ("experiments",),
+    ("workbench.cli",),
+]
+FREE_OF_TORCH = (
+    "workbench/cache/pages.py",
+    "workbench/request.py",
+    "workbench/engine/scheduler.py",
+    "workbench/engine/plan.py",
+    *(path.relative_to(ROOT).as_posix() for path in (ROOT / "workbench" / "trace").glob("*.py")),
+)
+
+
+def rank(module: str) -> int | None:
+    places = [i for i, names in enumerate(ORDER) for n in names if module == n or module.startswith(n + ".")]
+    return places[0] if places else None
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def violations(path: Path, module: str) -> list[str]:
+    """What `path`, were it the module `module`, imports from a room above its own."""
+    mine = rank(module)
+    assert mine is not None, f"{module} has no place in ORDER"
+    return [f"{module} imports {name}" for name in imports_of(path) if (rank(name) or 0) > mine]
+
+
+def modules() -> list[Path]:
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_point_one_way(path: Path) -> None:
+    module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    if module in ("workbench", "workbench.__main__"):
+        return  # the front door names what it offers
+    assert violations(path, module) == []
+    if path.relative_to(ROOT).parts[0] == "compiled_kernels":
+        assert not [name for name in imports_of(path) if name.startswith("workbench")]
+
+
+@pytest.mark.parametrize("name", FREE_OF_TORCH)
+def test_integers_name_no_torch(name: str) -> None:
+    assert not [found for found in imports_of(ROOT / name) if found.split(".")[0] == "torch"]
+
+
+def test_the_check_can_fail(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from workbench.engine.runner import Runner\n")
+    assert violations(wrong, "workbench.cache.wrong") == ["workbench.cache.wrong imports workbench.engine.runner.Runner"]

@@ -1,0 +1,174 @@
+"""The command line: `workbench run | generate | reproduce | inspect | doctor`.
+
+Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from workbench.errors import WorkbenchError
+
+app = typer.Typer(
+    help="A research workbench for LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+Out = Annotated[Path, typer.Option(help="folder in which the run folder is made")]
+
+
+@app.command(epilog="Example: `workbench run experiments/first_light.yaml --set sampling.seed=7`")
+def run(
+    file: Annotated[Path, typer.Argument(help="an experiment in YAML")],
+    set_: Sets = None,
+    out: Out = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment and leave a run folder."""
+    from workbench.study import report
+    from workbench.study.experiment import Experiment
+    from workbench.study.run import run as run_experiment
+
+    experiment = Experiment.read(file, tuple(set_ or ()))
+    record = run_experiment(experiment, out, file.stem, progress=not as_json)
+    if as_json:
+        _print_json({"run": str(record.path), "summary": record.summary, "requests": record.requests.to_pylist()})
+    else:
+        report.show(record, Console())
+    failed = record.summary["requests"]["by_finish_reason"]
+    raise typer.Exit(1 if failed.get("refused") or failed.get("error") else 0)
+
+
+@app.command(epilog='Example: `workbench generate "def fibonacci(n):" --max-tokens 48`')
+def generate(
+    prompt: Annotated[str, typer.Argument(help="the text to continue")],
+    model: Annotated[str, typer.Option(help="a folder, demo, demo-draft, or shape:NAME")] = "demo",
+    max_tokens: Annotated[int, typer.Option(help="how many tokens at most")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="keep the likeliest tokens up to this mass")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="keep this many of the likeliest tokens; 0 keeps all")] = 0,
+    seed: Annotated[int, typer.Option(help="of the draws")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
+    lane: Annotated[str, typer.Option(help="auto, eager or inductor")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text, as it is generated."""
+    from workbench.study.generation import generation
+
+    sampling = dict(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    sampling["stop"] = tuple(stop or ())
+    show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
+    show(prompt)
+    result = generation(prompt, model, lane, dtype, sampling, show)
+    if as_json:
+        _print_json(result)
+    else:
+        show("\n")
+    if result["finish_reason"] == "error":
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b`")
+def reproduce(
+    folder: Annotated[Path, typer.Argument(help="a run folder")],
+    out: Annotated[Path | None, typer.Option(help="where the new run goes; beside the old one unless given")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a record's experiment again and say what differs."""
+    from workbench.study.record import Record
+    from workbench.study.reproduce import reproduce as run_again
+
+    comparison = run_again(Record.open(folder), out, progress=not as_json)
+    if as_json:
+        _print_json(
+            {
+                "identical": comparison.identical,
+                "requests": comparison.requests,
+                "tokens": list(comparison.tokens),
+                "surroundings": list(comparison.surroundings),
+                "run": str(comparison.again.path),
+            }
+        )
+    else:
+        print(comparison)
+        print(f"new run folder  {comparison.again.path}")
+    raise typer.Exit(0 if comparison.identical else 1)
+
+
+@app.command(epilog="Example: `workbench inspect runs/first_light-20261121-120000-1a2b`")
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="a run folder")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run left behind, and whether it is whole."""
+    from workbench.study import report
+    from workbench.study.record import Record
+
+    record = Record.open(folder)
+    record.verify()
+    if as_json:
+        _print_json({"run": str(record.path), "environment": record.environment, "summary": record.summary})
+    else:
+        report.show(record, Console())
+
+
+@app.command(epilog="Example: `workbench doctor --json`")
+def doctor(as_json: AsJson = False) -> None:
+    """What is installed, which lanes work here, and why the others do not."""
+    from workbench.study.doctor import findings, show
+
+    found = findings()
+    if as_json:
+        _print_json(found)
+    else:
+        show(found, Console())
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; errors a user can mend are one line, with `--debug` the whole traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    run_app: Callable[..., Any] = typer.main.get_command(app)
+    try:
+        code = run_app(words, prog_name="workbench", standalone_mode=False)
+        return int(code or 0)
+    except WorkbenchError as error:
+        return _fail(str(error), debug)
+    except typer.Exit as leave:
+        return leave.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail("interrupted", debug=False, code=130)
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a mistake in the words themselves, told by the CLI library
+            return _fail(error.format_message(), debug)
+        return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
+
+
+def _fail(message: str, debug: bool, code: int = 2) -> int:
+    if debug:
+        raise
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def entry() -> None:
+    sys.exit(main())

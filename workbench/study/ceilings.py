@@ -1,0 +1,141 @@
+"""What this machine can do at best, kept per machine in a plain JSON file that may be deleted at any time."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from workbench.errors import WorkbenchError
+from workbench.study.machine import cpu_model, last_level_cache
+from workbench.study.measure_ceilings import (
+    GEMM_SHAPE,
+    Ceiling,
+    level_of,
+    measure_gemm_rate,
+    measure_read_bandwidth,
+)
+from workbench.study.run_folder import write_atomically
+
+FILE = "ceilings.json"
+BUSY = 0.1  # share of the processor taken by others above which a ceiling is not to be trusted
+
+__all__ = ["Ceiling", "Ceilings", "ceilings_for", "measure_gemm_rate", "measure_read_bandwidth"]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What was asked of one machine: reads by working set, GEMM rates by precision."""
+
+    reads: tuple[Ceiling, ...]
+    gemms: tuple[Ceiling, ...]
+
+    def read(self, working_set_bytes: int) -> Ceiling:
+        """The read ceiling measured nearest to this size, as a ratio."""
+        return min(self.reads, key=lambda c: abs(math.log(c.working_set_bytes / max(working_set_bytes, 1))))
+
+    def gemm(self, dtype: str) -> Ceiling:
+        """The GEMM ceiling of this precision; WorkbenchError if it was not measured."""
+        for ceiling in self.gemms:
+            if ceiling.dtype == dtype:
+                return ceiling
+        known = ", ".join(c.dtype for c in self.gemms) or "none"
+        raise WorkbenchError(f"GEMM ceiling of {dtype}: not measured; measured: {known}")
+
+    def roofline_seconds(self, flops: float, read_bytes: float, dtype: str, working_set_bytes: int) -> float:
+        """No step of this much work can be quicker: the slower of computing and reading."""
+        return max(flops / self.gemm(dtype).value, read_bytes / self.read(working_set_bytes).value)
+
+    def as_json(self) -> dict:
+        return {"reads": [asdict(c) for c in self.reads], "gemms": [asdict(c) for c in self.gemms]}
+
+
+def ceilings_for(
+    *working_sets: int,
+    threads: int | None = None,
+    dtypes: Iterable[str] = ("float32", "bfloat16"),
+    gemm_shape: tuple[int, int, int] = GEMM_SHAPE,
+    compiled: bool = False,
+    refresh: bool = False,
+    cache_dir: Path | None = None,
+) -> Ceilings:
+    """Ceilings for working sets of these bytes, from this machine's file or measured now and kept there.
+
+    A kept one serves sizes within a factor of 2^(1/4) and the same level, processor, threads and torch. One
+    measured while others used the processor is measured again, and the higher kept. A damaged file is made
+    anew; where none can be written, everything is measured each time.
+    """
+    threads = threads or torch.get_num_threads()
+    file = (cache_dir or Path(platformdirs.user_cache_dir("inference-workbench", appauthor=False))) / FILE
+    kept = {} if refresh else _load(file)
+    measured: dict[str, Ceiling] = {}
+
+    def find(key: str, measure: Callable[[], Ceiling]) -> Ceiling:
+        before = kept.get(key)
+        if before is None or (before.others_cpu_share or 0.0) > BUSY:
+            now = measure()
+            higher = now if before is None or now.value >= before.value else before
+            # Kept with today's load: once measured in quiet, the matter rests.
+            kept[key] = measured[key] = replace(higher, others_cpu_share=now.others_cpu_share)
+        return kept[key]
+
+    machine = f"{cpu_model()} x {os.cpu_count()}, threads {threads}, torch {torch.__version__}"
+    cache = last_level_cache()
+    reads = tuple(
+        find(
+            f"{machine}, read {_bucket(size)} {level_of(size, cache)}{' compiled' * compiled}",
+            lambda size=size: measure_read_bandwidth(size, threads, compiled),
+        )
+        for size in working_sets
+    )
+    gemms = tuple(
+        find(
+            f"{machine}, gemm {dtype} {'x'.join(map(str, gemm_shape))}",
+            lambda dtype=dtype: measure_gemm_rate(dtype, gemm_shape, threads),
+        )
+        for dtype in dtypes
+    )
+    if measured:
+        _save(file, _load(file) | measured)  # what another process added meanwhile stays
+    return Ceilings(reads, gemms)
+
+
+def _bucket(size: int) -> str:
+    """The size rounded to a power of the square root of 2, so that near sizes share one measurement."""
+    return f"2^{round(2 * math.log2(max(size, 1))) / 2:g}"
+
+
+def _load(file: Path) -> dict[str, Ceiling]:
+    """Every entry that can be understood; the others are as if they had never been."""
+    try:
+        entries = dict(json.loads(file.read_bytes())["ceilings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {key: ceiling for key, entry in entries.items() if (ceiling := _ceiling(entry))}
+
+
+def _ceiling(entry: object) -> Ceiling | None:
+    names = {f.name for f in fields(Ceiling)}
+    if not isinstance(entry, dict) or set(entry) != names or not isinstance(entry["shape"], list):
+        return None
+    for value in (entry["value"], entry["working_set_bytes"]):
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            return None
+    values: dict[str, Any] = entry | {"shape": tuple(entry["shape"])}
+    return Ceiling(**values)
+
+
+def _save(file: Path, kept: dict[str, Ceiling]) -> None:
+    text = json.dumps({"ceilings": {key: asdict(ceiling) for key, ceiling in kept.items()}}, indent=2)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, lambda out: out.write(text.encode()))
+    except OSError:
+        return  # a cache that cannot be kept costs time, not the run

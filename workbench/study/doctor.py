@@ -1,0 +1,52 @@
+"""What works on this machine, and why the rest does not."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rich.console import Console
+from rich.table import Table
+
+from compiled_kernels import lane_problems
+from workbench.engine.load import SHIPPED, resolve_lane
+from workbench.study.environment import environment
+
+# What each extra brings, and what a person gets by installing it.
+EXTRAS = {
+    "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
+    "mlir": ("torch_mlir", "kernels compiled through MLIR"),
+    "lab": ("jupyterlab", "notebooks and widgets"),
+    "dev": ("pytest", "the test suite"),
+}
+
+
+def findings() -> dict:
+    """Lanes, extras, models and the environment, JSON-ready; null stands where nothing is wrong."""
+    lane, reason = resolve_lane("auto")
+    return {
+        "lanes": {str(name): problem for name, problem in lane_problems().items()},
+        "auto_lane": {"name": str(lane), "reason": reason},
+        "extras": {
+            extra: None if importlib.util.find_spec(module) else f"not installed: pip install 'inference-workbench[{extra}]'"
+            for extra, (module, _) in EXTRAS.items()
+        },
+        "models": {
+            name: None if (folder / "model.safetensors").is_file() else "missing: run python -m experiments.train_demo"
+            for name, folder in SHIPPED.items()
+        },
+        "environment": environment(),
+    }
+
+
+def show(found: dict, console: Console) -> None:
+    table = Table("what", "name", "state")
+    for kind in ("lanes", "extras", "models"):
+        for name, problem in found[kind].items():
+            table.add_row(kind[:-1], name, problem or "[green]works[/green]")
+    console.print(table)
+    surroundings = found["environment"]
+    console.print(f"lane auto is {found['auto_lane']['name']} here ({found['auto_lane']['reason']})")
+    console.print(
+        f"Python {surroundings['python']}, torch {surroundings['packages']['torch']}, "
+        f"{surroundings['cpu']['model']}, {surroundings['threads']['torch']} threads"
+    )

@@ -1,0 +1,114 @@
+"""The machine and the software of a run, as a record keeps them. No paths, no user or host names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sysconfig
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from workbench.study.machine import cpu, cpu_times, memory_bytes, others_cpu_share
+
+PACKAGES = (
+    "inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler", "einops", "numpy",
+    "tokenizers", "transformers", "safetensors", "pydantic", "pyarrow", "duckdb",
+)  # fmt: skip
+SOURCE = Path(__file__).resolve().parents[2]
+
+
+def environment(
+    with_torch: bool = True, repository: Path | None = SOURCE, sample_seconds: float = 0.25
+) -> dict:
+    """Everything that may explain a figure, JSON-ready; null where this system does not tell.
+
+    `with_torch` imports torch for threads and GPU; versions need no import. Other processes' share of the CPU
+    is watched for `sample_seconds`; for a whole run take `cpu_times()` before and `others_cpu_share` after.
+    """
+    before = cpu_times()
+    time.sleep(sample_seconds)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": cpu(),
+        "memory_bytes": memory_bytes(),
+        "threads": _threads(with_torch),
+        "gpu": _gpus(with_torch),
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "others_cpu_share": others_cpu_share(before),
+        "commit": commit(repository) if repository else None,
+        "compiler": _compiler(),
+        "python_headers": Path(sysconfig.get_path("include"), "Python.h").is_file(),
+    }
+
+
+def commit(repository: Path) -> dict | None:
+    """Commit and dirty flag of the repository that tracks this package's source; None without git."""
+    tracked = "workbench/errors.py"  # an installed copy inside somebody's checkout is not that checkout
+    if _git(repository, "ls-files", "--error-unmatch", tracked) is None:
+        return None
+    head, changes = _git(repository, "rev-parse", "HEAD"), _git(repository, "status", "--porcelain")
+    return None if head is None else {"hash": head, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(repository: Path, *arguments: str) -> str | None:
+    surroundings = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    return _output(["git", "-C", str(repository), *arguments], surroundings)
+
+
+def _output(command: list[str], surroundings: dict[str, str] | None = None) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=surroundings)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _threads(with_torch: bool) -> dict:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    out: dict = {name: os.environ.get(name) for name in names}
+    torch = _torch(with_torch)
+    return out | {"torch": torch.get_num_threads() if torch else None}
+
+
+def _gpus(with_torch: bool) -> list[str] | None:
+    torch = _torch(with_torch)
+    if torch is None:
+        return None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(index) for index in range(count)]
+
+
+def _torch(wanted: bool) -> Any:
+    """The module, or None where it is not wanted, absent or broken."""
+    try:
+        return importlib.import_module("torch") if wanted else None
+    except (ImportError, OSError):
+        return None
+
+
+def _compiler() -> str | None:
+    """The C++ compiler's own words about itself, without where it lies; None if there is none."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name.split()[0])):
+            lines = (_output([found, "--version"]) or "").splitlines()
+            words = lines[0].split() if lines else [Path(found).name]
+            return " ".join(Path(word).name if word.startswith(("/", "\\")) else word for word in words)
+    return None

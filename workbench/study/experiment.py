@@ -1,0 +1,141 @@
+"""A question as one frozen value: YAML in, YAML out, equal after the round trip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workbench.errors import WorkbenchError, explain
+from workbench.request import SamplingParameters
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelPart(Part):
+    """Which model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
+
+    name: str = "demo"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    device: str = "cpu"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class CachePart(Part):
+    """How keys and values are kept. `auto` pages: full context for every sequence, within 1 GiB."""
+
+    format: Literal["dense"] = "dense"
+    page_size: Count = 64
+    pages: Count | Literal["auto"] = "auto"
+
+
+class SchedulePart(Part):
+    """How requests share the steps."""
+
+    kind: Literal["continuous"] = "continuous"
+    policy: Literal["fcfs"] = "fcfs"
+    max_num_seqs: Count = 16
+    max_num_batched_tokens: Count = 512
+    overflow: Literal["refuse", "cut_oldest"] = "refuse"
+
+
+class PromptsWorkload(Part):
+    """The texts given, all at once, each `copies` times with seeds counted up from the sampling's."""
+
+    kind: Literal["prompts"] = "prompts"
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)]
+    copies: Count = 1
+
+
+class RandomWorkload(Part):
+    """`requests` prompts of random tokens; outputs have full length whatever the model says."""
+
+    kind: Literal["random"] = "random"
+    requests: Count = 16
+    prompt_tokens: Count = 32
+    output_tokens: Count = 128
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+Workload = Annotated[PromptsWorkload | RandomWorkload, Field(discriminator="kind")]
+
+
+class MeasurePart(Part):
+    """What is run besides the run that is recorded."""
+
+    warmup: Annotated[int, Field(ge=0)] = 1  # runs before, which compile and touch everything once
+    threads: Count | Literal["auto"] = "auto"
+    ceilings: bool = True  # measure what this machine could do, for the roofline
+
+
+class Experiment(Part):
+    """Everything that decides what a run does. The same value gives the same tokens."""
+
+    question: str
+    model: ModelPart = ModelPart()
+    lane: str = "auto"
+    cache: CachePart = CachePart()
+    schedule: SchedulePart = SchedulePart()
+    sampling: SamplingParameters = SamplingParameters()
+    workload: Workload
+    measure: MeasurePart = MeasurePart()
+
+    @classmethod
+    def from_yaml(cls, text: str, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
+        """Read YAML and apply `path=value` overrides; whatever is wrong is named by its path."""
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise WorkbenchError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(values, dict):
+            raise WorkbenchError(f"{where}: must be a mapping with `question` and `workload`, not {type(values).__name__}")
+        for override in overrides:
+            _override(values, override)
+        return cls.of(values, where)
+
+    @classmethod
+    def of(cls, values: dict[str, Any], where: str = "experiment") -> Experiment:
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, where, cls) from None
+
+    @classmethod
+    def read(cls, path: Path | str, overrides: tuple[str, ...] = ()) -> Experiment:
+        """The experiment in a YAML file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise WorkbenchError(f"{path}: cannot read this experiment ({error.__class__.__name__}); name a YAML file") from None
+        return cls.from_yaml(text, overrides, str(path))
+
+    def to_yaml(self) -> str:
+        """The whole experiment, defaults included, in the order of the fields."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+
+    def with_(self, *overrides: str) -> Experiment:
+        """A changed copy: `experiment.with_("cache.page_size=16", "lane=eager")`."""
+        return Experiment.from_yaml(self.to_yaml(), overrides)
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise WorkbenchError(f"--set {override}: write it as path=value, for example --set sampling.seed=7")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text  # a prompt may hold anything
+    *parents, last = path.split(".")
+    place = values
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise WorkbenchError(f"--set {override}: {parent} is a value, not a group of settings")
+    place[last] = value

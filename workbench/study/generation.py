@@ -1,0 +1,45 @@
+"""One prompt continued, with what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workbench.engine.load import load, resolve_lane
+from workbench.study.metrics import summarize
+from workbench.trace.events import Finished
+from workbench.trace.recorder import Recorder
+
+
+def generation(
+    prompt: str,
+    model: str,
+    lane: str,
+    dtype: str,
+    sampling: dict[str, Any],
+    show: Callable[[str], None],
+) -> dict:
+    """Continue `prompt`, giving each piece of text to `show`; returns text, ids, finish reason, usage, metrics."""
+    recorder = Recorder()
+    runner = load(model, lane=lane, dtype=dtype, max_num_seqs=1, note=recorder.note)
+    finished = Finished(0.0)
+    for event in runner.stream(prompt, **sampling):
+        show(event.text)
+        if isinstance(event, Finished):
+            finished = event
+    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+    metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
+    metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
+    metrics["lane"] = str(resolve_lane(lane)[0])
+    return {
+        "text": finished.output_text,
+        "token_ids": list(finished.token_ids),
+        "finish_reason": finished.reason,
+        "error": finished.error or None,
+        "usage": {
+            "prompt_tokens": finished.prompt_tokens,
+            "completion_tokens": len(finished.token_ids),
+            "total_tokens": finished.prompt_tokens + len(finished.token_ids),
+        },
+        "metrics": metrics,
+    }

@@ -1,0 +1,100 @@
+"""The processor, its memory and who else uses it, read with the standard library."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+TELLING_FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds of CPU since boot, over all cores: all, the busy part, this process with its children."""
+
+    total: float
+    busy: float
+    own: float
+
+
+def cpu_times() -> CpuTimes | None:
+    """Now, from /proc/stat and this process's times; None where there is no such file."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+    seconds = [int(field) / ticks for field in fields]  # user .. steal; guest times stand in user already
+    mine = os.times()
+    own = mine.user + mine.system + mine.children_user + mine.children_system
+    idle = seconds[3] + seconds[4]  # idle and waiting for disks
+    return CpuTimes(total=sum(seconds), busy=sum(seconds) - idle, own=own)
+
+
+def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
+    """Share of all cores that other processes (or stolen time) took since `before`, 0 to 1."""
+    after = after or cpu_times()
+    if before is None or after is None or after.total <= before.total:
+        return None
+    others = (after.busy - before.busy) - (after.own - before.own)
+    return min(1.0, max(0.0, others / (after.total - before.total)))
+
+
+def cpu_model() -> str:
+    """The processor's name, or what is known of it."""
+    return _cpuinfo("model name") or _cpuinfo("Processor") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(key: str) -> str | None:
+    values = list(_all_cpuinfo(key))
+    return values[0] if values else None
+
+
+def _all_cpuinfo(key: str) -> Iterable[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    return [value.strip() for value in re.findall(rf"^{re.escape(key)}\s*:(.*)$", text, flags=re.MULTILINE)]
+
+
+def cpu() -> dict:
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
+    megahertz = [float(value) for value in _all_cpuinfo("cpu MHz")]
+    return {
+        "model": cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "frequency_mhz": sum(megahertz) / len(megahertz) if megahertz else None,
+        "flags": [flag for flag in TELLING_FLAGS if flag in flags],
+        "last_level_cache_bytes": last_level_cache(),
+    }
+
+
+def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+    """Bytes of the last-level data cache of core 0; None where the system does not tell."""
+    best: tuple[int, int] | None = None
+    for index in sorted(folder.glob("index*")):
+        try:
+            level, size = int((index / "level").read_text()), (index / "size").read_text().strip()
+            unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1:], 1)
+            kind = (index / "type").read_text().strip()
+            if kind != "Instruction":
+                best = max(best or (0, 0), (level, int(size.rstrip("KMG")) * unit))
+        except (OSError, ValueError):
+            continue
+    return best[1] if best else None
+
+
+def memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,139 @@
+"""A record as a person reads it in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from workbench.study.experiment import Experiment
+from workbench.study.record import Record
+
+MOST_TEXTS = 3
+BUSY = 0.1  # share of the processor that others took above which timings are not to be trusted
+
+
+def show(record: Record, console: Console) -> None:
+    """Print the report of a finished run."""
+    experiment = Experiment.from_yaml(record.experiment_text)
+    console.print(Group(*_parts(record, experiment)))
+
+
+def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
+    summary = record.summary
+    yield Text(experiment.question, style="bold")
+    yield from _texts(record, experiment)
+    yield _timings(summary)
+    yield _memory(summary["kv"], summary["tokens"])
+    if "roofline" in summary:
+        yield _roofline(summary)
+    yield from _remarks(summary)
+    yield Text(f"\nrun folder  {record.path}", style="bold")
+    yield Text(_next_steps(record))
+
+
+def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
+    prompts = getattr(experiment.workload, "prompts", ())
+    copies = getattr(experiment.workload, "copies", 1)
+    rows = record.requests.to_pylist()
+    for index, row in enumerate(rows[:MOST_TEXTS]):
+        if row["error"]:
+            yield Panel(Text(row["error"], style="red"), title=f"{row['request_id']}: {row['finish_reason']}")
+        elif prompts and row["output_text"]:
+            text = Text(prompts[index // copies], style="dim") + Text(row["output_text"], style="default")
+            yield Panel(text, title=f"{row['request_id']}: {row['output_tokens']} tokens, {row['finish_reason']}")
+    if len(rows) > MOST_TEXTS:
+        yield Text(f"and {len(rows) - MOST_TEXTS} more requests in requests.parquet", style="dim")
+
+
+def _timings(summary: dict) -> Table:
+    table = _table("milliseconds", "p50", "p90", "p99", "what it is")
+    told = {
+        "ttft_s": ("TTFT", "arrival to first token"),
+        "tpot_s": ("TPOT", "time per output token after the first"),
+        "itl_s": ("ITL", "between neighbouring tokens"),
+        "e2el_s": ("E2EL", "arrival to last token"),
+    }
+    for key, (name, meaning) in told.items():
+        table.add_row(name, *(_ms(summary[key][p]) for p in ("p50", "p90", "p99")), meaning)
+    decode, prefill = summary["phases"]["decode"], summary["phases"]["prefill"]
+    speeds = f"{_rate(summary['output_tokens_per_s'])} output tokens/s over the whole run"
+    speeds += f"; {_rate(decode['tokens_per_s'])} in decode, {_rate(prefill['tokens_per_s'])} in prefill"
+    table.caption = speeds
+    table.caption_justify = "left"
+    return table
+
+
+def _memory(kv: dict, tokens: dict) -> Table:
+    table = _table("KV cache", "bytes", "formula")
+    formula = kv["bytes_per_token_formula"]
+    table.add_row("a token", f"{formula:,}", "2 x layers x groups x dim x bytes a value")
+    in_pages = kv["pages_used_peak"] * kv["page_size"]
+    table.add_row(
+        "used at most", f"{kv['bytes_used_peak']:,}", f"{kv['pages_used_peak']} pages x {kv['page_size']} tokens x {formula:,}"
+        f" = {in_pages * formula:,}" if kv["bytes_used_peak"] == in_pages * formula else "summed over layer groups",
+    )  # fmt: skip
+    agree = "equal" if kv["bytes_allocated"] == kv["bytes_allocated_formula"] else "DIFFERENT"
+    table.add_row("allocated", f"{kv['bytes_allocated']:,}", f"{kv['bytes_allocated_formula']:,} ({agree})")
+    return table
+
+
+def _roofline(summary: dict) -> Table:
+    roof = summary["roofline"]
+    table = _table("roofline", "predicted s", "measured s", "of roofline", "of read ceiling", "of GEMM ceiling")
+    for name in ("prefill", "decode"):
+        if name in roof:
+            row = roof[name]
+            shares = (row["share_of_roofline"], row["share_of_read_ceiling"], row["share_of_gemm_ceiling"])
+            table.add_row(name, f"{row['predicted_s']:.4f}", f"{row['measured_s']:.4f}", *(f"{s:.0%}" for s in shares))
+    table.caption = (
+        f"working set {roof['working_set_bytes'] / 1e6:,.1f} MB: it is read from {roof['read_level']}, at "
+        f"{roof['read_ceiling_bytes_per_s'] / 1e9:,.1f} GB/s at best; GEMM in {roof['gemm_dtype']} "
+        f"{roof['gemm_ceiling_flops_per_s'] / 1e9:,.0f} GFLOP/s at best (both measured here)"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _remarks(summary: dict) -> Iterator[RenderableType]:
+    lane = summary["lane"]
+    yield Text(f"\nlane {lane['name']} ({lane['reason']}); {summary['compiles']} graphs compiled")
+    share = summary["instruments_share_of_decode"]
+    if share is not None:
+        yield Text(f"instruments took {share:.2%} of decode time")
+    busy = summary["others_cpu_share"]
+    if busy is not None and busy > BUSY:
+        yield Text(f"other processes took {busy:.0%} of the processor: do not trust these timings", style="yellow")
+    failed = {k: v for k, v in summary["requests"]["by_finish_reason"].items() if k in ("refused", "error")}
+    if failed:
+        yield Text(f"not every request ran: {failed}", style="red")
+
+
+def _next_steps(record: Record) -> str:
+    return (
+        "try next\n"
+        f"  workbench reproduce {record.path}\n"
+        f"  workbench inspect {record.path}\n"
+        "  workbench run experiments/first_light.yaml --set lane=eager\n"
+        "  workbench run experiments/first_light.yaml --set workload.copies=8\n"
+        '  workbench generate "class Stack:" --temperature 0.8\n'
+        f"  open {record.path / 'trace.json'} in ui.perfetto.dev"
+    )
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(first, title_justify="left", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("what it is", "formula") else "right")
+    return table
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.2f}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

@@ -1,0 +1,156 @@
+"""Carrying out an experiment: from the value to a run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+
+from workbench.engine.load import load, resolve_lane
+from workbench.engine.runner import Runner
+from workbench.request import Request
+from workbench.study.ceilings import ceilings_for
+from workbench.study.environment import environment
+from workbench.study.experiment import Experiment
+from workbench.study.machine import cpu_times, others_cpu_share
+from workbench.study.metrics import summarize
+from workbench.study.record import Record, RunFolder
+from workbench.study.workload import requests_of
+from workbench.trace.events import Decoded, Event, Prefilled
+from workbench.trace.perfetto import chrome_trace
+from workbench.trace.recorder import Recorder
+
+
+def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", progress: bool = True) -> Record:
+    """Run `experiment` and write its folder below `out`; nothing is computed before the folder exists."""
+    folder = RunFolder.create(Path(out), name)
+    folder.write_text("experiment.yaml", experiment.to_yaml())
+    with _threads(experiment.measure.threads):
+        runner = runner_for(experiment)
+        requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+        recorder = Recorder()
+        lane, reason = resolve_lane(experiment.lane)
+        folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
+        for index in range(experiment.measure.warmup):
+            play(runner, requests, f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up", progress)
+        runner.note = recorder.note
+        before = cpu_times()
+        play(runner, requests, "measured run", progress)
+        busy = others_cpu_share(before)
+        runner.note = None
+        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+        summary["lane"] = {"name": str(lane), "reason": reason}
+        summary["others_cpu_share"] = busy
+        summary["model"] = _model_figures(runner)
+        summary["kv"] = _cache_figures(runner, summary)
+        if experiment.measure.ceilings:
+            summary["roofline"] = _roofline(runner, summary, progress)
+    folder.write_table("requests.parquet", recorder.requests())
+    folder.write_table("steps.parquet", recorder.steps())
+    folder.write_table("tokens.parquet", recorder.tokens())
+    folder.write_table("decisions.parquet", recorder.decisions())
+    folder.write_json("trace.json", chrome_trace(recorder), indent=None)
+    folder.write_json("summary.json", summary)
+    return Record.open(folder.finish())
+
+
+def runner_for(experiment: Experiment) -> Runner:
+    """The runner an experiment describes."""
+    model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
+    return load(
+        model.name,
+        dtype=model.dtype,
+        lane=experiment.lane,
+        device=model.device,
+        seed=model.seed,
+        max_num_seqs=schedule.max_num_seqs,
+        max_num_batched_tokens=schedule.max_num_batched_tokens,
+        page_size=cache.page_size,
+        pages=cache.pages,
+        overflow=schedule.overflow,
+    )
+
+
+def play(runner: Runner, requests: list[Request], title: str, progress: bool) -> float:
+    """Run `requests` to their ends; wall seconds."""
+    total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
+    began = time.perf_counter()
+    with tqdm(total=total, desc=title, unit="token", disable=not progress) as bar:
+        for event in runner.stream(requests):
+            bar.update(_tokens(event))
+        bar.total = bar.n  # a text may end before max_tokens
+        bar.refresh()
+    return time.perf_counter() - began
+
+
+def _tokens(event: Event) -> int:
+    return event.tokens if isinstance(event, Prefilled) else int(isinstance(event, Decoded))
+
+
+def _model_figures(runner: Runner) -> dict:
+    spec = runner.model.spec
+    dtype = str(runner.model.dtype).removeprefix("torch.")
+    return {"name": spec.name, "parameters": spec.parameters, "dtype": dtype, "weight_bytes": runner.model.weight_bytes}
+
+
+def _cache_figures(runner: Runner, summary: dict) -> dict:
+    store = runner.store
+    return {
+        "page_size": store.page_size,
+        "pages": sum(store.pages),
+        "pages_used_peak": summary["pages_used_peak"],
+        "bytes_per_token_formula": store.bytes_per_token,
+        "bytes_used_peak": summary["kv_bytes_peak"],
+        "bytes_allocated": store.bytes,
+        "bytes_allocated_formula": store.formula_bytes,
+    }
+
+
+def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
+    """Decode and prefill beside what this machine reads and multiplies at best, at the working set's own size."""
+    working_set = runner.model.weight_bytes + summary["kv"]["bytes_used_peak"]
+    dtype = summary["model"]["dtype"]
+    dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
+    if progress:
+        tqdm.write("measuring what this machine reads and multiplies at best")
+    compiled = resolve_lane("auto")[0] == "inductor"
+    ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
+    read, gemm = ceilings.read(working_set), ceilings.gemm(dtypes[0])
+    figures = {
+        "working_set_bytes": working_set,
+        "read_ceiling_bytes_per_s": read.value,
+        "read_level": read.level,
+        "gemm_ceiling_flops_per_s": gemm.value,
+        "gemm_dtype": gemm.dtype,
+    }
+    for name in ("prefill", "decode"):
+        phase = summary["phases"][name]
+        if not phase["steps"]:
+            continue
+        predicted = ceilings.roofline_seconds(
+            phase["predicted_flops"], phase["predicted_bytes"], dtypes[0], working_set
+        )
+        figures[name] = {
+            "predicted_s": predicted,
+            "measured_s": phase["forward_s"],
+            "share_of_roofline": predicted / phase["forward_s"],
+            "share_of_read_ceiling": phase["bytes_per_s"] / read.value,
+            "share_of_gemm_ceiling": phase["flops_per_s"] / gemm.value,
+        }
+    return figures
+
+
+@contextmanager
+def _threads(wanted: int | str) -> Iterator[None]:
+    """Threads of torch for the length of a run, put back after it."""
+    before = torch.get_num_threads()
+    if isinstance(wanted, int):
+        torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,221 @@
+"""Hold a filter or a sampler of your own to the laws that the workbench's own obey."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from workbench.sampling.samplers import uniform
+from workbench.sampling.user import build, find
+from workbench.testing.report import Broken, Law, Report
+from workbench.testing.rows import Row, rows
+
+Check = Callable[[Any, list[Row], int], None]
+HEALTH = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
+
+
+def check_sampler(
+    part: object, vocab: int = 64, examples: int = 50, arguments: Mapping[str, Any] | None = None
+) -> Report:
+    """Try `part` on many rows of logits and report, law by law, whether it keeps them.
+
+    `part` is a filter or a sampler: an instance, a class (built with `arguments`), a function, or an import
+    path as in a configuration (`package.module:Name`, `folder/file.py:Name`). Each law is tried on `examples`
+    rows, the same ones every time. Errors: WorkbenchError when `part` cannot be found or built.
+    """
+    name = part if isinstance(part, str) else getattr(part, "__qualname__", None) or repr(part)
+    made = build(find(part) if isinstance(part, str) else part, arguments or {}, name)
+    if callable(getattr(made, "choose", None)):
+        kind, laws = "sampler", SAMPLER_LAWS
+    elif callable(made):
+        kind, laws = "filter", FILTER_LAWS
+    else:
+        return Report(name, (Law("is a filter or a sampler", False, "has neither choose() nor __call__()"),))
+    held = tuple(_held(law, check, made, vocab, examples) for law, check in laws.items())
+    return Report(f"{kind} {name}", held)
+
+
+def _held(law: str, check: Check, part: Any, vocab: int, examples: int) -> Law:
+    tried = []
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+        suppress_health_check=HEALTH,
+        phases=(Phase.generate, Phase.shrink),
+    )
+    @given(st.lists(rows(vocab), min_size=3, max_size=3), st.integers(0, 2**63 - 1))
+    def hold(some: list[Row], seed: int) -> None:
+        tried.append(seed)
+        check(part, some, seed)
+
+    try:
+        hold()
+    except Broken as broken:
+        return Law(law, False, str(broken))
+    except (
+        Exception
+    ) as error:  # whatever a part raises, and hypothesis where it answers differently each time
+        return Law(law, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    return Law(law, True, f"{len(tried)} examples")
+
+
+def _filtered(part: Any, row: Row) -> Tensor:
+    """The one row that `part` returns for `row`, of the right shape and type."""
+    logits = row.logits[None].clone()
+    try:
+        out = part(logits, [row.history])
+    except Exception as error:
+        raise Broken(f"raised {type(error).__name__}: {error}, on {row}") from error
+    _must(isinstance(out, Tensor), f"returned {type(out).__name__}, not a tensor, on {row}")
+    _must(out.shape == logits.shape, f"returned shape {tuple(out.shape)} for {tuple(logits.shape)}, on {row}")
+    _must(out.dtype == logits.dtype, f"returned {out.dtype} for {logits.dtype}, on {row}")
+    return out[0]
+
+
+def _filter_answers(part: Any, some: list[Row], seed: int) -> None:
+    _filtered(part, some[0])
+
+
+def _filter_keeps_input(part: Any, some: list[Row], seed: int) -> None:
+    logits = some[0].logits[None].clone()
+    part(logits, [some[0].history])
+    _must(torch.equal(logits[0], some[0].logits), f"changed its input in place, on {some[0]}")
+
+
+def _filter_leaves_a_token(part: Any, some: list[Row], seed: int) -> None:
+    out = _filtered(part, some[0])
+    _must(not bool(out.isnan().any()), f"returned NaN, on {some[0]}")
+    _must(not bool((out == torch.inf).any()), f"returned +inf, on {some[0]}")
+    _must(bool((out > -torch.inf).any()), f"removed every token, on {some[0]}")
+
+
+def _filter_resurrects_none(part: Any, some: list[Row], seed: int) -> None:
+    out = _filtered(part, some[0])
+    back = ((some[0].logits == -torch.inf) & (out != -torch.inf)).nonzero()[:, 0].tolist()
+    _must(not back, f"brought removed tokens {back[:5]} back, on {some[0]}")
+
+
+def _filter_forgets(part: Any, some: list[Row], seed: int) -> None:
+    first = _filtered(part, some[0])
+    for other in some[1:]:
+        _filtered(part, other)
+    again = _filtered(part, some[0])
+    _must(_same(first, again), f"answered differently after seeing other requests' rows, on {some[0]}")
+
+
+def _filter_ignores_neighbours(part: Any, some: list[Row], seed: int) -> None:
+    # A row without near ties: whether rounding differs with the number of rows is not the question here.
+    row = Row.generic(len(some[0].logits), seed, some[0].history)
+    alone = _filtered(part, row)
+    for place in range(3):
+        batch = [*some[1:]]
+        batch.insert(place, row)
+        together = part(torch.stack([each.logits for each in batch]), [each.history for each in batch])
+        shape = tuple(together.shape)
+        _must(shape == (3, len(alone)), f"returned shape {shape} for 3 rows, on {row}")
+        near = torch.allclose(together[place], alone, rtol=1e-4, atol=1e-4)
+        _must(near, f"gave a row another answer beside {batch[place - 1]} than alone, on {row}")
+
+
+def _chosen(part: Any, row: Row, draw: float, state: Any) -> tuple[int, Any]:
+    try:
+        token, after = part.choose(row.logits.clone(), draw, state)
+        return int(token), after
+    except Exception as error:
+        raise Broken(f"raised {type(error).__name__}: {error}, on {row}") from error
+
+
+def _played(part: Any, some: list[Row], seed: int, length: int = 6) -> list[int]:
+    """One request's tokens, from its start, over `some` rows in turn."""
+    state, tokens = part.start(), []
+    for position in range(length):
+        token, state = _chosen(part, some[position % len(some)], uniform(seed, position), state)
+        tokens.append(token)
+    return tokens
+
+
+def _sampler_answers(part: Any, some: list[Row], seed: int) -> None:
+    _played(part, some, seed)
+
+
+def _sampler_keeps_to_what_is_left(part: Any, some: list[Row], seed: int) -> None:
+    for position, token in enumerate(_played(part, some, seed)):
+        row = some[position % len(some)]
+        _must(0 <= token < len(row.logits), f"chose {token}, which is no token, on {row}")
+        _must(float(row.logits[token]) > -torch.inf, f"chose token {token}, which was removed, on {row}")
+    for draw in (0.0, 1 - 2.0**-53):
+        token, _ = _chosen(part, some[0], draw, part.start())
+        removed = not 0 <= token < len(some[0].logits) or float(some[0].logits[token]) == -torch.inf
+        _must(not removed, f"chose {token}, removed or no token, for the number {draw}, on {some[0]}")
+
+
+def _sampler_repeats(part: Any, some: list[Row], seed: int) -> None:
+    first, again = _played(part, some, seed), _played(part, some, seed)
+    _must(first == again, f"gave {first}, then {again}, for the same seed, on {some[0]}")
+
+
+def _sampler_keeps_its_state_outside(part: Any, some: list[Row], seed: int) -> None:
+    alone = _played(part, some, seed)
+    mine, other, tokens = part.start(), part.start(), []
+    for position in range(len(alone)):
+        _, other = _chosen(part, some[-1 - position % len(some)], uniform(seed + 1, position), other)
+        token, mine = _chosen(part, some[position % len(some)], uniform(seed, position), mine)
+        tokens.append(token)
+    told = "keep what must be remembered in the state that start() and choose() return, not in the object"
+    _must(tokens == alone, f"gave {tokens} beside another request, {alone} alone: {told}; on {some[0]}")
+
+
+def _sampler_is_a_function(part: Any, some: list[Row], seed: int) -> None:
+    state = part.start()
+    for position, row in enumerate(some):
+        before = copy.deepcopy(state)
+        first, after = _chosen(part, row, uniform(seed, position), state)
+        again, _ = _chosen(part, row, uniform(seed, position), before)
+        _must(first == again, f"gave {first}, then {again}, for the same row, number and state, on {row}")
+        repeated, _ = _chosen(part, row, uniform(seed, position), state)
+        _must(first == repeated, f"changed the state it was given instead of returning a new one, on {row}")
+        state = after
+
+
+def _sampler_keeps_input(part: Any, some: list[Row], seed: int) -> None:
+    logits = some[0].logits.clone()
+    part.choose(logits, uniform(seed, 0), part.start())
+    _must(torch.equal(logits, some[0].logits), f"changed its input in place, on {some[0]}")
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
+
+
+def _must(true: bool, otherwise: str) -> None:
+    if not true:
+        raise Broken(otherwise)
+
+
+FILTER_LAWS: dict[str, Check] = {
+    "never raises on rows with a finite token, and keeps shape and type": _filter_answers,
+    "leaves its input as it was": _filter_keeps_input,
+    "leaves at least one token, and neither NaN nor +inf": _filter_leaves_a_token,
+    "brings no removed token back": _filter_resurrects_none,
+    "remembers nothing of other requests": _filter_forgets,
+    "treats a row alike whatever stands beside it": _filter_ignores_neighbours,
+}
+SAMPLER_LAWS: dict[str, Check] = {
+    "never raises on rows with a finite token": _sampler_answers,
+    "chooses only tokens that are left": _sampler_keeps_to_what_is_left,
+    "draws the same for the same seed and position": _sampler_repeats,
+    "is untouched by other requests": _sampler_keeps_its_state_outside,
+    "is a function of row, number and state": _sampler_is_a_function,
+    "leaves its input as it was": _sampler_keeps_input,
+}
