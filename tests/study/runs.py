@@ -41,7 +41,7 @@ def write_run(parent: Path, recorder: Recorder, name: str = "first") -> Path:
 
 
 def die_before_call(parent: Path, number: int) -> bool:
-    """Fork; the child writes a run and is killed at its `number`-th file operation. Whether it got that far."""
+    """Fork; the child writes a run, killed at its `number`-th file operation. Whether it got that far."""
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -90,13 +91,19 @@ def test_threads_are_put_back():
     assert torch.get_num_threads() == before
 
 
-def test_a_way_that_fails_leaves_the_others(monkeypatch):
-    def fails() -> None:
-        raise RuntimeError("no compiler")
+def test_a_compiler_that_fails_leaves_the_other_ways(monkeypatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("Python.h: no such file")
 
-    timing, name = measure_ceilings._best({"broken": fails, "works": lambda: None})
-    assert name == "works"
-    assert timing.seconds > 0
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: fails)
+    monkeypatch.setattr(measure_ceilings.shutil, "which", lambda name: name)
+    ways = measure_ceilings._reads(torch.zeros(2, 4), compiled=True)
+    assert ways.keys() == measure_ceilings._reads(torch.zeros(2, 4), compiled=False).keys()
+
+
+def test_the_quickest_way_wins():
+    timing, name = measure_ceilings._best({"slow": lambda: time.sleep(0.02), "quick": lambda: None})
+    assert (name, timing.repeats > 1) == ("quick", True)
 
 
 @pytest.mark.parametrize(

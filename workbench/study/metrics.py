@@ -79,7 +79,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
     completed = [f for f, row in zip(figures, served, strict=True) if row["finish_reason"] in COMPLETED]
     phases = {name: phase(steps, name) for name in PHASES}
     wall = wall_seconds(requests, steps, tokens)
-    compiles = [step["compiles"] for step in steps]
+    compiling = compiling_steps(steps)
     return {
         "requests": {
             "count": len(requests),
@@ -104,8 +104,19 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
         "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),
         "pages_used_peak": max((step["pages_used"] for step in steps), default=0),
         "kv_bytes_peak": max((step["kv_bytes"] for step in steps), default=0),
-        "compiles": max(compiles, default=0),
+        "compiles": max((step["compiles"] for step in steps), default=0),
+        "compiling_steps": len(compiling),
+        "compiling_wall_s": math.fsum(step["wall_seconds"] for step in compiling),
     }
+
+
+def compiling_steps(steps: Rows) -> list[Mapping]:
+    """Steps that compiled a graph, as their count rose; of the first step nobody knows."""
+    return [
+        after
+        for before, after in zip(steps, steps[1:], strict=False)
+        if after["compiles"] > before["compiles"]
+    ]
 
 
 def phase(steps: Rows, name: str) -> dict:

@@ -1,0 +1,144 @@
+"""The scheduler under random histories: integers only, no model."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from workbench.cache.pages import PagePool, pages_for
+from workbench.engine.plan import StepPlan
+from workbench.engine.scheduler import Limits, Refusal, Scheduler
+from workbench.errors import WorkbenchError
+from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+
+CONTEXT = 40
+
+
+def sequence(order: int, prompt: int, most: int) -> Sequence:
+    sampling = SamplingParameters(max_tokens=most)
+    return Sequence.of(Request(f"r{order}", tuple(range(prompt)), sampling), order)
+
+
+class Histories(RuleBasedStateMachine):
+    """Submit, step, cancel in any order; `computed` and pages are checked after every move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools = (PagePool(9, 4), PagePool(11, 4))
+        self.limits = Limits(max_num_seqs=3, max_num_batched_tokens=7)
+        self.scheduler = Scheduler(self.pools, self.limits, CONTEXT)
+        self.open: list[Sequence] = []
+        self.count = 0
+
+    @rule(prompt=st.integers(1, 45), most=st.integers(1, 12))
+    def submit(self, prompt: int, most: int) -> None:
+        new = sequence(self.count, prompt, most)
+        self.count += 1
+        fits = prompt < CONTEXT and pages_for(min(prompt + most, CONTEXT) - 1, 4) <= 9
+        if not fits:
+            with pytest.raises(Refusal, match=r"\d"):
+                self.scheduler.submit(new)
+            return
+        self.scheduler.submit(new)
+        self.open.append(new)
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            plan = self.scheduler.plan()
+            if plan is None:
+                assert not self.open, "something waits and nothing is planned"
+                return
+            self.check(plan)
+            before = {span.sequence.request_id: span.sequence.computed for span in plan.spans}
+            chosen = {span.sequence.request_id: 1 for span in plan.spans if span.samples}
+            self.scheduler.commit(plan, chosen)
+            for span in plan.spans:
+                assert span.start == before[span.sequence.request_id]
+                if len(span.sequence.output_ids) >= span.sequence.request.sampling.max_tokens or (
+                    len(span.sequence.token_ids) >= CONTEXT
+                ):
+                    self.end(span.sequence, FinishReason.LENGTH)
+
+    def check(self, plan: StepPlan) -> None:
+        assert 0 < plan.tokens <= self.limits.max_num_batched_tokens
+        assert len(plan.spans) <= self.limits.max_num_seqs
+        lengths = [span.length for span in plan.spans]
+        assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes are packed first"
+        for span in plan.spans:
+            assert span.samples == (span.end == len(span.sequence.token_ids))
+            for pages in span.sequence.pages:
+                assert len(pages) >= pages_for(span.end, 4)
+        # The oldest always gets on, or all of the budget went to decodes before it.
+        oldest = min(self.open, key=lambda s: s.order)
+        assert oldest in [s.sequence for s in plan.spans] or plan.decode_tokens == self.limits.max_num_batched_tokens
+
+    def end(self, ended: Sequence, reason: FinishReason) -> None:
+        self.scheduler.finish(ended, reason)
+        assert ended.finish_reason is reason
+        self.open.remove(ended)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(self.open)), FinishReason.CANCELLED)
+
+    @invariant()
+    def pages_have_one_owner(self) -> None:
+        for group, pool in enumerate(self.pools):
+            held = [page for s in self.open for page in s.pages[group]]
+            assert len(held) == len(set(held)) == pool.used
+        for s in self.scheduler.waiting:
+            assert s.computed == 0 and not any(s.pages)
+
+    @invariant()
+    def queues_are_in_order(self) -> None:
+        orders = [s.order for s in (*self.scheduler.running, *self.scheduler.waiting)]
+        assert orders == sorted(orders)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 15)), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
+    """However scarce the pages: no loop of set-backs, nobody starves."""
+    scheduler = Scheduler((PagePool(9, 4),), Limits(4, 8), CONTEXT)
+    going = [sequence(order, prompt, most) for order, (prompt, most) in enumerate(sizes)]
+    for new in going:
+        scheduler.submit(new)
+    for _ in range(5_000):
+        plan = scheduler.plan()
+        if plan is None:
+            break
+        scheduler.commit(plan, {s.sequence.request_id: 1 for s in plan.spans if s.samples})
+        for span in plan.spans:
+            if len(span.sequence.output_ids) == span.sequence.request.sampling.max_tokens:
+                scheduler.finish(span.sequence, FinishReason.LENGTH)
+    assert all(s.finish_reason is FinishReason.LENGTH for s in going)
+    assert scheduler.pages_used == 0
+
+
+def test_refusals_give_the_numbers() -> None:
+    scheduler = Scheduler((PagePool(2, 4),), Limits(), CONTEXT)
+    with pytest.raises(Refusal, match="40 prompt tokens leave no room in a context of 40"):
+        scheduler.submit(sequence(0, 40, 1))
+    with pytest.raises(Refusal, match="need 3 pages of 4 tokens, the cache has 2"):
+        scheduler.submit(sequence(1, 5, 5))
+    scheduler.submit(sequence(2, 5, 4))  # the last token's keys are never read: eight slots are enough
+    with pytest.raises(WorkbenchError, match="at least 1"):
+        Limits(max_num_seqs=0)
+
+
+def test_reasons_have_numbers() -> None:
+    scheduler = Scheduler((PagePool(3, 4),), Limits(), CONTEXT)
+    for order in range(2):
+        scheduler.submit(sequence(order, 8, 3))
+    plan = scheduler.plan()
+    assert plan is not None
+    reasons = {d.request_id: d.reason for d in plan.decisions}
+    assert reasons["r1"] == "not admitted: 2 pages needed, 1 free"
