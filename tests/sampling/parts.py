@@ -83,6 +83,11 @@ class Resurrects:
         return logits.clamp(min=-100.0)
 
 
+class ResurrectsInPlace:
+    def __call__(self, logits, histories):
+        return logits.clamp_(min=-100.0)
+
+
 class OtherType:
     def __call__(self, logits, histories):
         return logits.double()

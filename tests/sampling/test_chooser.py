@@ -81,7 +81,7 @@ def test_a_broken_row_breaks_alone(batch, poison, data):
     assert choices == healthy
 
 
-BREAKING = ["Raises", "RemovesAll", "GivesNaN", "Resurrects", "OtherType", "OtherShape"]
+BREAKING = ["Raises", "RemovesAll", "GivesNaN", "Resurrects", "ResurrectsInPlace", "OtherType", "OtherShape"]
 BREAKING_SAMPLERS = ["SamplerRaises", "TakesRemoved", "TakesUnknown", "TakesFraction"]
 
 

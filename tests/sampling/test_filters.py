@@ -119,6 +119,14 @@ def test_top_p_keeps_the_smallest_set_that_holds_p(batch, p):
             assert float(row_mass[~row_kept].max()) <= float(held.min()) + 1e-9
 
 
+@given(batches(), st.sampled_from([5e-324, 1e-12, 1e-6]))
+def test_the_smallest_top_p_still_keeps_one_of_the_most_probable(batch, p):
+    logits = stacked(batch)
+    kept = TopP(p)(logits) > -INF
+    assert bool(kept.any(-1).all())
+    assert bool((logits == logits.amax(-1, keepdim=True))[kept].all())
+
+
 @given(batches(), PROBABILITIES)
 def test_min_p_is_relative_to_the_mode(batch, p):
     logits = stacked(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,22 @@ def test_the_ends_of_the_interval_draw_the_first_and_the_last_token_left(row):
     first, last = Draw().choose_rows(row.logits.expand(2, -1), [0.0, ALMOST_ONE])
     assert first <= likely[0]
     assert last >= likely[-1]
+
+
+def test_a_draw_on_the_edge_takes_the_token_that_begins_there():
+    logits = torch.tensor([-math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0])
+    assert Draw().choose_rows(logits.expand(4, -1), [0.0, 0.25, 0.5, 0.75]) == [1, 2, 4, 5]
+
+
+@given(rows(64))
+def test_a_sum_that_is_not_monotonic_never_draws_a_removed_token(row):
+    """A GPU adds in parallel, so its running sum may rise a little over tokens that add nothing."""
+    exact, noise = torch.Tensor.cumsum, 1e-3 * torch.tensor([0.0, 1.0, -1.0, 2.0] * 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "cumsum", lambda self, dim: exact(self, dim) + noise)
+        numbers = [n / 200 for n in range(200)] + [ALMOST_ONE]
+        tokens = Draw().choose_rows(row.logits.expand(len(numbers), -1), numbers)
+    assert bool((row.logits[tokens] > -math.inf).all())
 
 
 def test_draws_over_many_positions_are_distributed_as_softmax():

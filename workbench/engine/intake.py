@@ -38,7 +38,9 @@ def requests_from(
 def request_from(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
     if tokenizer is None:
         raise WorkbenchError("this model has no tokenizer: give token ids in a Request, not text")
-    return Request(request_id, tuple(tokenizer.encode(text)), sampling, prompt=text)
+    ids = tokenizer.encode(text)
+    # An empty text stays empty, and is refused: what a tokenizer puts before every text is no prompt.
+    return Request(request_id, (*tokenizer.begin_ids, *ids) if ids else (), sampling, prompt=text)
 
 
 def check(request: Request, vocab: int) -> None:

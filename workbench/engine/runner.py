@@ -182,7 +182,11 @@ class Runner:
         if choice.error:
             self._finish(sequence, FinishReason.ERROR, choice.error)
             return
-        text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
+        try:
+            text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
+        except WorkbenchError as error:  # an id the model has and the tokenizer lacks
+            self._finish(sequence, FinishReason.ERROR, str(error))
+            return
         self._emit(
             Decoded(
                 now, sequence.request_id, text, step=step, token_id=choice.token_id,
