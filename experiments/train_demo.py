@@ -8,11 +8,11 @@ same weights. On two CPU cores the whole takes about two hours, on a GPU minutes
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
-from experiments import demo_corpus, demo_tokenizer
+from experiments import demo_card, demo_corpus, demo_tokenizer
 from experiments.demo_model import SHAPES, Learner
 from experiments.muon import Muon
 
@@ -73,7 +73,6 @@ class Corpus:
     def __init__(self, tokenizer: Tokenizer, work: Path):
         self.training = _encoded(tokenizer, demo_corpus.training_files(), work / "training.npz")
         self.held_out = _encoded(tokenizer, demo_corpus.held_out_files(), work / "held_out.npz")
-        self.held_out_bytes = sum(path.stat().st_size for path in held_out_files())
 
     def batches(self, recipe: Recipe, first_step: int) -> Iterator[torch.Tensor]:
         """[2, sequence, CONTEXT] for every step from `first_step` on: what is read, and what follows it.
@@ -182,31 +181,17 @@ def _sampled_loss(forward, corpus: Corpus, device: str) -> float:
     return total / 8
 
 
-@torch.no_grad()
-def bits_per_byte(model: Learner, corpus: Corpus, device: str) -> float:
-    """Over all held-out files, each alone: windows of CONTEXT tokens, half of them new, from file begin to end."""
-    half = CONTEXT // 2
-    nats = 0.0
-    for file in tqdm(corpus.held_out, desc="bits per byte", unit="file"):
-        ids = torch.from_numpy(file.astype(np.int64)).to(device)
-        known = 1  # the begin token is given
-        for start in range(0, len(ids) - 1, half):
-            window = ids[start : start + CONTEXT]
-            logits = model(window[None, :-1])[0]
-            scored = F.cross_entropy(logits, window[1:], reduction="none")
-            nats += scored[known - start - 1 :].sum().item()
-            known = start + len(window)
-            if known == len(ids):
-                break
-    return nats / math.log(2) / corpus.held_out_bytes
-
-
-def export(model: Learner, folder: Path) -> None:
-    """A Hugging Face folder: config.json and bfloat16 model.safetensors."""
-    folder.mkdir(parents=True, exist_ok=True)
+def export(model: Learner, folder: Path, tokenizer: Tokenizer) -> None:
+    """A Hugging Face folder: config.json, bfloat16 model.safetensors, tokenizer.json."""
+    tokenizer.save(str(_made(folder) / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n")
     weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def tokenizer_for(work: Path) -> Tokenizer:
@@ -218,11 +203,11 @@ def tokenizer_for(work: Path) -> Tokenizer:
 
 
 def main(
-    only: str = typer.Option("target,draft", help="which models, comma separated"),
-    work: Path = typer.Option(WORK, help="checkpoints and encoded text"),
-    out: Path = typer.Option(DEMO, help="where the finished model folders go"),
-    device: str = typer.Option("cuda" if torch.cuda.is_available() else "cpu"),
-    threads: int = typer.Option(torch.get_num_threads()),
+    only: Annotated[str, typer.Option(help="which models, comma separated")] = "target,draft",
+    work: Annotated[Path, typer.Option(help="checkpoints and encoded text")] = WORK,
+    out: Annotated[Path, typer.Option(help="where the finished model folders go")] = DEMO,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
+    threads: Annotated[int, typer.Option(help="processor threads")] = torch.get_num_threads(),
 ) -> None:
     """Train the demo's tokenizer and models, or go on where the last run stopped."""
     torch.set_num_threads(threads)
@@ -232,11 +217,11 @@ def main(
     for recipe in RECIPES:
         if recipe.name not in only.split(","):
             continue
-        model = train(recipe, corpus, work, device)
-        export(model, out / recipe.name)
-        figure = bits_per_byte(model, corpus, device)
-        (work / f"{recipe.name}.json").write_text(json.dumps({"bits_per_byte": figure}))
-        typer.echo(f"{recipe.name}: {figure:.4f} bits a byte over the held-out files")
+        export(train(recipe, corpus, work, device), out / recipe.name, tokenizer)
+    demo_tokenizer.bytes_only().save(str(_made(out / "bytes") / "tokenizer.json"))
+    if all((out / recipe.name / "model.safetensors").exists() for recipe in RECIPES):
+        for name, figure in demo_card.write(out, work, RECIPES).items():
+            typer.echo(f"{name}: {figure:.4f} bits a byte over the held-out files")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""The question of `together.yaml`, measured: `python -m experiments.together`.
+
+Both sides are the same experiment on the same lane; only `schedule.max_num_seqs` differs (16 or 1). They are run
+in turn, after a warm-up of each, and compared by their medians.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.engine.load import resolve_lane
+from workbench.study.environment import environment
+from workbench.study.experiment import Experiment
+from workbench.study.machine import cpu_times, others_cpu_share
+from workbench.study.run import play, runner_for
+from workbench.study.workload import requests_of
+
+HERE = Path(__file__).resolve().parent
+PREDICTION = 5.0  # at least: a step of 16 rows reads the weights once, as a step of one does
+
+
+def measure(experiment: Experiment, repetitions: int) -> dict:
+    """Tokens a second of both sides, run in turn; the ratio is of their medians."""
+    sides = {
+        "together": experiment,
+        "one after another": experiment.with_("schedule.max_num_seqs=1"),
+    }
+    runners = {name: runner_for(side) for name, side in sides.items()}
+    asked = requests_of(experiment, None, runners["together"].model.spec.vocab)
+    tokens = sum(request.sampling.max_tokens for request in asked)
+    for name, runner in runners.items():
+        play(runner, asked[:2] if name != "together" else asked, f"{name}: warm-up", True)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    before = cpu_times()
+    for repetition in range(repetitions):
+        for name, runner in runners.items():
+            seconds[name].append(play(runner, asked, f"{name} {repetition + 1}/{repetitions}", True))
+    rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
+    return {
+        "seconds": seconds,
+        "tokens_per_s": rates,
+        "ratio": rates["together"] / rates["one after another"],
+        "others_cpu_share": others_cpu_share(before),
+    }
+
+
+def main(
+    set_: Annotated[list[str] | None, typer.Option("--set", help="change a setting of the experiment")] = None,
+    repetitions: Annotated[int, typer.Option(help="runs of each side")] = 3,
+    out: Annotated[Path, typer.Option(help="folder of the record")] = HERE / "records",
+) -> None:
+    """Serve 16 requests together and one after another, and record the ratio."""
+    experiment = Experiment.read(HERE / "together.yaml", tuple(set_ or ()))
+    found = measure(experiment, repetitions)
+    lane, reason = resolve_lane(experiment.lane)
+    record = {
+        "question": experiment.question,
+        "experiment": experiment.model_dump(mode="json"),
+        "lane": {"name": str(lane), "reason": reason},
+        **found,
+        "verdict": f"{found['ratio']:.1f} times, predicted at least {PREDICTION:.0f}: "
+        + ("holds" if found["ratio"] >= PREDICTION else "refuted"),
+        "environment": environment(),
+    }
+    path = out / f"together-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    typer.echo(record["verdict"])
+    typer.echo(str(path))
+
+
+if __name__ == "__main__":
+    typer.run(main)
