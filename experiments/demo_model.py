@@ -35,32 +35,41 @@ class Layer(nn.Module):
         self.heads, self.groups, self.dim = config["num_attention_heads"], config["num_key_value_heads"], dim
         self.eps = config["rms_norm_eps"]
         self.input_layernorm = _Scale(width)
-        self.self_attn = nn.Module()
-        self.self_attn.q_proj = nn.Linear(width, self.heads * dim, bias=False)
-        self.self_attn.k_proj = nn.Linear(width, self.groups * dim, bias=False)
-        self.self_attn.v_proj = nn.Linear(width, self.groups * dim, bias=False)
-        self.self_attn.o_proj = nn.Linear(self.heads * dim, width, bias=False)
+        query, key = self.heads * dim, self.groups * dim
+        self.self_attn = nn.ModuleDict(
+            {"q_proj": _Matrix(width, query), "k_proj": _Matrix(width, key), "v_proj": _Matrix(width, key),
+             "o_proj": _Matrix(query, width)}
+        )  # fmt: skip
         self.post_attention_layernorm = _Scale(width)
-        self.mlp = nn.Module()
-        self.mlp.gate_proj = nn.Linear(width, hidden, bias=False)
-        self.mlp.up_proj = nn.Linear(width, hidden, bias=False)
-        self.mlp.down_proj = nn.Linear(hidden, width, bias=False)
+        self.mlp = nn.ModuleDict(
+            {"gate_proj": _Matrix(width, hidden), "up_proj": _Matrix(width, hidden), "down_proj": _Matrix(hidden, width)}
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`x` [seq, token, width] in bfloat16; one pre-norm block."""
         seqs, tokens, _ = x.shape
         attn, mlp = self.self_attn, self.mlp
         h = _rms_norm(x, self.input_layernorm.weight, self.eps)
-        qkv = _linear(h, attn.q_proj, attn.k_proj, attn.v_proj).view(seqs, tokens, -1, self.dim).transpose(1, 2)
+        qkv = _linear(h, attn["q_proj"], attn["k_proj"], attn["v_proj"]).view(seqs, tokens, -1, self.dim).transpose(1, 2)
         q, k, v = qkv.split([self.heads, self.groups, self.groups], dim=1)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         share = self.heads // self.groups
         k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + _linear(mixed.transpose(1, 2).reshape(seqs, tokens, -1), attn.o_proj)
+        x = x + _linear(mixed.transpose(1, 2).reshape(seqs, tokens, -1), attn["o_proj"])
         h = _rms_norm(x, self.post_attention_layernorm.weight, self.eps)
-        gate, up = _linear(h, mlp.gate_proj, mlp.up_proj).chunk(2, dim=-1)
-        return x + _linear(F.silu(gate) * up, mlp.down_proj)
+        gate, up = _linear(h, mlp["gate_proj"], mlp["up_proj"]).chunk(2, dim=-1)
+        return x + _linear(F.silu(gate) * up, mlp["down_proj"])
+
+
+class _Body(nn.Module):
+    """Everything, under the one name Hugging Face puts before it."""
+
+    def __init__(self, config: dict):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
+        self.norm = _Scale(config["hidden_size"])
 
 
 class Learner(nn.Module):
@@ -69,17 +78,13 @@ class Learner(nn.Module):
     def __init__(self, config: dict, seed: int):
         super().__init__()
         self.config = config
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
-        self.model.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
-        self.model.norm = _Scale(config["hidden_size"])
+        self.model = _Body(config)
         half = config["head_dim"] // 2
         angles = torch.outer(
             torch.arange(config["max_position_embeddings"], dtype=torch.float32),
             config["rope_theta"] ** (-torch.arange(half, dtype=torch.float32) / half),
         )
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.cos, self.sin = nn.Buffer(angles.cos(), persistent=False), nn.Buffer(angles.sin(), persistent=False)
         self._seed_weights(seed)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -104,6 +109,12 @@ class Learner(nn.Module):
                 nn.init.normal_(parameter, std=std, generator=generator)
 
 
+class _Matrix(nn.Module):
+    def __init__(self, width: int, out: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out, width))
+
+
 class _Scale(nn.Module):
     def __init__(self, width: int):
         super().__init__()
@@ -114,9 +125,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).bfloat16()
 
 
-def _linear(x: Tensor, *layers: nn.Linear) -> Tensor:
-    weight = torch.cat([layer.weight.bfloat16() for layer in layers]) if len(layers) > 1 else layers[0].weight
-    return F.linear(x, weight.bfloat16())
+def _linear(x: Tensor, *matrices: nn.Module) -> Tensor:
+    """One product with all `matrices`, whose outputs stand side by side."""
+    weights = [matrix.get_parameter("weight").bfloat16() for matrix in matrices]
+    return F.linear(x, torch.cat(weights) if len(weights) > 1 else weights[0])
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -30,8 +30,10 @@ class Muon(torch.optim.Optimizer):
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
-        state["momentum"].lerp_(parameter.grad, 1 - momentum)
-        return parameter.grad.lerp(state["momentum"], momentum)  # Nesterov's look ahead
+        gradient = parameter.grad
+        assert gradient is not None
+        state["momentum"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(state["momentum"], momentum)  # Nesterov's look ahead
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:

@@ -31,6 +31,7 @@ DEMO = REPOSITORY / "workbench" / "demo"
 WORK = REPOSITORY / "build" / "demo"
 ENTRIES = 4096
 CONTEXT = 1024
+CHECKPOINT_STEPS = 100
 
 
 def held_out_files() -> list[Path]:
@@ -105,10 +106,10 @@ def _encoded(tokenizer: Tokenizer, files: list[demo_corpus.SourceFile], cache: P
     return arrays
 
 
-def train(recipe: Recipe, corpus: Corpus, work: Path, device: str) -> Learner:
+def train(recipe: Recipe, corpus: Corpus, work: Path, device: str, compiled: bool = True) -> Learner:
     """Run `recipe`, or what is left of it, and return the trained model."""
     model = Learner(SHAPES[recipe.name], recipe.seed).to(device)
-    forward = torch.compile(model)
+    forward = torch.compile(model) if compiled else model
     inner = [p for name, p in model.named_parameters() if p.dim() == 2 and "layers" in name]
     inner_ids = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in inner_ids]
@@ -134,7 +135,7 @@ def train(recipe: Recipe, corpus: Corpus, work: Path, device: str) -> Learner:
             optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
         progress.update()
-        if (step + 1) % 100 == 0 or step + 1 == recipe.steps:
+        if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == recipe.steps:
             _save(checkpoint, step + 1, model, muon, adam)
             point = {
                 "step": step + 1,

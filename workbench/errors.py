@@ -58,6 +58,6 @@ def _tag(model: type) -> object:
 
 
 def _models_in(annotation: object) -> list[type]:
-    if hasattr(annotation, "model_fields"):
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         return [annotation]
     return [inner for argument in getattr(annotation, "__args__", ()) for inner in _models_in(argument)]

@@ -9,6 +9,7 @@ spans between them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ class CompiledExecutor:
 
         def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
             self.compiles += 1
-            return compile_fx(graph, inputs)
+            return cast(Callable, compile_fx(graph, inputs))
 
         return torch.compile(function, backend=counting, dynamic=dynamic, fullgraph=True)
 

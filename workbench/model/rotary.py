@@ -33,7 +33,7 @@ class RotaryTable(torch.nn.Module):
 
     def __init__(self, rotary: Rotary, dim: int):
         super().__init__()
-        self.register_buffer("frequencies", frequencies(rotary, dim), persistent=False)
+        self.frequencies = torch.nn.Buffer(frequencies(rotary, dim), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [token] -> cos, sin [token, dim / 2], float32, computed in float64."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,8 @@ class Transformer(nn.Module):
         angles = {dim: table(batch.positions) for dim, table in self.rotary.items()}
         x = self.embedding(batch.ids)
         for block, kind, cache in zip(self.blocks, self.spec.layers, store.layers, strict=True):
-            x = run(block, x, *angles[str(kind.attention.dim)], batch, cache)
+            cos, sin = angles[str(kind.attention.dim)]
+            x = run(cast(Block, block), x, cos, sin, batch, cache)
         return x
 
     def logits_of(self, x: Tensor) -> Tensor:
