@@ -64,7 +64,7 @@ class Recipe:
 
 RECIPES = (
     Recipe("target", tokens=15_000_000),
-    Recipe("draft", tokens=40_000_000, matrix_rate=0.03, other_rate=6e-3, weight_decay=0.0),
+    Recipe("draft", tokens=40_000_000, other_rate=4e-3, weight_decay=0.0),
 )
 
 

@@ -24,7 +24,7 @@ class TokenBatch:
     positions: Int[Tensor, " token"]
     span_starts: Int[Tensor, " seq_plus_one"]
     context_lengths: Int[Tensor, " seq"]  # positions known after this step, the span's own included
-    page_tables: tuple[Int[Tensor, "seq page"], ...]
+    page_tables: tuple[Int[Tensor, "seq held"], ...]
     slots: tuple[Int[Tensor, " token"], ...]
     sample_rows: Int[Tensor, " sample"]
     decode_only: bool

@@ -19,7 +19,7 @@ def paged_attention(
     q: Float[Tensor, "token head dim"],
     keys: Float[Tensor, "page group offset dim"],
     values: Float[Tensor, "page group offset dim"],
-    page_table: Int[Tensor, "seq page"],
+    page_table: Int[Tensor, "seq held"],
     span_starts: Int[Tensor, " seq_plus_one"],
     context_lengths: Int[Tensor, " seq"],
     scale: float,

@@ -1,0 +1,62 @@
+"""The operators' shape annotations are executed: what they say is what the operators take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from beartype import beartype
+from jaxtyping import TypeCheckError, jaxtyped
+
+import compiled_kernels
+from compiled_kernels import Lane
+from workbench.model.mask import Causal
+
+
+def checked(operator: Callable) -> Callable:
+    """`operator` with its annotations checked at every call."""
+    return jaxtyped(typechecker=beartype)(operator)
+
+
+def attention(**changes: torch.Tensor):
+    """A right call of paged attention: three tokens of one sequence, two query heads on one group."""
+    right = {
+        "q": torch.zeros(3, 2, 4), "keys": torch.zeros(2, 1, 8, 4), "values": torch.zeros(2, 1, 8, 4),
+        "page_table": torch.tensor([[1]]), "span_starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3]),
+    }  # fmt: skip
+    return checked(compiled_kernels.paged_attention)(**{**right, **changes}, scale=0.5, mask=Causal(), decode_only=False, lane=Lane.EAGER)
+
+
+RIGHT = [
+    (compiled_kernels.rms_norm, (torch.zeros(3, 4), torch.zeros(4), 1e-5)),
+    (compiled_kernels.gated_silu, (torch.zeros(3, 8),)),
+    (compiled_kernels.rotary, (torch.zeros(3, 2, 4), torch.zeros(3, 2), torch.zeros(3, 2))),
+    (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 4), None, Lane.EAGER)),
+    (compiled_kernels.kv_write, (torch.zeros(2, 1, 8, 4), torch.zeros(3, 1, 4), torch.tensor([1, 2, 3]))),
+]
+WRONG = [
+    (compiled_kernels.rms_norm, (torch.zeros(3, 4), torch.zeros(5), 1e-5)),
+    (compiled_kernels.gated_silu, (torch.zeros(8),)),
+    (compiled_kernels.rotary, (torch.zeros(3, 2, 4), torch.zeros(2, 2), torch.zeros(3, 2))),
+    (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 3), None, Lane.EAGER)),
+    (compiled_kernels.kv_write, (torch.zeros(2, 1, 8, 4), torch.zeros(3, 1, 5), torch.tensor([1, 2, 3]))),
+]
+
+
+@pytest.mark.parametrize(("operator", "arguments"), RIGHT, ids=lambda value: getattr(value, "__name__", ""))
+def test_right_shapes_pass(operator: Callable, arguments: tuple) -> None:
+    checked(operator)(*arguments)
+    assert attention().shape == (3, 2, 4)
+
+
+@pytest.mark.parametrize(("operator", "arguments"), WRONG, ids=lambda value: getattr(value, "__name__", ""))
+def test_wrong_shapes_are_caught(operator: Callable, arguments: tuple) -> None:
+    with pytest.raises(TypeCheckError):
+        checked(operator)(*arguments)
+
+
+@pytest.mark.parametrize("change", [{"values": torch.zeros(2, 1, 8, 3)}, {"span_starts": torch.tensor([0.0, 3.0])}])
+def test_wrong_attention_shapes_are_caught(change: dict) -> None:
+    with pytest.raises(TypeCheckError):
+        attention(**change)
