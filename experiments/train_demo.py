@@ -51,11 +51,16 @@ class Recipe:
     weight_decay: float = 0.1
     warm_up: int = 60
     fall: float = 0.5
+    copied: int = 0  # sequences of each batch, over the first quarter, that repeat a stretch of random tokens
     seed: int = 20261121
 
     @property
     def steps(self) -> int:
         return self.tokens // (self.sequences * CONTEXT)
+
+    def copies(self, step: int) -> int:
+        """A small model finds out late, or never, that text repeats itself; pure repetition tells it early."""
+        return self.copied if step < self.steps // 4 else 0
 
     def rate(self, step: int) -> float:
         """The share of the peak rate at `step`."""
@@ -64,7 +69,7 @@ class Recipe:
 
 RECIPES = (
     Recipe("target", tokens=15_000_000),
-    Recipe("draft", tokens=40_000_000, other_rate=4e-3, weight_decay=0.0),
+    Recipe("draft", tokens=40_000_000, other_rate=4e-3, weight_decay=0.0, copied=2),
 )
 
 
@@ -90,6 +95,10 @@ class Corpus:
                 if step >= first_step:
                     starts = windows[index * recipe.sequences : (index + 1) * recipe.sequences] * CONTEXT
                     rows = np.stack([stream[s : s + CONTEXT + 1] for s in starts]).astype(np.int64)
+                    chance = np.random.default_rng((recipe.seed, step, 1))
+                    for row in range(recipe.copies(step)):
+                        period = chance.integers(CONTEXT // 32, CONTEXT // 4)
+                        rows[row] = np.resize(stream[chance.integers(0, len(stream), period)], CONTEXT + 1)
                     yield torch.from_numpy(np.stack([rows[:, :-1], rows[:, 1:]]))
                 step += 1
             passes += 1
