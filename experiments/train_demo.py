@@ -51,7 +51,7 @@ class Recipe:
     weight_decay: float = 0.1
     warm_up: int = 60
     fall: float = 0.5
-    copied: int = 0  # sequences of each batch, over the first quarter, that repeat a stretch of random tokens
+    copied: int = 0  # sequences of each batch, over the first half, that repeat a stretch of random tokens
     seed: int = 20261121
 
     @property
@@ -60,7 +60,7 @@ class Recipe:
 
     def copies(self, step: int) -> int:
         """A small model finds out late, or never, that text repeats itself; pure repetition tells it early."""
-        return self.copied if step < self.steps // 4 else 0
+        return self.copied if step < self.steps // 2 else 0
 
     def rate(self, step: int) -> float:
         """The share of the peak rate at `step`."""
@@ -69,7 +69,7 @@ class Recipe:
 
 RECIPES = (
     Recipe("target", tokens=15_000_000),
-    Recipe("draft", tokens=40_000_000, other_rate=4e-3, weight_decay=0.0, copied=2),
+    Recipe("draft", tokens=24_000_000, other_rate=4e-3, weight_decay=0.0, copied=2),
 )
 
 

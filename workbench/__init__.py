@@ -1,10 +1,12 @@
 """A research workbench for LLM inference.
 
-    import workbench
-
-    runner = workbench.load("demo")
-    for event in runner.stream("def fib(n):", max_tokens=64):
-        print(event.text, end="")
+    >>> import workbench
+    >>> prompt, text = "def fib(n):", ""
+    >>> runner = workbench.load("demo", lane="eager")  # without a lane: the fastest that works here
+    >>> for event in runner.stream(prompt, max_tokens=64):
+    ...     text += event.text
+    >>> print(prompt + text)  # doctest: +ELLIPSIS
+    def fib(n):...
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ _HOMES = {
     "SamplingParameters": "workbench.request",
     "WorkbenchError": "workbench.errors",
 }
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,15 @@
 """The command line: `workbench run | generate | reproduce | inspect | doctor`.
 
-Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong.
+Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
+70 a fault of the workbench itself, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +21,15 @@ from workbench.errors import WorkbenchError
 
 app = typer.Typer(
     help="A research workbench for LLM inference.",
+    epilog="Example: `workbench run experiments/first_light.yaml`. With `--debug` errors show their traceback.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 Out = Annotated[Path, typer.Option(help="folder in which the run folder is made")]
 
@@ -67,17 +73,22 @@ def generate(
     """Continue a text, as it is generated."""
     from workbench.study.generation import generation
 
-    sampling = dict(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    sampling["stop"] = tuple(stop or ())
+    sampling = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "stop": tuple(stop or ()),
+    }
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
-    show(prompt)
     result = generation(prompt, model, lane, dtype, sampling, show)
     if as_json:
         _print_json(result)
     else:
         show("\n")
     if result["finish_reason"] == "error":
-        raise typer.Exit(1)
+        raise typer.Exit(_fail(result["error"], code=1))
 
 
 @app.command(epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b`")
@@ -143,8 +154,9 @@ def _print_json(value: Any) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; errors a user can mend are one line, with `--debug` the whole traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    options = words[: words.index("--")] if "--" in words else words  # what follows `--` is no option
+    debug = "--debug" in options
+    words = [word for word in options if word != "--debug"] + words[len(options) :]
     run_app: Callable[..., Any] = typer.main.get_command(app)
     try:
         code = run_app(words, prog_name="workbench", standalone_mode=False)
@@ -154,21 +166,26 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Exit as leave:
         return leave.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted", debug=False, code=130)
+        return _fail("interrupted", code=130)
     except BrokenPipeError:
         return 1
     except Exception as error:
-        if hasattr(error, "format_message"):  # a mistake in the words themselves, told by the CLI library
-            return _fail(error.format_message(), debug)
+        tell = getattr(error, "format_message", None)  # the CLI library's, of a mistake in the words themselves
+        if tell is not None:
+            return _fail(tell(), debug)
         return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
 
 
-def _fail(message: str, debug: bool, code: int = 2) -> int:
+def _fail(message: str, debug: bool = False, code: int = 2) -> int:
     if debug:
-        raise
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        traceback.print_exc()
+    elif message:  # without any words, the CLI library has shown the help instead
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
 
 
 def entry() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character still gets the text
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any, Union, get_origin
 
 from pydantic import ValidationError
 
@@ -20,18 +22,25 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
     """A pydantic error as ours: every wrong path on one line, unknown keys with the nearest right name."""
-    parts = []
-    for item in error.errors():
-        path = ".".join(str(piece) for piece in item["loc"])
-        if item["type"] == "extra_forbidden":
-            known = _known_keys(model, item["loc"][:-1])
-            hint = nearest(str(item["loc"][-1]), known) or (f"; known: {', '.join(known)}" if known else "")
-            parts.append(f"{path}: unknown key{hint}")
-        else:
-            message = item["msg"].removeprefix("Value error, ")
-            given = "" if isinstance(item["input"], dict) else f" (given {_short(item['input'])})"
-            parts.append(f"{path}: {message}{given}" if path else message)
-    return WorkbenchError(f"{where}: " + "; ".join(parts))
+    return WorkbenchError(f"{where}: " + "; ".join(_told(item, model) for item in error.errors()))
+
+
+def _told(item: Any, model: type | None) -> str:
+    pieces, around, inside = _place(model, item["loc"])
+    path, given = ".".join(pieces), item["input"]
+    match item["type"]:
+        case "extra_forbidden":
+            return f"{path}: unknown key{_hint(pieces[-1], _names(around))}"
+        case "union_tag_not_found":
+            return f"{path}.kind: is missing{_hint('', _tags(inside))}"
+        case "union_tag_invalid":
+            tag = item["ctx"]["tag"]
+            return f"{path}.kind: {tag!r} is unknown{_hint(tag, _tags(inside))}"
+        case "model_type" | "model_attributes_type":
+            return f"{path}: must be a group of settings ({', '.join(_names(inside))}), not {_short(given)}"
+    message = item["msg"].removeprefix("Value error, ")
+    value = "" if isinstance(given, dict) else f" (given {_short(given)})"
+    return f"{path}: {message}{value}" if path else message
 
 
 def _short(value: object) -> str:
@@ -39,25 +48,51 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _known_keys(model: type | None, path: tuple) -> list[str]:
-    """The field names of the pydantic model found at `path` below `model`; a union offers all its members'."""
-    models = [model] if model is not None else []
-    for step in path:
-        fields = [m.model_fields[step] for m in models if step in getattr(m, "model_fields", {})]
-        if fields:
-            models = [inner for field in fields for inner in _models_in(field.annotation)]
-        else:  # a union's tag or a list's index stands in the path too: it keeps the place, a tag narrows it
-            tagged = [m for m in models if _tag(m) == step]
-            models = tagged or models
-    return sorted({name for m in models for name in getattr(m, "model_fields", {})})
+def _hint(word: str, known: list[str]) -> str:
+    return nearest(word, known) or (f"; known: {', '.join(known)}" if known else "")
 
 
-def _tag(model: type) -> object:
-    field = getattr(model, "model_fields", {}).get("kind")
+def _place(model: type | None, loc: Sequence[int | str]) -> tuple[list[str], list[Any], list[Any]]:
+    """`loc` as the path its writer would know, the models that its last piece is looked for in, and those in it.
+
+    pydantic's own path also names the member of a union that was tried, which nobody wrote.
+    """
+    path: list[str] = []
+    here: list[Any] = [] if model is None else [model]  # annotations
+    around: list[Any] = []
+    for step in loc:
+        models = _models_in(here)
+        tagged = [m for m in models if _tag(m) == step] if len(models) > 1 else []
+        if tagged or (not models and isinstance(step, str) and any(map(_is_union, here))):
+            here = tagged
+            continue
+        path.append(str(step))
+        around = models
+        fields = [m.model_fields[step].annotation for m in models if step in m.model_fields]
+        here = fields or [inner for annotation in here for inner in getattr(annotation, "__args__", ())]
+    return path, around, _models_in(here)
+
+
+def _is_union(annotation: object) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _models_in(annotations: Iterable[object]) -> list[Any]:
+    found: list[Any] = []
+    for annotation in annotations:
+        inner = getattr(annotation, "__args__", ())
+        found += [annotation] if hasattr(annotation, "model_fields") else _models_in(inner)
+    return found
+
+
+def _tag(model: Any) -> object:
+    field = model.model_fields.get("kind")
     return field.default if field is not None else None
 
 
-def _models_in(annotation: object) -> list[type]:
-    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
-        return [annotation]
-    return [inner for argument in getattr(annotation, "__args__", ()) for inner in _models_in(argument)]
+def _tags(models: list[Any]) -> list[str]:
+    return [str(_tag(model)) for model in models]
+
+
+def _names(models: list[Any]) -> list[str]:
+    return sorted({name for model in models for name in model.model_fields})

@@ -87,6 +87,7 @@ class Request:
     prompt: str | None = None  # as text, where there was text
     arrival: float = 0.0  # seconds on the runner's clock; 0 means at submission
     cut_tokens: int = 0  # how many of the oldest prompt tokens `overflow: cut_oldest` removed
+    fault: str = ""  # why its text could not become ids; it is refused with these words
 
 
 @dataclass

@@ -29,22 +29,36 @@ def requests_from(
     """Requests in the order asked; texts are encoded and numbered from `first`."""
     sampling = sampling_from(values)
     items = [asked] if isinstance(asked, str | Request) else list(asked)
-    return [
+    requests = [
         item if isinstance(item, Request) else request_from(item, tokenizer, sampling, f"request-{first + index}")
         for index, item in enumerate(items)
     ]
+    if isinstance(asked, str) and requests[0].fault:
+        raise WorkbenchError(requests[0].fault)
+    return requests
 
 
 def request_from(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
+    """A request for `text`. Where it cannot become ids the request carries the fault, and it alone is refused."""
+    try:
+        ids = _encode(text, tokenizer)
+    except WorkbenchError as error:
+        return Request(request_id, (), sampling, prompt=text, fault=str(error))
+    return Request(request_id, ids, sampling, prompt=text)
+
+
+def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     if tokenizer is None:
         raise WorkbenchError("this model has no tokenizer: give token ids in a Request, not text")
     ids = tokenizer.encode(text)
     # An empty text stays empty, and is refused: what a tokenizer puts before every text is no prompt.
-    return Request(request_id, (*tokenizer.begin_ids, *ids) if ids else (), sampling, prompt=text)
+    return (*tokenizer.begin_ids, *ids) if ids else ()
 
 
 def check(request: Request, vocab: int) -> None:
     """Refuse what no model could run: nothing at all, or ids that are not in the vocabulary."""
+    if request.fault:
+        raise WorkbenchError(f"request {request.request_id}: {request.fault}")
     if not request.prompt_ids:
         raise WorkbenchError(f"request {request.request_id}: the prompt is empty; give at least one token")
     for name, ids in (("prompt", request.prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)):

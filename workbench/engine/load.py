@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -15,7 +14,7 @@ from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes, weights
-from workbench.model.spec import ModelSpec
+from workbench.model.config_fields import Fields, read_object
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.trace.events import Event
@@ -25,12 +24,13 @@ SHIPPED = {"demo": DEMO / "target", "demo-draft": DEMO / "draft"}
 SHAPE = "shape:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 CACHE_MEMORY = 2**30  # bytes the cache may take when `pages` is left to us
+Overflow = Literal["refuse", "cut_oldest"]
 
 
 def load(
-    model: str = "demo",
+    model: str | Path = "demo",
     *,
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     lane: str = "auto",
     device: str = "cpu",
     seed: int = 0,
@@ -38,7 +38,7 @@ def load(
     max_num_batched_tokens: int = 512,
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
-    overflow: Literal["refuse", "cut_oldest"] = "refuse",
+    overflow: Overflow = "refuse",
     note: Callable[[Event], None] | None = None,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
@@ -46,9 +46,13 @@ def load(
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `lane` is
     `eager`, `inductor` or `auto` (the fastest that works here); `seed` is for random weights.
     """
+    if page_size < 1 or (pages != "auto" and pages < 1):
+        raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
+    if overflow not in get_args(Overflow):
+        raise WorkbenchError(f"unknown overflow {overflow!r}; known: {', '.join(get_args(Overflow))}")
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     resolved, _ = resolve_lane(lane)
-    transformer, tokenizer = _transformer(model, torch_dtype, resolved, seed, device)
+    transformer, tokenizer = _transformer(str(model), torch_dtype, resolved, seed, _device(device))
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
         pages = _pages_that_fit(transformer, limits, page_size)
@@ -57,7 +61,8 @@ def load(
     )
 
 
-def parse_dtype(name: str) -> torch.dtype:
+def parse_dtype(name: str | torch.dtype) -> torch.dtype:
+    name = str(name).removeprefix("torch.")
     if name not in DTYPES:
         raise WorkbenchError(f"unknown dtype {name!r}{nearest(name, DTYPES)}; known: {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -71,8 +76,16 @@ def resolve_lane(lane: str) -> tuple[compiled_kernels.Lane, str]:
         raise WorkbenchError(str(error)) from None
 
 
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise WorkbenchError(f"device {name!r} does not work here ({reason}); cpu always does") from None
+
+
 def _transformer(
-    name: str, dtype: torch.dtype | None, lane: compiled_kernels.Lane, seed: int, device: str
+    name: str, dtype: torch.dtype | None, lane: compiled_kernels.Lane, seed: int, device: torch.device
 ) -> tuple[Transformer, Tokenizer | None]:
     if name.startswith(SHAPE):
         spec = shapes.named_shape(name.removeprefix(SHAPE))
@@ -83,14 +96,20 @@ def _transformer(
         known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
     spec = families.read_spec(folder)
-    state = weights.load_weights(folder, spec, dtype or _stored_dtype(folder, spec))
+    state = weights.load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
     return Transformer.from_state(spec, state, lane).to(device), Tokenizer.from_folder(folder)
 
 
-def _stored_dtype(folder: Path, spec: ModelSpec) -> torch.dtype:
-    config = json.loads((folder / "config.json").read_text())
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    return DTYPES.get(name, torch.float32)
+def _stored_dtype(config: Path) -> torch.dtype:
+    """What config.json says, under its new name or its old one; float32 where it says nothing."""
+    fields = Fields(read_object(config), str(config))
+    key = "torch_dtype" if fields.get("dtype") is None else "dtype"
+    name = fields.get(key)
+    if name is None:
+        return torch.float32
+    if not isinstance(name, str) or name.removeprefix("torch.") not in DTYPES:
+        raise fields.wrong(key, name, f"one of {', '.join(DTYPES)}; or choose what to load as with dtype=...")
+    return parse_dtype(name)
 
 
 def _pages_that_fit(model: Transformer, limits: Limits, page_size: int) -> int:

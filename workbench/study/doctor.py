@@ -6,6 +6,7 @@ import importlib.util
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from compiled_kernels import lane_problems
 from workbench.engine.load import SHIPPED, resolve_lane
@@ -27,8 +28,10 @@ def findings() -> dict:
         "lanes": {str(name): problem for name, problem in lane_problems().items()},
         "auto_lane": {"name": str(lane), "reason": reason},
         "extras": {
-            extra: None if importlib.util.find_spec(module) else f"not installed: pip install 'inference-workbench[{extra}]'"
-            for extra, (module, _) in EXTRAS.items()
+            extra: None
+            if importlib.util.find_spec(module)
+            else f"not installed ({what}): pip install 'inference-workbench[{extra}]'"
+            for extra, (module, what) in EXTRAS.items()
         },
         "models": {
             name: None if (folder / "model.safetensors").is_file() else "missing: run python -m experiments.train_demo"
@@ -42,11 +45,13 @@ def show(found: dict, console: Console) -> None:
     table = Table("what", "name", "state")
     for kind in ("lanes", "extras", "models"):
         for name, problem in found[kind].items():
-            table.add_row(kind[:-1], name, problem or "[green]works[/green]")
+            table.add_row(kind[:-1], name, Text(problem) if problem else Text("works", style="green"))
     console.print(table)
     surroundings = found["environment"]
-    console.print(f"lane auto is {found['auto_lane']['name']} here ({found['auto_lane']['reason']})")
+    console.print(Text(f"lane auto is {found['auto_lane']['name']} here ({found['auto_lane']['reason']})"))
     console.print(
-        f"Python {surroundings['python']}, torch {surroundings['packages']['torch']}, "
-        f"{surroundings['cpu']['model']}, {surroundings['threads']['torch']} threads"
+        Text(
+            f"Python {surroundings['python']}, torch {surroundings['packages']['torch']}, "
+            f"{surroundings['cpu']['model']}, {surroundings['threads']['torch']} threads"
+        )
     )

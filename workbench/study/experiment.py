@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workbench.errors import WorkbenchError, explain
 from workbench.request import SamplingParameters
+from workbench.study import yaml_text
 
 Count = Annotated[int, Field(ge=1)]
+MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
 
 
 class Part(BaseModel):
@@ -70,7 +71,7 @@ class MeasurePart(Part):
     """What is run besides the run that is recorded."""
 
     warmup: Annotated[int, Field(ge=0)] = 1  # runs before, which compile and touch everything once
-    threads: Count | Literal["auto"] = "auto"
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     ceilings: bool = True  # measure what this machine could do, for the roofline
 
 
@@ -90,11 +91,12 @@ class Experiment(Part):
     def from_yaml(cls, text: str, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
         """Read YAML and apply `path=value` overrides; whatever is wrong is named by its path."""
         try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise WorkbenchError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+            values = yaml_text.read(text)
+        except ValueError as error:
+            raise WorkbenchError(f"{where}: {error}") from None
         if not isinstance(values, dict):
-            raise WorkbenchError(f"{where}: must be a mapping with `question` and `workload`, not {type(values).__name__}")
+            kind = type(values).__name__
+            raise WorkbenchError(f"{where}: must be a mapping with `question` and `workload`, not {kind}")
         for override in overrides:
             _override(values, override)
         return cls.of(values, where)
@@ -112,12 +114,13 @@ class Experiment(Part):
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise WorkbenchError(f"{path}: cannot read this experiment ({error.__class__.__name__}); name a YAML file") from None
+            fault = type(error).__name__
+            raise WorkbenchError(f"{path}: cannot read this experiment ({fault}); name a YAML file") from None
         return cls.from_yaml(text, overrides, str(path))
 
     def to_yaml(self) -> str:
         """The whole experiment, defaults included, in the order of the fields."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+        return yaml_text.write(self.model_dump(mode="json"))
 
     def with_(self, *overrides: str) -> Experiment:
         """A changed copy: `experiment.with_("cache.page_size=16", "lane=eager")`."""
@@ -129,8 +132,8 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not path:
         raise WorkbenchError(f"--set {override}: write it as path=value, for example --set sampling.seed=7")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = yaml_text.read(text)
+    except ValueError:
         value = text  # a prompt may hold anything
     *parents, last = path.split(".")
     place = values

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.engine.load import load, resolve_lane
 from workbench.study.metrics import summarize
-from workbench.trace.events import Finished
+from workbench.trace.events import Finished, Planned
 from workbench.trace.recorder import Recorder
 
 
@@ -19,12 +19,16 @@ def generation(
     sampling: dict[str, Any],
     show: Callable[[str], None],
 ) -> dict:
-    """Continue `prompt`, giving each piece of text to `show`; returns text, ids, finish reason, usage, metrics."""
+    """Continue `prompt`; returns text, ids, finish reason, usage, metrics.
+
+    `show` gets the prompt once it is known to run, then each piece of text.
+    """
     recorder = Recorder()
     runner = load(model, lane=lane, dtype=dtype, max_num_seqs=1, note=recorder.note)
     finished = Finished(0.0)
     for event in runner.stream(prompt, **sampling):
-        show(event.text)
+        admitted = isinstance(event, Planned) and event.action == "admitted"
+        show(prompt if admitted else event.text)
         if isinstance(event, Finished):
             finished = event
     summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())

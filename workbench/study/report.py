@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +19,8 @@ BUSY = 0.1  # share of the processor that others took above which timings are no
 def show(record: Record, console: Console) -> None:
     """Print the report of a finished run."""
     experiment = Experiment.from_yaml(record.experiment_text)
-    console.print(Group(*_parts(record, experiment)))
+    for part in _parts(record, experiment):
+        console.print(part, soft_wrap=isinstance(part, Text))  # a path must not be broken by lines
 
 
 def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
@@ -41,10 +42,11 @@ def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     rows = record.requests.to_pylist()
     for index, row in enumerate(rows[:MOST_TEXTS]):
         if row["error"]:
-            yield Panel(Text(row["error"], style="red"), title=f"{row['request_id']}: {row['finish_reason']}")
-        elif prompts and row["output_text"]:
+            yield Panel(Text(row["error"], style="red"), title=Text(f"{row['request_id']}: {row['finish_reason']}"))
+        elif prompts:
             text = Text(prompts[index // copies], style="dim") + Text(row["output_text"], style="default")
-            yield Panel(text, title=f"{row['request_id']}: {row['output_tokens']} tokens, {row['finish_reason']}")
+            title = f"{row['request_id']}: {row['output_tokens']} tokens, {row['finish_reason']}"
+            yield Panel(text, title=Text(title))
     if len(rows) > MOST_TEXTS:
         yield Text(f"and {len(rows) - MOST_TEXTS} more requests in requests.parquet", style="dim")
 
@@ -71,11 +73,11 @@ def _memory(kv: dict, tokens: dict) -> Table:
     table = _table("KV cache", "bytes", "formula")
     formula = kv["bytes_per_token_formula"]
     table.add_row("a token", f"{formula:,}", "2 x layers x groups x dim x bytes a value")
-    in_pages = kv["pages_used_peak"] * kv["page_size"]
-    table.add_row(
-        "used at most", f"{kv['bytes_used_peak']:,}", f"{kv['pages_used_peak']} pages x {kv['page_size']} tokens x {formula:,}"
-        f" = {in_pages * formula:,}" if kv["bytes_used_peak"] == in_pages * formula else "summed over layer groups",
-    )  # fmt: skip
+    pages, size = kv["pages_used_peak"], kv["page_size"]
+    told = f"{pages} pages x {size} tokens x {formula:,} = {pages * size * formula:,}"
+    if kv["bytes_used_peak"] != pages * size * formula:
+        told = "summed over layer groups"
+    table.add_row("used at most", f"{kv['bytes_used_peak']:,}", told)
     agree = "equal" if kv["bytes_allocated"] == kv["bytes_allocated_formula"] else "DIFFERENT"
     table.add_row("allocated", f"{kv['bytes_allocated']:,}", f"{kv['bytes_allocated_formula']:,} ({agree})")
     return table
@@ -101,6 +103,8 @@ def _roofline(summary: dict) -> Table:
 def _remarks(summary: dict) -> Iterator[RenderableType]:
     lane = summary["lane"]
     yield Text(f"\nlane {lane['name']} ({lane['reason']}); {summary['compiles']} graphs compiled")
+    if cut := summary["tokens"]["cut"]:
+        yield Text(f"{cut} of the oldest prompt tokens were cut (overflow: cut_oldest)", style="yellow")
     share = summary["instruments_share_of_decode"]
     if share is not None:
         yield Text(f"instruments took {share:.2%} of decode time")

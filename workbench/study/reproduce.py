@@ -36,9 +36,13 @@ class Comparison:
 
 
 def reproduce(record: Record, out: Path | None = None, progress: bool = True) -> Comparison:
-    """Run `record`'s experiment again, into a folder beside it unless `out` says otherwise, and compare."""
+    """Run `record`'s experiment again, into a folder beside it unless `out` says otherwise, and compare.
+
+    A record that was damaged or changed since it was written raises WorkbenchError before any work.
+    """
+    record.verify()
     experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml")
-    again = run(experiment, out or record.path.parent, "reproduce", progress)
+    again = run(experiment, out or record.path.resolve().parent, "reproduce", progress)
     return compare(record, again)
 
 

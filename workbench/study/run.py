@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from tqdm.auto import tqdm
 
 from workbench.engine.load import load, resolve_lane
 from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
 from workbench.study.environment import environment
@@ -30,8 +33,12 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     folder = RunFolder.create(Path(out), name)
     folder.write_text("experiment.yaml", experiment.to_yaml())
     with _threads(experiment.measure.threads):
-        runner = runner_for(experiment)
-        requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+        try:
+            runner = runner_for(experiment)
+            requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+        except WorkbenchError:
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
+            raise
         recorder = Recorder()
         lane, reason = resolve_lane(experiment.lane)
         folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
@@ -116,7 +123,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
     dtype = summary["model"]["dtype"]
     dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
     if progress:
-        tqdm.write("measuring what this machine reads and multiplies at best")
+        tqdm.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
     compiled = resolve_lane("auto")[0] == "inductor"
     ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
     read, gemm = ceilings.read(working_set), ceilings.gemm(dtypes[0])

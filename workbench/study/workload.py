@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 
 from workbench.engine.intake import request_from
+from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.study.experiment import Experiment, PromptsWorkload, RandomWorkload
 
 
 def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int) -> list[Request]:
-    """The experiment's requests, the same every time."""
+    """The experiment's requests, the same every time. A text that cannot be encoded is one to be refused."""
     workload = experiment.workload
     if isinstance(workload, RandomWorkload):
         return _random(workload, experiment.sampling, vocab)
+    if tokenizer is None:
+        name = experiment.model.name
+        raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; use `workload: {{kind: random}}`")
     return _prompts(workload, experiment.sampling, tokenizer)
 
 

@@ -1,0 +1,241 @@
+"""An experiment is one value: YAML in, YAML out, equal; whatever is wrong in it is named by its path."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from workbench.errors import WorkbenchError
+from workbench.study import yaml_text
+from workbench.study.experiment import Experiment
+
+FIRST_LIGHT = Path(__file__).resolve().parents[2] / "experiments" / "first_light.yaml"
+SMALL = """
+question: why?
+sampling: {temperature: 0.5, seed: 3}
+workload: {kind: prompts, prompts: ["a", "b"]}
+"""
+
+awkward = ["", "yes", "1e3", "~", "a: b # c", "\x85", "\u2028x", "\ufeff", " a\n b \n\n", "\tx", "\ud800", "|\n "]
+words = st.text(max_size=20) | st.sampled_from([*awkward, "a" * 300])
+counts = st.integers(1, 2**40)
+seeds = st.integers(0, 2**63 - 1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+token_ids = st.integers(0, 2**31)
+parts = st.fixed_dictionaries(
+    {"path": words},
+    optional={"arguments": st.dictionaries(words, finite | st.integers() | words | st.booleans(), max_size=2)},
+)
+sampling = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0, 1e300),
+        "top_k": st.integers(0, 10**6),
+        "top_p": st.floats(0, 1, exclude_min=True),
+        "min_p": st.floats(0, 1),
+        "repetition_penalty": st.floats(0, 100, exclude_min=True),
+        "presence_penalty": finite,
+        "logit_bias": st.dictionaries(token_ids, st.floats(allow_nan=False), max_size=3),
+        "filters": st.lists(parts, max_size=2),
+        "sampler": st.none() | parts,
+        "seed": seeds,
+        "stop": st.lists(words.filter(bool), max_size=3) | words.filter(bool),
+        "stop_token_ids": st.lists(token_ids, max_size=3),
+        "max_tokens": counts,
+        "ignore_eos": st.booleans(),
+        "logprobs": st.none() | st.integers(0, 100),
+        "logprobs_of": st.sampled_from(["model", "filtered"]),
+    },
+)
+workloads = st.fixed_dictionaries(
+    {"kind": st.just("prompts"), "prompts": st.lists(words, min_size=1, max_size=3)}, optional={"copies": counts}
+) | st.fixed_dictionaries(
+    {"kind": st.just("random")},
+    optional={"requests": counts, "prompt_tokens": counts, "output_tokens": counts, "seed": seeds},
+)
+values = st.fixed_dictionaries(
+    {"question": words, "workload": workloads},
+    optional={
+        "lane": words,
+        "model": st.fixed_dictionaries(
+            {}, optional={"name": words, "dtype": st.sampled_from(["auto", "float32"]), "device": words, "seed": seeds}
+        ),
+        "cache": st.fixed_dictionaries({}, optional={"page_size": counts, "pages": counts | st.just("auto")}),
+        "schedule": st.fixed_dictionaries(
+            {},
+            optional={"max_num_seqs": counts, "overflow": st.sampled_from(["refuse", "cut_oldest"])},
+        ),
+        "sampling": sampling,
+        "measure": st.fixed_dictionaries(
+            {},
+            optional={
+                "warmup": st.integers(0, 9),
+                "threads": st.integers(1, 64) | st.just("auto"),
+                "ceilings": st.booleans(),
+            },
+        ),
+    },
+)
+
+
+@given(values)
+def test_yaml_out_and_in_is_equal(given_values: dict) -> None:
+    experiment = Experiment.of(given_values)
+    again = Experiment.from_yaml(experiment.to_yaml())
+    assert again == experiment
+    assert again.to_yaml() == experiment.to_yaml()
+
+
+@given(values)
+def test_what_a_person_writes_as_yaml_means_the_same(given_values: dict) -> None:
+    assert Experiment.from_yaml(yaml_text.write(given_values)) == Experiment.of(given_values)
+
+
+def test_a_prompt_of_several_lines_is_written_as_it_looks() -> None:
+    workload = {"kind": "prompts", "prompts": ["def f():\n    pass\n"]}
+    text = Experiment.of({"question": "q", "workload": workload}).to_yaml()
+    assert "  - |\n    def f():\n        pass\n" in text
+
+
+def test_the_value_is_frozen() -> None:
+    experiment = Experiment.from_yaml(SMALL)
+    for part, name in ((experiment, "lane"), (experiment.sampling, "seed"), (experiment.workload, "copies")):
+        with pytest.raises(ValidationError):
+            setattr(part, name, 1)
+
+
+def test_first_light_reads_at_a_glance() -> None:
+    text = FIRST_LIGHT.read_text()
+    assert len(text.splitlines()) <= 20
+    experiment = Experiment.read(FIRST_LIGHT)
+    assert experiment.workload.kind == "prompts" and experiment.model.name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("override", "reached"),
+    [
+        ("sampling.seed=9", lambda e: e.sampling.seed == 9),
+        ("sampling.temperature=1e-1", lambda e: e.sampling.temperature == 0.1),
+        ("lane=eager", lambda e: e.lane == "eager"),
+        ("model.name=a=b", lambda e: e.model.name == "a=b"),
+        ("measure.threads=2", lambda e: e.measure.threads == 2),
+        ('workload.prompts=["x: y", z]', lambda e: e.workload.prompts == ("x: y", "z")),
+        ("workload={kind: random, requests: 2}", lambda e: e.workload.requests == 2),
+        ("sampling.logit_bias.7=-1.5", lambda e: e.sampling.logit_bias == {7: -1.5}),
+        ("question=[a, why?", lambda e: e.question == "[a, why?"),  # not YAML, so a text
+        ("question=2026-99-99", lambda e: e.question == "2026-99-99"),  # a date that YAML fails to read
+    ],
+)
+def test_overrides(override: str, reached) -> None:
+    changed = Experiment.from_yaml(SMALL, (override,))
+    assert reached(changed)
+    assert changed != Experiment.from_yaml(SMALL)
+    assert Experiment.from_yaml(SMALL).with_(override) == changed
+
+
+def test_the_last_override_wins() -> None:
+    assert Experiment.from_yaml(SMALL, ("sampling.seed=1", "sampling.seed=2")).sampling.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("schedul.max_num_seqs=1", "schedul: unknown key; did you mean 'schedule'?"),
+        ("workload.promts=[a]", "workload.promts: unknown key; did you mean 'prompts'?"),
+        ("sampling.temprature=1", "sampling.temprature: unknown key; did you mean 'temperature'?"),
+        ("sampling.filters=[{paht: x}]", "sampling.filters.0.paht: unknown key; did you mean 'path'?"),
+        ("workload.kind=promts", "workload.kind: 'promts' is unknown; did you mean 'prompts'?"),
+        ("workload={prompts: [a]}", "workload.kind: is missing; known: prompts, random"),
+        ("workload=3", "workload: must be a group of settings"),
+        ("model=demo", "model: must be a group of settings (device, dtype, name, seed), not 'demo'"),
+        ("workload.prompts=[]", "workload.prompts: "),
+        ("workload.prompts=a", "workload.prompts: "),
+        ("workload.copies=-1", "workload.copies: Input should be greater than or equal to 1 (given -1)"),
+        ("workload.copies=many", "workload.copies: Input should be a valid integer"),
+        ("measure.warmup=-1", "measure.warmup: "),
+        ("measure.warmup=1.5", "measure.warmup: "),
+        ("measure.threads=0", "measure.threads: "),
+        ("measure.threads=10000000", "measure.threads: "),
+        ("cache.pages=0", "cache.pages: "),
+        ("cache.page_size=-4", "cache.page_size: "),
+        ("schedule.max_num_batched_tokens=0", "schedule.max_num_batched_tokens: "),
+        ("schedule.overflow=wrap", "schedule.overflow: Input should be 'refuse' or 'cut_oldest' (given 'wrap')"),
+        ("model.dtype=fp16", "model.dtype: Input should be 'auto', 'float32'"),
+        ("sampling.temperature=.nan", "sampling.temperature: "),
+        ("sampling.temperature=.inf", "sampling.temperature: must be a finite number (given inf)"),
+        ("sampling.temperature=-1", "sampling.temperature: "),
+        ("sampling.max_tokens=-3", "sampling.max_tokens: "),
+        ("question=[a]", "question: Input should be a valid string"),
+        ("sampling.seed=", "sampling.seed: Input should be a valid integer (given None)"),
+        ("sampling", "--set sampling: write it as path=value, for example --set sampling.seed=7"),
+        ("=3", "write it as path=value"),
+        ("question.x=1", "--set question.x=1: question is a value, not a group of settings"),
+        ("workload.prompts.0=x", "prompts is a value, not a group of settings"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path(override: str, expected: str) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        Experiment.from_yaml(SMALL, (override,), "my.yaml")
+    assert expected in str(caught.value)
+    assert override.startswith("--set") or "--set" in str(caught.value) or str(caught.value).startswith("my.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_ten_thousand_stops_are_refused_in_one_line() -> None:
+    with pytest.raises(WorkbenchError, match="sampling.stop: at most 64 stop strings, 10000 were given") as caught:
+        Experiment.of({"question": "q", "workload": {"kind": "random"}, "sampling": {"stop": ["x"] * 10_000}})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("question: [", "my.yaml: not YAML: "),
+        ("question: 2026-99-99", "my.yaml: not YAML: month must be in"),
+        ("[" * 5000, "my.yaml: not YAML: "),
+        ("question: " + "9" * 5000, "my.yaml: not YAML: "),
+        ("question: !!python/object/apply:os.getcwd []", "my.yaml: not YAML: could not determine a constructor"),
+        ("", "my.yaml: must be a mapping"),
+        ("- a", "my.yaml: must be a mapping with `question` and `workload`, not list"),
+        ("question: why?", "my.yaml: workload: Field required"),
+        ("1: 2\nquestion: q\nworkload: {kind: random}", "my.yaml: 1: "),
+        ("question: &a [*a]\nworkload: {kind: random}", "my.yaml: question: "),
+    ],
+)
+def test_what_is_no_experiment_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        Experiment.from_yaml(text, where="my.yaml")
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [lambda p: None, Path.mkdir, lambda p: p.write_bytes(b"\xff\xfe\x00")])
+def test_a_file_that_cannot_be_read(tmp_path: Path, make) -> None:
+    path = tmp_path / "my.yaml"
+    make(path)
+    with pytest.raises(WorkbenchError, match="my.yaml: cannot read this experiment .*; name a YAML file"):
+        Experiment.read(path)
+
+
+def test_a_file_is_named_in_what_is_wrong_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(SMALL + "schedul: {}\n")
+    with pytest.raises(WorkbenchError, match="my.yaml: schedul: unknown key"):
+        Experiment.read(path)
+
+
+plain = finite | words | st.booleans() | st.none() | st.integers()
+
+
+@given(st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(words, inner)))
+def test_plain_values_survive_yaml(value: object) -> None:
+    assert yaml_text.read(yaml_text.write(value)) == value
+
+
+def test_nan_is_no_number_that_survives() -> None:
+    assert math.isnan(yaml_text.read(yaml_text.write(math.nan)))

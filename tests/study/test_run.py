@@ -1,0 +1,328 @@
+"""A run leaves a whole folder or one that says it is not; it can be read, shown and run again."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+import workbench.study.run as run_module
+from workbench.errors import WorkbenchError
+from workbench.study import report
+from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.study.experiment import Experiment
+from workbench.study.record import Record
+from workbench.study.reproduce import reproduce
+from workbench.study.run import run
+from workbench.study.run_folder import MANIFEST, fingerprint
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMED = {
+    "experiment.yaml", "environment.json", "requests.parquet", "steps.parquet", "tokens.parquet", "summary.json",
+    "trace.json",
+}  # fmt: skip
+MARKUP = "x = '[bold]' [/] [red]#[/red]"
+
+
+def experiment(**changes) -> Experiment:
+    values = {
+        "question": "What now?",
+        "lane": "eager",
+        "sampling": {"temperature": 0, "max_tokens": 5, "ignore_eos": True},
+        "workload": {"kind": "prompts", "prompts": ["def f(n):"]},
+        "measure": {"ceilings": False, "warmup": 0},
+    }
+    return Experiment.of({**values, **changes})
+
+
+def prompts(*texts: str, copies: int = 1) -> dict:
+    return {"kind": "prompts", "prompts": list(texts), "copies": copies}
+
+
+def shown(record: Record) -> str:
+    console = Console(record=True, width=100, file=io.StringIO())
+    report.show(record, console)
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Three requests of 40 + 20 random tokens: 59 are cached, in 8 pages of 8."""
+    workload = {"kind": "random", "requests": 3, "prompt_tokens": 40, "output_tokens": 20}
+    asked = experiment(
+        model={"name": "shape:tiny", "dtype": "float32"}, workload=workload, cache={"page_size": 8},
+        schedule={"max_num_seqs": 2, "max_num_batched_tokens": 32},
+    )  # fmt: skip
+    return run(asked, tmp_path_factory.mktemp("runs"), "random", progress=False)
+
+
+@pytest.fixture(scope="module")
+def mixed_run(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Prompts of which some cannot run: too long, empty, and no text at all."""
+    texts = ("def f(n):", "a + " * 2000, "", "\ud800", MARKUP)
+    asked = experiment(workload=prompts(*texts), question=MARKUP, model={"dtype": "float32"})
+    return run(asked, tmp_path_factory.mktemp("runs") / f"{'long ' * 20}[bold] [/]", "mixed", progress=False)
+
+
+def test_the_folder_holds_every_file_and_is_whole(random_run: Record) -> None:
+    names = {path.name for path in random_run.path.iterdir()}
+    assert names >= NAMED and names == {*random_run.manifest, MANIFEST}
+    random_run.verify()
+    trace = json.loads((random_run.path / "trace.json").read_text())
+    assert {event["ph"] for event in trace["traceEvents"]} >= {"X", "M"}
+
+
+def test_every_token_of_every_request_is_there(random_run: Record) -> None:
+    requests, tokens = random_run.requests.to_pylist(), random_run.tokens.to_pylist()
+    assert [row["output_tokens"] for row in requests] == [20, 20, 20]
+    for row in requests:
+        mine = [t for t in tokens if t["request_id"] == row["request_id"]]
+        assert [t["token_id"] for t in mine] == row["token_ids"]
+        times = [row["arrival"], *(t["time"] for t in mine), row["finished"]]
+        assert times == sorted(times)
+    steps = random_run.steps.to_pylist()
+    assert sum(step["prefill_tokens"] for step in steps) == 3 * 40
+    assert sum(step["decode_tokens"] for step in steps) == 3 * 19, "the first token comes out of the prefill"
+    assert {row["action"] for row in random_run.decisions.to_pylist()} >= {"admitted", "cut", "waiting"}
+
+
+def test_the_bytes_of_the_cache_are_those_of_the_formula(random_run: Record) -> None:
+    kv = random_run.summary["kv"]
+    layers, groups, dim, value_bytes = 2, 2, 16, 4
+    assert kv["bytes_per_token_formula"] == 2 * layers * groups * dim * value_bytes
+    assert kv["pages_used_peak"] == 2 * 8, "two sequences at once, each of 59 cached tokens in pages of 8"
+    assert kv["bytes_used_peak"] == kv["pages_used_peak"] * 8 * kv["bytes_per_token_formula"]
+    assert kv["bytes_allocated"] == kv["bytes_allocated_formula"] >= kv["bytes_used_peak"]
+
+
+def test_the_environment_names_the_lane_and_why(random_run: Record) -> None:
+    assert random_run.environment["lane"] == {"name": "eager", "reason": "asked for"} == random_run.summary["lane"]
+    assert random_run.environment["packages"]["torch"] and random_run.environment["threads"]["torch"]
+    assert random_run.summary["instruments_share_of_decode"] > 0
+
+
+def test_the_resolved_experiment_is_the_one_that_ran(random_run: Record) -> None:
+    kept = Experiment.from_yaml(random_run.experiment_text)
+    assert kept.cache.page_size == 8 and kept.model.name == "shape:tiny" and kept.sampling.top_p == 1.0
+
+
+def test_requests_that_cannot_run_harm_no_other(mixed_run: Record) -> None:
+    rows = mixed_run.requests.to_pylist()
+    assert [row["finish_reason"] for row in rows] == ["length", "refused", "refused", "refused", "length"]
+    assert [row["output_tokens"] for row in rows] == [5, 0, 0, 0, 5]
+    for row, told in zip(rows[1:4], ("leave no room in a context of", "is empty", "lone surrogate"), strict=True):
+        assert told in row["error"]
+    alone = run(experiment(model={"dtype": "float32"}), mixed_run.path.parent, "alone", progress=False)
+    assert alone.requests.to_pylist()[0]["token_ids"] == rows[0]["token_ids"]
+
+
+def test_an_overlong_prompt_is_cut_where_that_was_asked(tmp_path: Path) -> None:
+    asked = experiment(workload=prompts("a + " * 2000), schedule={"overflow": "cut_oldest"})
+    record = run(asked, tmp_path, progress=False)
+    row = record.requests.to_pylist()[0]
+    assert row["finish_reason"] == "length" and row["cut_tokens"] > 0
+    assert row["prompt_tokens"] + asked.sampling.max_tokens == 1024
+    assert f"{row['cut_tokens']} of the oldest prompt tokens were cut" in shown(record)
+
+
+def test_a_run_where_nothing_runs_can_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "ceilings_for", fake_ceilings)
+    record = run(experiment(workload=prompts(""), measure={"warmup": 0}), tmp_path, progress=False)
+    text = shown(record)
+    assert "the prompt is empty" in text and "TTFT" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": {"name": "demmo"}}, "no model 'demmo'"),
+        ({"lane": "egaer"}, "unknown lane"),
+        ({"model": {"device": "cdua"}}, "device 'cdua'"),
+        ({"model": {"name": "shape:tiny"}}, "workload.prompts: model 'shape:tiny' has no tokenizer"),
+    ],
+)
+def test_a_mistake_leaves_no_folder(tmp_path: Path, changes: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        run(experiment(**changes), tmp_path, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_folder_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    monkeypatch.setattr(run_module, "load", lambda *_, **__: pytest.fail("work was begun"))
+    with pytest.raises(WorkbenchError, match="output folder .*runs: cannot be written .*--out"):
+        run(experiment(), tmp_path / "runs", progress=False)
+
+
+def test_progress_is_no_part_of_the_output(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "ceilings_for", fake_ceilings)
+    asked = experiment(model={"name": "shape:tiny"}, workload={"kind": "random", "output_tokens": 2}, measure={})
+    run(asked, tmp_path, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "warm-up" in err and "measured run" in err and "at best" in err
+    run(asked, tmp_path, progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_threads_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(run_module.torch, "set_num_threads", seen.append)
+    monkeypatch.setattr(run_module.torch, "get_num_threads", lambda: 7)
+    with pytest.raises(WorkbenchError):
+        run(experiment(model={"name": "demmo"}, measure={"threads": 3}), tmp_path, progress=False)
+    assert seen == [3, 7]
+
+
+def fake_ceilings(*working_sets: int, dtypes: tuple[str, ...] = (), compiled: bool = False) -> Ceilings:
+    def ceiling(kind: str, value: float, dtype: str = "") -> Ceiling:
+        return Ceiling(kind, value, "", "told", 1, 1, 1.0, working_sets[0], level="DRAM", dtype=dtype)
+
+    return Ceilings((ceiling("read", 2e10),), tuple(ceiling("gemm", 1e12, dtype) for dtype in dtypes))
+
+
+def test_the_report_of_a_run(random_run: Record) -> None:
+    text = shown(random_run)
+    for words in ("What now?", "TTFT", "TPOT", "ITL", "p50", "p99", "tokens/s", "lane eager (asked for)", "try next"):
+        assert words in text
+    kv = random_run.summary["kv"]
+    assert f"16 pages x 8 tokens x 512 = {kv['bytes_used_peak']:,}" in text and "(equal)" in text
+    assert str(random_run.path) in text and "roofline" not in text
+
+
+def test_the_report_puts_the_roofline_beside_the_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "ceilings_for", fake_ceilings)
+    record = run(experiment(measure={"warmup": 0}), tmp_path, progress=False)
+    decode = record.summary["roofline"]["decode"]
+    phase = record.summary["phases"]["decode"]
+    assert decode["share_of_read_ceiling"] == pytest.approx(phase["predicted_bytes"] / phase["forward_s"] / 2e10)
+    assert decode["predicted_s"] == pytest.approx(
+        max(phase["predicted_bytes"] / 2e10, phase["predicted_flops"] / 1e12)
+    )
+    text = shown(record)
+    assert "of read ceiling" in text and f"{decode['share_of_read_ceiling']:.0%}" in text
+    assert "it is read from DRAM, at 20.0 GB/s at best" in text.replace("\n", " ")
+
+
+def test_nothing_a_user_wrote_is_read_as_markup(mixed_run: Record) -> None:
+    text = shown(mixed_run)
+    assert text.splitlines()[0] == MARKUP
+    assert sum(MARKUP in line for line in text.splitlines()) == 1, "the fifth prompt is behind `and 2 more`"
+    assert f"run folder  {mixed_run.path}\n" in text, "a path stays on its line, brackets and all"
+    assert "and 2 more requests" in text and "not every request ran" in text
+
+
+def test_prompts_outputs_and_errors_are_shown_as_they_are(mixed_run: Record, tmp_path: Path) -> None:
+    rows = mixed_run.requests.to_pylist()[:3]
+    rows[0]["output_text"], rows[1]["error"] = MARKUP, MARKUP
+    rows[2].update(error=None, output_text="", token_ids=[])
+    asked = experiment(workload=prompts("[bold]one[/bold] ", "two", "[/] three"))
+    record = altered(mixed_run, tmp_path / "copy", rows, asked)
+    lines = shown(record).splitlines()
+    assert any(f"[bold]one[/bold] {MARKUP}" in line for line in lines)
+    assert sum(MARKUP in line for line in lines) == 2
+    assert any("[/] three" in line for line in lines), "an output without text still shows its prompt"
+
+
+def altered(record: Record, to: Path, rows: list[dict], asked: Experiment | None = None) -> Record:
+    """A copy of the record with other requests, and a manifest that vouches for them."""
+    shutil.copytree(record.path, to)
+    schema = record.requests.schema
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), to / "requests.parquet")
+    if asked is not None:
+        (to / "experiment.yaml").write_text(asked.to_yaml())
+    files = {name: fingerprint(to / name) for name in record.manifest}
+    (to / MANIFEST).write_text(json.dumps({"files": files}))
+    return Record.open(to)
+
+
+def test_a_run_is_reproduced_token_for_token(random_run: Record) -> None:
+    comparison = reproduce(random_run, progress=False)
+    assert comparison.identical and not comparison.surroundings
+    assert str(comparison) == "identical tokens in all 3 requests"
+    assert comparison.again.path.parent == random_run.path.parent
+    assert comparison.again.path != random_run.path
+
+
+def test_sampled_tokens_are_reproduced_too(tmp_path: Path) -> None:
+    asked = experiment(sampling={"temperature": 1.0, "max_tokens": 8, "seed": 5}, workload=prompts("x =", copies=2))
+    record = run(asked, tmp_path, progress=False)
+    first, second = record.requests.to_pylist()
+    assert first["token_ids"] != second["token_ids"], "copies draw with seeds of their own"
+    assert reproduce(record, tmp_path / "again", progress=False).identical
+
+
+def test_a_differing_token_is_named_with_its_place(random_run: Record, tmp_path: Path) -> None:
+    rows = random_run.requests.to_pylist()
+    true = rows[1]["token_ids"][4]
+    rows[1]["token_ids"][4] = true + 1
+    rows[2]["token_ids"].pop()
+    record = altered(random_run, tmp_path / "copy", rows)
+    comparison = reproduce(record, tmp_path / "again", progress=False)
+    assert not comparison.identical
+    assert comparison.tokens == (
+        f"request-1: token 4 was {true + 1}, is {true}",
+        "request-2: 19 tokens, then 20, equal as far as both go",
+    )
+    assert str(comparison).startswith("tokens differ in 2 of 3 requests\nrequest-1: token 4 was")
+
+
+def test_a_request_of_one_run_only_is_named(random_run: Record, tmp_path: Path) -> None:
+    record = altered(random_run, tmp_path / "copy", random_run.requests.to_pylist()[:2])
+    comparison = reproduce(record, tmp_path / "again", progress=False)
+    assert comparison.tokens == ("request-2: only in one of the runs",)
+
+
+def test_other_surroundings_are_told(random_run: Record, tmp_path: Path) -> None:
+    record = altered(random_run, tmp_path / "copy", random_run.requests.to_pylist())
+    before = record.environment
+    before["python"], before["packages"]["torch"] = "3.99", "9.9"
+    comparison = reproduce(record, tmp_path / "again", progress=False)
+    assert comparison.identical
+    assert any(line.startswith("python: 3.99 -> ") for line in comparison.surroundings)
+    assert any(line.startswith("packages.torch: 9.9 -> ") for line in comparison.surroundings)
+
+
+def test_a_record_changed_after_the_fact_is_not_reproduced(random_run: Record, tmp_path: Path) -> None:
+    shutil.copytree(random_run.path, tmp_path / "copy")
+    steps = tmp_path / "copy" / "steps.parquet"
+    content = bytearray(steps.read_bytes())
+    content[100] ^= 1
+    steps.write_bytes(content)
+    with pytest.raises(WorkbenchError, match="steps.parquet is not what was written"):
+        reproduce(Record.open(tmp_path / "copy"), tmp_path / "again", progress=False)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_killed_run_says_that_it_is_unfinished(tmp_path: Path) -> None:
+    file, out = tmp_path / "long.yaml", tmp_path / "runs"
+    asked = experiment(sampling={"max_tokens": 1000, "ignore_eos": True}, workload=prompts("x =", copies=16))
+    file.write_text(asked.to_yaml())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench", "run", str(file), "--out", str(out), "--json"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not list(out.glob("long-*/environment.json")):  # the model is loaded: the requests come next
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
+    (folder,) = out.iterdir()
+    assert not (folder / "summary.json").exists()
+    with pytest.raises(WorkbenchError, match="unfinished .*holds environment.json, experiment.yaml; run it again"):
+        Record.open(folder)
+    assert not Record.open(folder, incomplete_ok=True).complete

@@ -1,0 +1,88 @@
+"""What a user is told: the path as they wrote it, and the nearest name that would be right."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workbench.errors import WorkbenchError, explain, nearest
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Tool(Part):
+    path: str
+    settings: dict[str, float] = {}
+
+
+class Round(Part):
+    kind: Literal["round"] = "round"
+    round: int = 1  # a field may be called as its kind is
+    radius: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+
+
+class Square(Part):
+    kind: Literal["square"] = "square"
+    side: int = 1
+    tool: Tool | None = None
+
+
+class Whole(Part):
+    name: str = ""
+    tools: tuple[Tool, ...] = ()
+    shape: Annotated[Round | Square, Field(discriminator="kind")] = Round()
+
+
+def told(values: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        Whole.model_validate(values)
+    error = explain(caught.value, "here", Whole)
+    assert isinstance(error, WorkbenchError)
+    assert "\n" not in str(error)
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"nmae": "x"}, "here: nmae: unknown key; did you mean 'name'?"),
+        ({"qqqq": "x"}, "here: qqqq: unknown key; known: name, shape, tools"),
+        ({"tools": [{"path": "a"}, {"path": "a", "pth": 1}]}, "here: tools.1.pth: unknown key; did you mean 'path'?"),
+        ({"shape": {"kind": "round", "raduis": 1}}, "here: shape.raduis: unknown key; did you mean 'radius'?"),
+        ({"shape": {"kind": "round", "side": 1}}, "here: shape.side: unknown key; did you mean 'kind'?"),
+        ({"shape": {"kind": "square", "tool": {"path": "", "pth": 1}}}, "here: shape.tool.pth: unknown key; did you"),
+        ({"shape": {"kind": "squre"}}, "here: shape.kind: 'squre' is unknown; did you mean 'square'?"),
+        ({"shape": {}}, "here: shape.kind: is missing; known: round, square"),
+        ({"shape": {"kind": "round", "round": "x"}}, "here: shape.round: Input should be a valid integer"),
+        ({"tools": [{}]}, "here: tools.0.path: Field required"),
+        ({"tools": [{"path": "a", "settings": {"deep": "x"}}]}, "here: tools.0.settings.deep: Input should be a valid"),
+        ({"tools": ["hammer"]}, "here: tools.0: must be a group of settings (path, settings), not 'hammer'"),
+        ({"shape": 3}, "here: shape: must be a group of settings (kind, radius, round, side, tool), not 3"),
+    ],
+)  # fmt: skip
+def test_the_path_and_the_remedy(values: dict, expected: str) -> None:
+    assert told(values).startswith(expected)
+
+
+def test_members_of_a_union_are_no_part_of_the_path() -> None:
+    message = told({"shape": {"kind": "round", "radius": "big"}})
+    assert message.count("shape.radius: ") == 2
+    assert "'auto'" in message and "integer" in message and "literal" not in message
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    message = told({"nmae": "x", "shape": {"kind": "round", "radius": 0}})
+    assert "nmae: unknown key" in message and "shape.radius: Input should be greater" in message
+
+
+def test_a_long_value_is_not_repeated_in_full() -> None:
+    assert len(told({"name": ["x"] * 10_000})) < 200
+
+
+def test_nearest_says_nothing_when_nothing_is_near() -> None:
+    assert nearest("lane", ["lane", "model"]) == "; did you mean 'lane'?"
+    assert nearest("zzz", ["lane", "model"]) == ""

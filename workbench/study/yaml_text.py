@@ -1,0 +1,35 @@
+"""Plain values as YAML text and back, equal after the round trip; only plain types are read, never objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+LINE_ENDS = "\x85\u2028\u2029"  # PyYAML reads these as the end of a line unless they are escaped
+
+
+def read(text: str) -> Any:
+    """The values in `text`; ValueError, in one line, where it is not YAML."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also impossible dates, deep nesting
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+def write(values: Any) -> str:
+    """`values` in their order, one a line; a text of several lines as a block, wherever that keeps it whole."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # a text that stands twice is written twice
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = '"' if any(end in text for end in LINE_ENDS) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
