@@ -78,4 +78,5 @@ def test_integers_name_no_torch(name: str) -> None:
 def test_the_check_can_fail(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from workbench.engine.runner import Runner\n")
-    assert violations(wrong, "workbench.cache.wrong") == ["workbench.cache.wrong imports workbench.engine.runner.Runner"]
+    found = violations(wrong, "workbench.cache.wrong")
+    assert found == ["workbench.cache.wrong imports workbench.engine.runner.Runner"]

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from workbench.cache.store import CacheShape, KVStore
 
 SHAPES = st.lists(
-    st.builds(CacheShape, groups=st.integers(1, 4), dim=st.integers(1, 16), table=st.integers(0, 1)), min_size=1, max_size=4
+    st.builds(CacheShape, groups=st.integers(1, 4), dim=st.integers(1, 16), table=st.integers(0, 1)),
+    min_size=1,
+    max_size=4,
 )
 
 

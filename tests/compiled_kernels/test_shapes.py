@@ -25,7 +25,8 @@ def attention(**changes: torch.Tensor):
         "q": torch.zeros(3, 2, 4), "keys": torch.zeros(2, 1, 8, 4), "values": torch.zeros(2, 1, 8, 4),
         "page_table": torch.tensor([[1]]), "span_starts": torch.tensor([0, 3]), "context_lengths": torch.tensor([3]),
     }  # fmt: skip
-    return checked(compiled_kernels.paged_attention)(**{**right, **changes}, scale=0.5, mask=Causal(), decode_only=False, lane=Lane.EAGER)
+    rest = {"scale": 0.5, "mask": Causal(), "decode_only": False, "lane": Lane.EAGER}
+    return checked(compiled_kernels.paged_attention)(**{**right, **changes, **rest})
 
 
 RIGHT = [

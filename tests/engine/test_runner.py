@@ -15,7 +15,7 @@ from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, SamplingParameters
-from workbench.trace.events import Decoded, Event, Finished, SetBack, Stepped
+from workbench.trace.events import Decoded, Event, Finished, SetBack, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
 
@@ -172,9 +172,10 @@ def test_cut_oldest_keeps_the_newest_and_says_so() -> None:
     long = Request("x", tuple(i % VOCAB for i in range(70)), SamplingParameters(max_tokens=8, temperature=0))
     events = list(runner.stream(long))
     kept = CONTEXT - 8
-    assert events[0].cut_tokens == 70 - kept  # type: ignore[attr-defined]
+    assert isinstance(events[0], Submitted) and events[0].cut_tokens == 70 - kept
     short = Request("y", long.prompt_ids[-kept:], long.sampling)
-    assert events[-2 if isinstance(events[-1], Stepped) else -1].token_ids == finals(runner, [short])["y"]  # type: ignore[attr-defined]
+    end = next(event for event in events if isinstance(event, Finished))
+    assert end.token_ids == finals(runner, [short])["y"]
 
 
 def test_the_context_is_the_last_limit() -> None:
@@ -195,8 +196,10 @@ def test_end_tokens_and_their_being_ignored() -> None:
 def test_one_id_runs_once_at_a_time() -> None:
     runner = runner_of(MODEL)
     runner.submit(request("a", 4, 4))
-    with pytest.raises(WorkbenchError, match="already running"):
+    with pytest.raises(WorkbenchError, match="already taken"):
         runner.submit(request("a", 4, 4))
+    with pytest.raises(WorkbenchError, match="'b' is already taken"):
+        runner.stream([request("b", 4, 4), request("c", 4, 4), request("b", 3, 4)])
 
 
 def test_text_needs_a_tokenizer() -> None:

@@ -36,7 +36,8 @@ def test_by_hand() -> None:
     cost = StepCost(spec, 4, 2)
     matrices = 5 * 8 + 2 * 5 * 4 + 8 * 5 + 3 * 5 * 3
     # Three tokens after two: they see 3 + 4 + 5 positions, read five, write three.
-    assert cost([(2, 3)], 1) == Cost(2.0 * 3 * matrices + 2 * 11 * 5 + 4 * 2 * 4 * 12, 4 * (matrices + 55) + 2 * 4 * 8 * 2)
+    flops = 2.0 * 3 * matrices + 2 * 11 * 5 + 4 * 2 * 4 * 12
+    assert cost([(2, 3)], 1) == Cost(flops, 4 * (matrices + 55) + 2 * 4 * 8 * 2)
     assert cost([(2, 3)], 0).bytes == 4 * matrices + 2 * 4 * 8 * 2
 
 

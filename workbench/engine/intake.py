@@ -55,6 +55,15 @@ def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     return (*tokenizer.begin_ids, *ids) if ids else ()
 
 
+def check_ids(requests: Iterable[Request], running: Iterable[str]) -> None:
+    """Ids must differ, from each other and from those that run; told before anything starts."""
+    seen = set(running)
+    for request in requests:
+        if request.request_id in seen:
+            raise WorkbenchError(f"request id {request.request_id!r} is already taken; ids must differ")
+        seen.add(request.request_id)
+
+
 def check(request: Request, vocab: int) -> None:
     """Refuse what no model could run: nothing at all, or ids that are not in the vocabulary."""
     if request.fault:

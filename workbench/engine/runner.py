@@ -78,6 +78,7 @@ class Runner:
         event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
         """
         asked = intake.requests_from(requests, self.tokenizer, sampling, self._submitted)
+        intake.check_ids(asked, self._sequences)
         return self._stream(asked, raises=isinstance(requests, str))
 
     def _stream(self, asked: list[Request], raises: bool) -> Iterator[Event]:
@@ -108,8 +109,7 @@ class Runner:
 
     def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> None:
         """Queue `request`; its events go to `box` and to `note`. One that cannot run ends at once, refused."""
-        if request.request_id in self._sequences:
-            raise WorkbenchError(f"request id {request.request_id!r} is already running; ids must differ")
+        intake.check_ids([request], self._sequences)
         now = self.clock()
         request = intake.fit(request, self.model.spec.context, self.overflow)
         sequence = Sequence.of(request, self._submitted)

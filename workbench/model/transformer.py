@@ -119,7 +119,8 @@ class Transformer(nn.Module):
         if ids.ndim != 1 or len(ids) == 0 or ids.is_floating_point():
             raise WorkbenchError("token ids must be one non-empty row of integers")
         if int(ids.min()) < 0 or int(ids.max()) >= self.spec.vocab:
-            raise WorkbenchError(f"token ids must lie in 0..{self.spec.vocab - 1}; {int(ids.min())}..{int(ids.max())} given")
+            given = f"{int(ids.min())}..{int(ids.max())}"
+            raise WorkbenchError(f"token ids must lie in 0..{self.spec.vocab - 1}; {given} given")
         if len(ids) > self.spec.context:
             raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.context}")
         return ids.long().to(self.device)

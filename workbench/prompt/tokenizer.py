@@ -75,7 +75,10 @@ class Tokenizer:
             ) from None
         with self._lock:
             self._inner.encode_special_tokens = not special
-            return self._encode(text, special)
+            try:
+                return self._encode(text, special)
+            except Exception as error:  # the library raises bare Exception
+                raise WorkbenchError(f"this tokenizer cannot encode the text: {error}") from error
 
     def _encode(self, text: str, special: bool) -> list[int]:
         encoding = self._inner.encode(text, add_special_tokens=False)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -108,6 +112,8 @@ def _remarks(summary: dict) -> Iterator[RenderableType]:
     share = summary["instruments_share_of_decode"]
     if share is not None:
         yield Text(f"instruments took {share:.2%} of decode time")
+    if slow := summary["compiling_steps"]:
+        yield Text(f"{slow} of the measured steps compiled something; raise measure.warmup", style="yellow")
     busy = summary["others_cpu_share"]
     if busy is not None and busy > BUSY:
         yield Text(f"other processes took {busy:.0%} of the processor: do not trust these timings", style="yellow")
@@ -117,15 +123,24 @@ def _remarks(summary: dict) -> Iterator[RenderableType]:
 
 
 def _next_steps(record: Record) -> str:
+    workbench = _program()
     return (
         "try next\n"
-        f"  workbench reproduce {record.path}\n"
-        f"  workbench inspect {record.path}\n"
-        "  workbench run experiments/first_light.yaml --set lane=eager\n"
-        "  workbench run experiments/first_light.yaml --set workload.copies=8\n"
-        '  workbench generate "class Stack:" --temperature 0.8\n'
+        f"  {workbench} reproduce {record.path}\n"
+        f"  {workbench} inspect {record.path}\n"
+        f"  {workbench} run experiments/first_light.yaml --set lane=eager\n"
+        f"  {workbench} run experiments/first_light.yaml --set workload.copies=8\n"
+        f'  {workbench} generate "class Stack:" --temperature 0.8\n'
         f"  open {record.path / 'trace.json'} in ui.perfetto.dev"
     )
+
+
+def _program() -> str:
+    """How this command line is called from here: by name where it is on the path, else by its place."""
+    if shutil.which("workbench"):
+        return "workbench"
+    place = os.path.relpath(Path(sys.executable).parent / "workbench")
+    return place if len(place) < 40 else "workbench"
 
 
 def _table(first: str, *columns: str) -> Table:

@@ -60,7 +60,8 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     folder.write_table("steps.parquet", recorder.steps())
     folder.write_table("tokens.parquet", recorder.tokens())
     folder.write_table("decisions.parquet", recorder.decisions())
-    folder.write_json("trace.json", chrome_trace(recorder), indent=None)
+    trace = {**chrome_trace(recorder), "otherData": {"lane": str(lane), "lane_reason": reason}}
+    folder.write_json("trace.json", trace, indent=None)
     folder.write_json("summary.json", summary)
     return Record.open(folder.finish())
 
