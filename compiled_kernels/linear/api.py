@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +19,7 @@ def linear(
     library's matrix product reaches about half of it.
     """
     if lane is Lane.INDUCTOR and x.shape[0] == 1 and x.device.type == "cpu":
-        out = (weight.float() * x.float()).sum(dim=-1)[None]
-        return (out if bias is None else out + bias.float()).to(x.dtype)
+        exact = torch.promote_types(x.dtype, torch.float32)
+        out = (weight.to(exact) * x.to(exact)).sum(dim=-1)[None]
+        return (out if bias is None else out + bias.to(exact)).to(x.dtype)
     return F.linear(x, weight, bias)

@@ -21,14 +21,15 @@ def decode(
     lengths = context_lengths.view(-1, 1, 1)
     allowed = mask(lengths - 1, positions) & (positions < lengths)  # [seq, page, offset]
     allowed = rearrange(allowed, "seq page offset -> seq page 1 1 offset")
-    grouped = q.float().view(seqs, 1, groups, heads // groups, 1, dim)
-    scores = (grouped * keys[table].float()[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
+    exact = torch.promote_types(q.dtype, torch.float32)
+    grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
+    scores = (grouped * keys[table].to(exact)[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
     scores = torch.where(allowed, scores, -torch.inf)
     peak = scores.amax(dim=(1, 4), keepdim=True)
     weights = torch.exp(scores - torch.where(peak.isfinite(), peak, 0.0))
     total = weights.sum(dim=(1, 4), keepdim=True)
     weights = weights / torch.where(total > 0, total, 1.0)
     # Unused offsets may hold anything: 0 x NaN is NaN, so they are chosen away rather than weighed away.
-    weighed = weights[..., None] * values[table].float()[:, :, :, None]
+    weighed = weights[..., None] * values[table].to(exact)[:, :, :, None]
     mixed = torch.where(allowed[..., None], weighed, 0.0).sum(dim=(1, 4))  # [seq, group, share, dim]
     return mixed.view(seqs, heads, dim).to(q.dtype)

@@ -30,7 +30,7 @@ def reference(
 
 def attend(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, mask) -> Tensor:
     """q [token, head, dim] at positions from `first_position` on, over k and v [context, group, dim]."""
-    exact = q.dtype if q.dtype == torch.float64 else torch.float32
+    exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=k.shape[1])
     scores = einsum(grouped, k.to(exact), "group share token dim, context group dim -> group share token context")
     queries = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]

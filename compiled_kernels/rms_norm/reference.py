@@ -6,6 +6,6 @@ from torch import Tensor
 
 
 def reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    exact = x if x.dtype == torch.float64 else x.float()
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
     mean_square = reduce(exact.square(), "token width -> token 1", "mean")
     return (exact * torch.rsqrt(mean_square + eps) * weight.to(exact.dtype)).to(x.dtype)

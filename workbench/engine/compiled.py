@@ -41,7 +41,7 @@ class EagerExecutor:
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Logits of the plan's sampled rows, in the order of its spans: [sample, vocab]."""
-        return self.model(pack(plan, self.store.page_size, self.model.device), self.store)
+        return _settled(self.model(pack(plan, self.store.page_size, self.model.device), self.store))
 
 
 class CompiledExecutor:
@@ -71,7 +71,7 @@ class CompiledExecutor:
             samples = len(batch.sample_rows)
             wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
             wanted[:samples] = batch.sample_rows
-            return self._head(self.model, x[wanted])[:samples]
+            return _settled(self._head(self.model, x[wanted])[:samples])
 
     def _decode(
         self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer
@@ -93,6 +93,13 @@ class CompiledExecutor:
             return cast(Callable, compile_fx(graph, inputs))
 
         return torch.compile(function, backend=counting, dynamic=dynamic, fullgraph=True)
+
+
+def _settled(logits: Tensor) -> Tensor:
+    """`logits`, computed and not merely queued: a step's time is the device's, not the queue's."""
+    if logits.is_cuda:
+        torch.cuda.synchronize(logits.device)
+    return logits
 
 
 def executor_for(model: Transformer, store: KVStore) -> EagerExecutor | CompiledExecutor:

@@ -17,20 +17,20 @@ from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
 from workbench.engine import intake
 from workbench.engine.compiled import executor_for
+from workbench.engine.instruments import Instruments
 from workbench.engine.output import Output
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Scheduler
 from workbench.errors import WorkbenchError
-from workbench.model.cost import Cost, StepCost
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
 from workbench.sampling.choose import Choice, Chooser
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted
 
 
 class Runner:
-    """A model, its cache and its requests. `note` receives every event, for instruments."""
+    """A model, its cache and its requests. `note` receives every event (see `instruments`)."""
 
     def __init__(
         self,
@@ -57,15 +57,12 @@ class Runner:
         self.executor = executor_for(model, self.store)
         self.chooser = Chooser(model.spec.vocab)
         self.overflow = overflow
-        self.note = note
         self.clock = clock
-        self._cost = StepCost(model.spec, model.dtype.itemsize, dtype.itemsize)
+        self.instruments = Instruments(model, self.store, pools, clock, note)
         self._sequences: dict[str, Sequence] = {}
         self._outputs: dict[str, Output] = {}
         self._mail: dict[str, deque[Event]] = {}  # for each request, the box of the stream that asked
         self._submitted = 0
-        self._page_bytes = [self.store.page_bytes(table) for table in range(tables)]
-        self._note_seconds = 0.0  # what `note` has taken since the last step was noted
 
     @property
     def busy(self) -> bool:
@@ -108,7 +105,7 @@ class Runner:
                 self.cancel(request_id)
 
     def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> None:
-        """Queue `request`; its events go to `box` and to `note`. One that cannot run ends at once, refused."""
+        """Queue `request`; its events go to `box` and to the instruments. One that cannot run ends at once, refused."""
         intake.check_ids([request], self._sequences)
         now = self.clock()
         request = intake.fit(request, self.model.spec.context, self.overflow)
@@ -152,10 +149,12 @@ class Runner:
             return
         planned = self.clock()
         logits = self.executor.forward(plan)
-        choices = self._choose(logits, plan)
         computed = self.clock()
-        self._commit(plan, choices, planned, computed)
-        self._note_step(plan, began, planned, computed, box)
+        choices = self._choose(logits, plan)
+        self._commit(plan, choices, planned, self.clock())
+        stepped = self.instruments.step(plan, began, planned, computed, self.executor.compiles)
+        if box is not None:
+            box.append(stepped)
 
     def _choose(self, logits: Tensor, plan: StepPlan) -> dict[str, Choice]:
         sampled = [span.sequence for span in plan.spans if span.samples]
@@ -216,35 +215,8 @@ class Runner:
         self.chooser.forget(name)
         del self._sequences[name], self._mail[name]
 
-    def _note_step(
-        self, plan: StepPlan, began: float, planned: float, computed: float, box: deque[Event] | None
-    ) -> None:
-        noting = self.clock()
-        cost = self._predicted(plan)
-        used = [pool.used for pool in self.scheduler.pools]
-        now = self.clock()
-        event = Stepped(
-            now, step=plan.step, phase=plan.phase, requests=len(plan.spans), prefill_tokens=plan.prefill_tokens,
-            decode_tokens=plan.decode_tokens, pages_used=sum(used), wall_seconds=now - began,
-            kv_bytes=sum(count * size for count, size in zip(used, self._page_bytes, strict=True)),
-            forward_seconds=computed - planned, note_seconds=self._note_seconds + now - noting,
-            predicted_flops=cost.flops, predicted_bytes=cost.bytes, compiles=self.executor.compiles,
-        )  # fmt: skip
-        self._note_seconds = 0.0
-        if self.note is not None:
-            self.note(event)
-        if box is not None:
-            box.append(event)
-
-    def _predicted(self, plan: StepPlan) -> Cost:
-        spans = ((span.start, span.length) for span in plan.spans)
-        return self._cost(spans, sum(span.samples for span in plan.spans))
-
     def _emit(self, event: Event) -> None:
-        if self.note is not None:
-            began = self.clock()
-            self.note(event)
-            self._note_seconds += self.clock() - began
+        self.instruments.tell(event)
         self._mail[event.request_id].append(event)
 
 

@@ -44,11 +44,11 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
         for index in range(experiment.measure.warmup):
             play(runner, requests, f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up", progress)
-        runner.note = recorder.note
+        runner.instruments.listener = recorder.note
         before = cpu_times()
         play(runner, requests, "measured run", progress)
         busy = others_cpu_share(before)
-        runner.note = None
+        runner.instruments.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
         summary["lane"] = {"name": str(lane), "reason": reason}
         summary["others_cpu_share"] = busy

@@ -1,0 +1,63 @@
+"""What the runner tells of itself: every event to whoever listens, and each step with what it should have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.cache.pages import PagePool
+from workbench.cache.store import KVStore
+from workbench.engine.plan import StepPlan
+from workbench.model.cost import StepCost
+from workbench.model.transformer import Transformer
+from workbench.trace.events import Event, Stepped
+
+
+class Instruments:
+    """`listener` receives every event; the time that takes is measured, and told with the step."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        pools: tuple[PagePool, ...],
+        clock: Callable[[], float],
+        listener: Callable[[Event], None] | None,
+    ):
+        self.listener = listener
+        self._clock = clock
+        self._cost = StepCost(model.spec, model.dtype.itemsize, store.dtype.itemsize)
+        self._pools = [(pool, store.page_bytes(table)) for table, pool in enumerate(pools)]
+        self._seconds = 0.0  # what listening has taken since the last step was told
+
+    def tell(self, event: Event) -> None:
+        if self.listener is not None:
+            began = self._clock()
+            self.listener(event)
+            self._seconds += self._clock() - began
+
+    def step(self, plan: StepPlan, began: float, planned: float, computed: float, compiles: int) -> Stepped:
+        """Tell the listener of a whole step, and give the event: from `began` until now, computed in between."""
+        noting = self._clock()
+        cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.samples for s in plan.spans))
+        used = [(pool.used, size) for pool, size in self._pools]
+        now = self._clock()
+        event = Stepped(
+            now,
+            step=plan.step,
+            phase=plan.phase,
+            requests=len(plan.spans),
+            prefill_tokens=plan.prefill_tokens,
+            decode_tokens=plan.decode_tokens,
+            pages_used=sum(count for count, _ in used),
+            kv_bytes=sum(count * size for count, size in used),
+            wall_seconds=now - began,
+            forward_seconds=computed - planned,
+            note_seconds=self._seconds + now - noting,
+            predicted_flops=cost.flops,
+            predicted_bytes=cost.bytes,
+            compiles=compiles,
+        )
+        self._seconds = 0.0
+        if self.listener is not None:
+            self.listener(event)
+        return event
