@@ -85,7 +85,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     prompt: str | None = None  # as text, where there was text
-    arrival: float = 0.0  # seconds on the runner's clock; 0 means at submission
+    arrival: float = 0.0  # seconds after the stream it is part of began
     cut_tokens: int = 0  # how many of the oldest prompt tokens `overflow: cut_oldest` removed
     fault: str = ""  # why its text could not become ids; it is refused with these words
 

@@ -88,7 +88,8 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_no_text(folder: Path) -> Non
         runner.stream("hello")
     greedy = SamplingParameters(temperature=0, max_tokens=2, ignore_eos=True)
     ended = finished(runner, ["hello", Request("ids", (1, 2, 3), greedy)])
-    assert ended["request-0"].reason == "refused" and "no tokenizer" in ended["request-0"].error
+    (text,) = (event for name, event in ended.items() if name != "ids")
+    assert text.reason == "refused" and "no tokenizer" in text.error
     assert ended["ids"].reason == "length" and len(ended["ids"].token_ids) == 2
 
 

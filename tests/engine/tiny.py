@@ -43,8 +43,10 @@ specs = st.builds(
 )  # fmt: skip
 
 
-def model_of(spec: ModelSpec, seed: int = 0, lane: Lane = Lane.EAGER) -> Transformer:
-    return Transformer.from_state(spec, random_weights(spec, torch.float32, seed), lane)
+def model_of(
+    spec: ModelSpec, seed: int = 0, lane: Lane = Lane.EAGER, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    return Transformer.from_state(spec, random_weights(spec, dtype, seed), lane)
 
 
 def runner_of(model: Transformer, **settings) -> Runner:
@@ -58,6 +60,10 @@ def runner_of(model: Transformer, **settings) -> Runner:
 def poison(runner: Runner) -> None:
     for cache in runner.store.layers:
         cache.keys[1:], cache.values[1:] = torch.nan, torch.nan
+
+
+class Objection(BaseException):
+    """Not an Exception: the runner turns those into the end of a request."""
 
 
 class Oracle:
@@ -82,12 +88,14 @@ class Oracle:
         assert rows.shape[0] == len(texts)
         for row, text in zip(rows, texts, strict=True):
             exact, bound = expected(self.model, text)
-            assert (row.double() - exact).abs().max().item() <= bound
+            error = (row.double() - exact).abs().max().item()
+            if not error <= bound:
+                raise Objection(f"a row is {error} away from the oracle's, {bound} is allowed")
             best = exact.topk(2).values
             clear = bool(best[0] - best[1] > 2 * bound)
             self.clear.append(clear)
-            if clear:
-                assert int(row.argmax()) == int(exact.argmax())
+            if clear and int(row.argmax()) != int(exact.argmax()):
+                raise Objection("another token where the oracle's margin is clear")
         return rows
 
 
@@ -96,5 +104,5 @@ def expected(model: Transformer, text: list[int]) -> tuple[Tensor, float]:
     ids = torch.tensor(text)
     exact = naive.logits(model, ids, torch.float64)[-1]
     plain = naive.logits(model, ids)[-1]
-    rounding = 64 * torch.finfo(model.dtype).eps * (1 + exact.abs().max().item())
+    rounding = 8 * torch.finfo(model.dtype).eps * (1 + exact.abs().max().item())
     return exact, 4 * (plain.double() - exact).abs().max().item() + rounding

@@ -8,6 +8,7 @@ spans between them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import cast
 
@@ -23,6 +24,7 @@ from workbench.model.layers import Block
 from workbench.model.transformer import Transformer
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+MOST_GRAPHS = 512  # of one function, in one process
 
 
 def bucket_for(rows: int) -> int:
@@ -45,20 +47,22 @@ class EagerExecutor:
 
 
 class CompiledExecutor:
-    """Runs blocks that Inductor compiled; `compiles` counts the graphs so far."""
+    """Runs blocks that Inductor compiled; `compiles` counts the graphs since it was made."""
 
     def __init__(self, model: Transformer, store: KVStore):
         self.model, self.store = model, store
-        self.compiles = 0
-        # Every bucket, and every kind of block, is one more entry for the same code.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-        self._block = self._compile(Block.forward, dynamic=False)
-        self._before = self._compile(Block.before, dynamic=True)
-        self._after = self._compile(Block.after, dynamic=True)
-        self._head = self._compile(Transformer.logits_of, dynamic=False)
+        self._before_this = _graphs.count
+        self._block = _compiled(Block.forward, dynamic=False)
+        self._before = _compiled(Block.before, dynamic=True)
+        self._after = _compiled(Block.after, dynamic=True)
+        self._head = _compiled(Transformer.logits_of, dynamic=False)
         for layer in store.layers:
             for pages in (layer.keys, layer.values):
                 torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
+
+    @property
+    def compiles(self) -> int:
+        return _graphs.count - self._before_this
 
     def forward(self, plan: StepPlan) -> Tensor:
         decode_only = all(span.length == 1 for span in plan.spans)
@@ -67,16 +71,11 @@ class CompiledExecutor:
         for table in batch.page_tables:
             torch._dynamo.mark_dynamic(table, 1)
         with torch.inference_mode():
-            x = self.model.hidden(batch, self.store, self._decode if decode_only else self._mixed)
+            x = self.model.hidden(batch, self.store, self._block if decode_only else self._mixed)
             samples = len(batch.sample_rows)
             wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
             wanted[:samples] = batch.sample_rows
             return _settled(self._head(self.model, x[wanted])[:samples])
-
-    def _decode(
-        self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer
-    ) -> Tensor:
-        return self._block(block, x, cos, sin, batch, cache)
 
     def _mixed(
         self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer
@@ -85,14 +84,31 @@ class CompiledExecutor:
         cache.write(k, v, batch)
         return self._after(block, x, block.attention.read(q, batch, cache))
 
-    def _compile(self, function: Callable, dynamic: bool) -> Callable:
+
+class _Graphs:
+    """The backend: Inductor, and a count of the graphs it was given."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
         from torch._inductor.compile_fx import compile_fx  # imports the whole compiler: only when used
 
-        def counting(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
-            self.compiles += 1
-            return cast(Callable, compile_fx(graph, inputs))
+        self.count += 1
+        return cast(Callable, compile_fx(graph, inputs))
 
-        return torch.compile(function, backend=counting, dynamic=dynamic, fullgraph=True)
+
+_graphs = _Graphs()
+
+
+@functools.cache
+def _compiled(function: Callable, dynamic: bool) -> Callable:
+    """`function` compiled, once for the whole process: runners of models alike share what is compiled."""
+    config = torch._dynamo.config
+    # Every bucket of rows and every kind of block is one more entry for the same code.
+    config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, MOST_GRAPHS)
+    return torch.compile(function, backend=_graphs, dynamic=dynamic, fullgraph=True)
 
 
 def _settled(logits: Tensor) -> Tensor:

@@ -35,11 +35,25 @@ class Instruments:
             self.listener(event)
             self._seconds += self._clock() - began
 
-    def step(self, plan: StepPlan, began: float, planned: float, computed: float, compiles: int) -> Stepped:
-        """Tell the listener of a whole step, and give the event: from `began` until now, computed in between."""
+    def held(self) -> list[tuple[int, int]]:
+        """Pages in use and bytes a page, by layer group."""
+        return [(pool.used, size) for pool, size in self._pools]
+
+    def step(
+        self,
+        plan: StepPlan,
+        held: list[tuple[int, int]],
+        began: float,
+        planned: float,
+        computed: float,
+        compiles: int,
+    ) -> Stepped:
+        """Tell the listener of a whole step, and give the event: from `began` until now, computed in between.
+
+        `held` is what the step computed on: a request that ends in it has given its pages back by now.
+        """
         noting = self._clock()
         cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.samples for s in plan.spans))
-        used = [(pool.used, size) for pool, size in self._pools]
         now = self._clock()
         event = Stepped(
             now,
@@ -48,8 +62,8 @@ class Instruments:
             requests=len(plan.spans),
             prefill_tokens=plan.prefill_tokens,
             decode_tokens=plan.decode_tokens,
-            pages_used=sum(count for count, _ in used),
-            kv_bytes=sum(count * size for count, size in used),
+            pages_used=sum(count for count, _ in held),
+            kv_bytes=sum(count * size for count, size in held),
             wall_seconds=now - began,
             forward_seconds=computed - planned,
             note_seconds=self._seconds + now - noting,

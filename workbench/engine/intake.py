@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +25,15 @@ def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingPa
 
 
 def requests_from(
-    asked: Asked, tokenizer: Tokenizer | None, values: dict[str, Any], first: int
+    asked: Asked, tokenizer: Tokenizer | None, values: dict[str, Any], names: Iterator[str]
 ) -> list[Request]:
-    """Requests in the order asked; texts are encoded and numbered from `first`."""
+    """Requests in the order asked; texts are encoded and take the next of `names`."""
     sampling = sampling_from(values)
     items = [asked] if isinstance(asked, str | Request) else list(asked)
+    if values and not any(isinstance(item, str) for item in items):
+        raise WorkbenchError(f"{', '.join(values)}: a Request brings its own sampling; set it there")
     requests = [
-        item if isinstance(item, Request) else request_from(item, tokenizer, sampling, f"request-{first + index}")
-        for index, item in enumerate(items)
+        item if isinstance(item, Request) else request_from(item, tokenizer, sampling, next(names)) for item in items
     ]
     if isinstance(asked, str) and requests[0].fault:
         raise WorkbenchError(requests[0].fault)
@@ -55,33 +57,36 @@ def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     return (*tokenizer.begin_ids, *ids) if ids else ()
 
 
-def check_ids(requests: Iterable[Request], running: Iterable[str]) -> None:
-    """Ids must differ, from each other and from those that run; told before anything starts."""
-    seen = set(running)
-    for request in requests:
-        if request.request_id in seen:
-            raise WorkbenchError(f"request id {request.request_id!r} is already taken; ids must differ")
-        seen.add(request.request_id)
-
-
 def check(request: Request, vocab: int) -> None:
-    """Refuse what no model could run: nothing at all, or ids that are not in the vocabulary."""
+    """Refuse what no model could run: nothing at all, ids that are not in the vocabulary, no time to begin."""
     if request.fault:
         raise WorkbenchError(f"request {request.request_id}: {request.fault}")
     if not request.prompt_ids:
         raise WorkbenchError(f"request {request.request_id}: the prompt is empty; give at least one token")
     for name, ids in (("prompt", request.prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)):
-        wrong = next((i for i in ids if not 0 <= i < vocab), None)
+        wrong = next((i for i in ids if not isinstance(i, int) or not 0 <= i < vocab), None)
         if wrong is not None:
             raise WorkbenchError(
-                f"request {request.request_id}: {name} has token id {wrong}, the vocabulary is 0..{vocab - 1}"
+                f"request {request.request_id}: {name} has token id {wrong!r}, the vocabulary is 0..{vocab - 1}"
             )
+    if not math.isfinite(request.arrival):
+        raise WorkbenchError(f"request {request.request_id}: arrival is {request.arrival}; give seconds from the start")
 
 
-def fit(request: Request, context: int, overflow: str) -> Request:
-    """Under `cut_oldest`, a prompt that leaves no room loses its oldest tokens, as many as the output may need."""
-    if overflow != "cut_oldest" or len(request.prompt_ids) < context:
+def due(request: Request) -> float:
+    """When to submit, in seconds from the start; one that says nothing sensible is submitted, and refused, at once."""
+    return request.arrival if math.isfinite(request.arrival) else 0.0
+
+
+def fit(request: Request, context: int, overflow: str, begin_ids: tuple[int, ...]) -> Request:
+    """Under `cut_oldest`, a prompt that leaves no room loses its oldest tokens, as many as the output may need.
+
+    At least half the context stays, and so does what the tokenizer puts before every text.
+    """
+    ids = request.prompt_ids
+    if overflow != "cut_oldest" or len(ids) < context:
         return request
-    kept = max(1, context - request.sampling.max_tokens)
-    cut = len(request.prompt_ids) - kept
-    return replace(request, prompt_ids=request.prompt_ids[cut:], cut_tokens=cut)
+    front = begin_ids if ids[: len(begin_ids)] == begin_ids else ()
+    kept = max(context // 2, context - request.sampling.max_tokens) - len(front)
+    cut = len(ids) - len(front) - kept
+    return replace(request, prompt_ids=(*front, *ids[-kept:]), cut_tokens=cut)

@@ -14,7 +14,7 @@ LEAST_TABLE = 2  # torch.compile treats a dimension of one as a special case; tw
 def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:
     """The batch of `plan`; `rows` pads a plan of decodes with rows that touch the null page only."""
     spans = plan.spans
-    padding = (rows or 0) - len(spans) if rows else 0
+    padding = rows - len(spans) if rows else 0
     ids, positions, starts, lengths, samples = [], [], [0], [], []
     for span in spans:
         ids += span.sequence.token_ids[span.start : span.end]

@@ -25,6 +25,11 @@ class Span:
     def end(self) -> int:
         return self.start + self.length
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it computes one token that was generated; anything else is prefill."""
+        return self.length == 1 and self.start >= self.sequence.prompt_length
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -49,17 +54,13 @@ class StepPlan:
 
     @property
     def phase(self) -> str:
-        decodes = sum(_decodes(span) for span in self.spans)
+        decodes = sum(span.decodes for span in self.spans)
         return "decode" if decodes == len(self.spans) else "mixed" if decodes else "prefill"
 
     @property
     def prefill_tokens(self) -> int:
-        return sum(span.length for span in self.spans if not _decodes(span))
+        return sum(span.length for span in self.spans if not span.decodes)
 
     @property
     def decode_tokens(self) -> int:
         return self.tokens - self.prefill_tokens
-
-
-def _decodes(span: Span) -> bool:
-    return span.length == 1 and span.start >= span.sequence.prompt_length

@@ -5,6 +5,7 @@ A step reads as a sentence: plan, pack and forward, choose, commit, note. One th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -41,28 +42,32 @@ class Runner:
         page_size: int = 64,
         pages: int = 256,
         cache_dtype: torch.dtype | None = None,
-        page_order: list[int] | None = None,
+        page_orders: tuple[list[int], ...] | None = None,
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
         note: Callable[[Event], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ):
+        """`page_orders` gives, for each layer group, the order in which its pages are first used."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
         tables = len(model.spec.layer_groups)
         dtype = cache_dtype or model.dtype
         self.store = KVStore(model.cache_shapes(), (pages,) * tables, page_size, dtype, str(model.device))
-        pools = tuple(PagePool(pages, page_size, page_order) for _ in range(tables))
+        orders = page_orders or (None,) * tables
+        pools = tuple(PagePool(pages, page_size, order) for order in orders)
         self.scheduler = Scheduler(pools, limits or Limits(), model.spec.context)
         self.executor = executor_for(model, self.store)
         self.chooser = Chooser(model.spec.vocab)
         self.overflow = overflow
-        self.clock = clock
+        self.clock, self._sleep = clock, sleep
         self.instruments = Instruments(model, self.store, pools, clock, note)
         self._sequences: dict[str, Sequence] = {}
         self._outputs: dict[str, Output] = {}
         self._mail: dict[str, deque[Event]] = {}  # for each request, the box of the stream that asked
         self._submitted = 0
+        self._names = (f"request-{number}" for number in itertools.count())
 
     @property
     def busy(self) -> bool:
@@ -74,71 +79,70 @@ class Runner:
         `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
         event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
         """
-        asked = intake.requests_from(requests, self.tokenizer, sampling, self._submitted)
-        intake.check_ids(asked, self._sequences)
+        asked = intake.requests_from(requests, self.tokenizer, sampling, self._names)
         return self._stream(asked, raises=isinstance(requests, str))
 
     def _stream(self, asked: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
-        coming = deque(sorted(asked, key=lambda request: request.arrival))
-        open_ids: set[str] = set()
+        coming = deque(sorted(asked, key=intake.due))
+        owed = 0  # requests submitted whose end is still to come
         box: deque[Event] = deque()
         try:
-            while coming or open_ids:
-                while coming and began + coming[0].arrival <= self.clock():
-                    request = coming.popleft()
-                    open_ids.add(request.request_id)
-                    self.submit(request, box, began + request.arrival)
-                if open_ids and not box:
+            while coming or owed:
+                while coming and began + intake.due(coming[0]) <= self.clock():
+                    self.submit(request := coming.popleft(), box, began + request.arrival)
+                    owed += 1
+                if owed and not box:
                     self.step(box)
                 elif not box:
-                    time.sleep(max(0.0, min(0.01, began + coming[0].arrival - self.clock())))
+                    self._sleep(max(0.0, min(0.01, began + coming[0].arrival - self.clock())))
                 while box:
                     event = box.popleft()
                     if isinstance(event, Finished):
-                        open_ids.discard(event.request_id)
+                        owed -= 1
                         if raises and event.reason == FinishReason.REFUSED:
                             raise WorkbenchError(event.error)
                     yield event
         finally:
-            for request_id in open_ids:
+            for request_id in [name for name, owner in self._mail.items() if owner is box]:
                 self.cancel(request_id)
 
     def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> None:
         """Queue `request`; its events go to `box` and to the instruments. One that cannot run ends at once, refused."""
-        intake.check_ids([request], self._sequences)
-        now = self.clock()
-        request = intake.fit(request, self.model.spec.context, self.overflow)
+        now, box = self.clock(), box if box is not None else deque()
+        begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
+        request = intake.fit(request, self.model.spec.context, self.overflow, begin_ids)
+        name, arrival = request.request_id, now if arrival is None else arrival
+        submitted = Submitted(
+            now, name, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens
+        )
+        if name in self._sequences:
+            refused = f"request id {name!r} is already taken; ids must differ"
+            for event in (submitted, Finished(now, name, reason=str(FinishReason.REFUSED), error=refused)):
+                self.instruments.tell(event)
+                box.append(event)
+            return
         sequence = Sequence.of(request, self._submitted)
         self._submitted += 1
-        name = request.request_id
-        self._sequences[name] = sequence
-        self._mail[name] = box if box is not None else deque()
-        self._emit(
-            Submitted(
-                now, name, prompt_tokens=len(request.prompt_ids),
-                arrival=now if arrival is None else arrival, cut_tokens=request.cut_tokens,
-            )
-        )  # fmt: skip
+        self._sequences[name], self._mail[name] = sequence, box
+        self._emit(submitted)
         try:
-            intake.check(request, self.model.spec.vocab)
-            self._outputs[name] = Output(
-                request, self.tokenizer, self.model.spec.end_ids, self.model.spec.context
-            )
-            self.chooser.admit(sequence)
-            self.scheduler.submit(sequence)
-        except WorkbenchError as error:
+            self._admit(sequence)
+        except Exception as error:  # whatever is wrong with one request is no matter of the others'
             sequence.finish_reason = FinishReason.REFUSED
-            self._end(sequence, FinishReason.REFUSED, str(error))
+            self._end(sequence, FinishReason.REFUSED, _told(error))
+
+    def _admit(self, sequence: Sequence) -> None:
+        request, spec = sequence.request, self.model.spec
+        intake.check(request, spec.vocab)
+        self._outputs[request.request_id] = Output(request, self.tokenizer, spec.end_ids, spec.context)
+        self.chooser.admit(sequence)
+        self.scheduler.submit(sequence)
 
     def cancel(self, request_id: str) -> None:
         """End a request now, whatever it is doing; its pages are free when this returns. Unknown ids are ignored."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
-            box = self._mail[request_id]
-            late = [e for e in box if e.request_id == request_id and isinstance(e, Decoded)]
-            for event in late:
-                box.remove(event)
             self._finish(sequence, FinishReason.CANCELLED)
 
     def step(self, box: deque[Event] | None = None) -> None:
@@ -147,12 +151,19 @@ class Runner:
         plan = self.scheduler.plan()
         if plan is None:
             return
-        planned = self.clock()
-        logits = self.executor.forward(plan)
-        computed = self.clock()
-        choices = self._choose(logits, plan)
-        self._commit(plan, choices, planned, self.clock())
-        stepped = self.instruments.step(plan, began, planned, computed, self.executor.compiles)
+        planned, held = self.clock(), self.instruments.held()
+        self._tell_decisions(plan, planned)
+        try:
+            logits = self.executor.forward(plan)
+            computed = self.clock()
+            choices = self._choose(logits, plan)
+        except Exception as error:  # the requests of this step end with it; those that waited go on
+            computed = self.clock()
+            for span in plan.spans:
+                self._finish(span.sequence, FinishReason.ERROR, _told(error))
+        else:
+            self._commit(plan, choices, self.clock())
+        stepped = self.instruments.step(plan, held, began, planned, computed, self.executor.compiles)
         if box is not None:
             box.append(stepped)
 
@@ -161,20 +172,21 @@ class Runner:
         chosen = self.chooser.choose(logits, sampled) if sampled else []
         return {sequence.request_id: choice for sequence, choice in zip(sampled, chosen, strict=True)}
 
-    def _commit(self, plan: StepPlan, choices: dict[str, Choice], planned: float, now: float) -> None:
-        """`planned` is when the decisions fell, `now` when the tokens were there."""
+    def _tell_decisions(self, plan: StepPlan, now: float) -> None:
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
             if action == "set_back":
-                self._emit(SetBack(planned, name, step=plan.step, reason=reason))
+                self._emit(SetBack(now, name, step=plan.step, reason=reason))
             else:
-                self._emit(Planned(planned, name, step=plan.step, action=action, reason=reason))
+                self._emit(Planned(now, name, step=plan.step, action=action, reason=reason))
+
+    def _commit(self, plan: StepPlan, choices: dict[str, Choice], now: float) -> None:
         self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
-            if span.start < sequence.prompt_length or span.length > 1:
+            if not span.decodes:
                 self._emit(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
-            if name in choices:
+            if name in choices and sequence.finish_reason is None:  # a listener may have cancelled it
                 self._decoded(sequence, choices[name], plan.step, now)
 
     def _decoded(self, sequence: Sequence, choice: Choice, step: int, now: float) -> None:
@@ -183,8 +195,8 @@ class Runner:
             return
         try:
             text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
-        except WorkbenchError as error:  # an id the model has and the tokenizer lacks
-            self._finish(sequence, FinishReason.ERROR, str(error))
+        except Exception as error:  # an id, say, that the model has and the tokenizer lacks
+            self._finish(sequence, FinishReason.ERROR, _told(error))
             return
         self._emit(
             Decoded(
@@ -196,6 +208,8 @@ class Runner:
             self._finish(sequence, reason)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+        if sequence.finish_reason is not None:
+            return
         freed = self.scheduler.finish(sequence, reason)
         if reason is FinishReason.ERROR:
             for table, pages in enumerate(freed):
@@ -217,7 +231,12 @@ class Runner:
 
     def _emit(self, event: Event) -> None:
         self.instruments.tell(event)
-        self._mail[event.request_id].append(event)
+        if event.request_id in self._mail:
+            self._mail[event.request_id].append(event)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:

@@ -37,7 +37,8 @@ class Scheduler:
                      +----- set back ------+     (the youngest, when pages run out)
 
     Both queues are kept in arrival order and every waiting sequence is younger than every running one, so
-    the oldest always gets on and nobody starves. `plan` hands pages out; `commit` moves `computed` forward.
+    the oldest gets on (with the decodes, once its prefill is done) and nobody starves. `plan` hands pages out;
+    `commit` moves `computed` forward.
     """
 
     def __init__(self, pools: tuple[PagePool, ...], limits: Limits, context: int):
@@ -47,6 +48,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._steps = 0
+        self._told = ("", "")  # who was last told to wait, and why
 
     @property
     def page_size(self) -> int:
@@ -153,7 +155,9 @@ class Scheduler:
                 reason = f"admitted: {max(missing)} pages taken, {min(p.free for p in self.pools)} left"
                 decisions.append(Decision(sequence.request_id, "admitted", reason))
                 continue
-            decisions.append(Decision(sequence.request_id, "waiting", reason))
+            if (sequence.request_id, reason) != self._told:  # not the same words every step
+                self._told = (sequence.request_id, reason)
+                decisions.append(Decision(sequence.request_id, "waiting", reason))
             return
 
     def _spans(self, decisions: list[Decision]) -> tuple[Span, ...]:

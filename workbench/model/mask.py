@@ -24,5 +24,3 @@ class SlidingWindow:
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (key > query - self.window)
 
-
-Predicate = Causal | SlidingWindow

@@ -36,6 +36,6 @@ class RotaryTable(torch.nn.Module):
         self.frequencies = torch.nn.Buffer(frequencies(rotary, dim), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [token] -> cos, sin [token, dim / 2], float32, computed in float64."""
+        """positions [token] -> cos, sin [token, dim / 2] in float64: late positions need it."""
         angles = positions[:, None].double() * self.frequencies
-        return angles.cos().float(), angles.sin().float()
+        return angles.cos(), angles.sin()

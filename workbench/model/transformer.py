@@ -73,9 +73,10 @@ class Transformer(nn.Module):
     def hidden(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """What the last block leaves, for every row: [token, width]."""
         angles = {dim: table(batch.positions) for dim, table in self.rotary.items()}
+        exact = torch.promote_types(self.dtype, torch.float32)
         x = self.embedding(batch.ids)
         for block, kind, cache in zip(self.blocks, self.spec.layers, store.layers, strict=True):
-            cos, sin = angles[str(kind.attention.dim)]
+            cos, sin = (part.to(exact) for part in angles[str(kind.attention.dim)])
             x = run(cast(Block, block), x, cos, sin, batch, cache)
         return x
 

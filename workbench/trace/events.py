@@ -81,7 +81,7 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stepped(Event):
-    """One step of the runner, whole. Counts are of this step, `pages_used` after it."""
+    """One step of the runner, whole. `pages_used` are those it was computed on, before any was given back."""
 
     kind: ClassVar[str] = "stepped"
     step: int = 0
