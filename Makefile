@@ -11,7 +11,7 @@ test: .venv/dev
 	$(BIN)/python -m pytest
 
 lint: .venv/dev
-	$(BIN)/ruff check . && $(BIN)/pyright
+	$(BIN)/ruff check . && $(BIN)/pyright --pythonpath $(BIN)/python
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; make PYTHON=..."'

@@ -42,15 +42,17 @@ class Layer(nn.Module):
         )  # fmt: skip
         self.post_attention_layernorm = _Scale(width)
         self.mlp = nn.ModuleDict(
-            {"gate_proj": _Matrix(width, hidden), "up_proj": _Matrix(width, hidden), "down_proj": _Matrix(hidden, width)}
-        )
+            {"gate_proj": _Matrix(width, hidden), "up_proj": _Matrix(width, hidden),
+             "down_proj": _Matrix(hidden, width)}
+        )  # fmt: skip
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`x` [seq, token, width] in bfloat16; one pre-norm block."""
         seqs, tokens, _ = x.shape
         attn, mlp = self.self_attn, self.mlp
         h = _rms_norm(x, self.input_layernorm.weight, self.eps)
-        qkv = _linear(h, attn["q_proj"], attn["k_proj"], attn["v_proj"]).view(seqs, tokens, -1, self.dim).transpose(1, 2)
+        qkv = _linear(h, attn["q_proj"], attn["k_proj"], attn["v_proj"])
+        qkv = qkv.view(seqs, tokens, -1, self.dim).transpose(1, 2)
         q, k, v = qkv.split([self.heads, self.groups, self.groups], dim=1)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         share = self.heads // self.groups

@@ -246,7 +246,7 @@ def test_sampling_is_not_dropped_in_silence() -> None:
         (Request("x", (1,), arrival=float("nan")), "arrival is nan"),
         (Request("a", (1,)), "already taken"),
         (Request("x", (1,) * CONTEXT), "overflow: cut_oldest"),
-        (Request("x", (1,), SamplingParameters(stop="a")), "stop strings need a tokenizer"),
+        (Request("x", (1,), SamplingParameters(stop=("a",))), "stop strings need a tokenizer"),
         (Request("x", (1,), SamplingParameters(stop_token_ids=(99,))), "stop_token_ids has token id 99"),
         (Request("x", (1,), SamplingParameters(logit_bias={99: 1.0})), "99"),
     ],
