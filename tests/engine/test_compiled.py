@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiled_kernels import Lane, lane_problems
-from tests.engine.test_runner import request
-from tests.engine.tiny import Oracle, layer, model_of, runner_of, spec_of
+from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
 from workbench.engine.compiled import DECODE_BUCKETS, bucket_for
 from workbench.engine.runner import generate
 

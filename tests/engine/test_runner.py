@@ -11,28 +11,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny import CONTEXT, VOCAB, Objection, Oracle, layer, model_of, runner_of, spec_of, specs
+from tests.engine.tiny import (
+    CONTEXT,
+    Objection,
+    Oracle,
+    finals,
+    layer,
+    model_of,
+    request,
+    runner_of,
+    spec_of,
+    specs,
+)
 from workbench.engine import naive
 from workbench.engine.runner import generate
-from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
-from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
 from workbench.trace.events import Decoded, Event, Finished, SetBack, Stepped, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
 MODEL_BYTES = 2 * 2 * 2 * 4 * 4  # a token: layers, keys and values, groups, dim, bytes
-GREEDY = SamplingParameters(temperature=0, max_tokens=6, ignore_eos=True)
-
-
-def request(name: str, prompt: int, most: int, **sampling) -> Request:
-    draw = random.Random(name)
-    ids = tuple(draw.randrange(VOCAB) for _ in range(prompt))
-    return Request(name, ids, SamplingParameters(max_tokens=most, ignore_eos=True, **{"temperature": 0, **sampling}))
-
-
-def finals(runner, requests) -> dict[str, tuple[int, ...]]:
-    return {name: event.token_ids for name, event in generate(runner, requests).items()}
 
 
 jobs = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=5)
@@ -121,77 +119,6 @@ def test_closing_the_stream_cancels_the_rest() -> None:
     assert not runner.busy and runner.scheduler.pages_used == 0
 
 
-def test_nan_ends_one_request_and_is_scrubbed() -> None:
-    requests = [request(f"r{i}", 6, 6) for i in range(3)]
-    alone = finals(runner_of(MODEL), requests)
-    runner = runner_of(MODEL)
-    forward = runner.executor.forward
-
-    def broken(plan):
-        rows = forward(plan).clone()
-        for index, span in enumerate(s for s in plan.spans if s.samples):
-            if span.sequence.request_id == "r1" and len(span.sequence.output_ids) == 2:
-                rows[index] = torch.nan
-        return rows
-
-    runner.executor.forward = broken  # type: ignore[method-assign]
-    held: set[int] = set()
-    ends: dict[str, Finished] = {}
-    for event in runner.stream(requests):
-        held |= {page for s in runner.scheduler.running if s.request_id == "r1" for page in s.pages[0]}
-        if isinstance(event, Finished):
-            ends[event.request_id] = event
-            if event.request_id == "r1":
-                assert held and all(runner.store.layers[0].keys[page].eq(0).all() for page in held)
-    assert ends["r1"].reason == "error" and ends["r1"].error and len(ends["r1"].token_ids) == 2
-    assert {name: ends[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
-
-
-def test_what_pages_held_before_reaches_nobody() -> None:
-    clean, poisoned = runner_of(MODEL, pages=6), runner_of(MODEL, pages=6)
-    for cache in clean.store.layers:
-        cache.keys.zero_()
-        cache.values.zero_()
-    done = generate(poisoned, [request("next", 9, 9)])
-    assert done["next"].reason == "length"
-    assert done["next"].token_ids == finals(clean, [request("next", 9, 9)])["next"]
-
-
-def test_a_nan_weight_ends_those_who_meet_it() -> None:
-    """A real NaN, from an embedding row into the cache: its owner ends, its pages are clean, the other goes on."""
-    state = {name: value.clone() for name, value in MODEL.state_dict().items()}
-    spec = MODEL.spec.model_copy(update={"tied": False})
-    state["head.weight"] = state["embedding.weight"].clone()
-    alone = finals(runner_of(Transformer.from_state(spec, dict(state))), [Request("good", (1, 2, 3), GREEDY)])
-    state["embedding.weight"][7] = torch.nan
-    bad, good = Request("bad", (5, 7, 9), GREEDY), Request("good", (1, 2, 3), GREEDY)
-    done = generate(runner_of(Transformer.from_state(spec, dict(state))), [bad, good])
-    assert done["bad"].reason == "error"
-    assert 7 not in alone["good"] and done["good"].token_ids == alone["good"]
-    runner = runner_of(Transformer.from_state(spec, state))
-    for cache in runner.store.layers:
-        cache.keys.zero_()
-        cache.values.zero_()
-    assert generate(runner, [bad])["bad"].reason == "error"  # nobody follows who could write over its pages
-    assert not any(cache.keys.isnan().any() or cache.values.isnan().any() for cache in runner.store.layers)
-
-
-def test_a_step_that_raises_ends_its_requests_only() -> None:
-    runner = runner_of(MODEL, max_num_seqs=1)
-    forward = runner.executor.forward
-
-    def failing(plan):
-        if plan.spans[0].sequence.request_id == "a" and plan.step == 2:
-            raise MemoryError("no room")
-        return forward(plan)
-
-    runner.executor.forward = failing  # type: ignore[method-assign]
-    done = generate(runner, [request("a", 4, 6), request("b", 4, 6)])
-    assert done["a"].reason == "error" and "no room" in done["a"].error
-    assert done["b"].token_ids == finals(runner_of(MODEL), [request("b", 4, 6)])["b"]
-    assert runner.scheduler.pages_used == 0
-
-
 def test_streams_on_one_runner_do_not_touch_each_other() -> None:
     runner = runner_of(MODEL)
     alone = finals(runner_of(MODEL), [request("a", 5, 9), request("b", 7, 6)])
@@ -231,49 +158,6 @@ def test_a_chunk_of_one_prompt_token_is_prefill() -> None:
     assert [s.phase for s in steps] == ["prefill"] * 3 + ["decode"] * 2
 
 
-def test_sampling_is_not_dropped_in_silence() -> None:
-    with pytest.raises(WorkbenchError, match="max_tokens: a Request brings its own"):
-        runner_of(MODEL).stream(request("a", 3, 3), max_tokens=2)
-
-
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        (Request("x", ()), "prompt is empty"),
-        (Request("x", (1, VOCAB)), f"token id {VOCAB}, the vocabulary is 0..{VOCAB - 1}"),
-        (Request("x", (-1,)), "token id -1"),
-        (Request("x", (1.5, 2)), "token id 1.5"),  # type: ignore[arg-type]
-        (Request("x", ("a",)), "token id 'a'"),  # type: ignore[arg-type]
-        (Request("x", (1,), arrival=float("nan")), "arrival is nan"),
-        (Request("a", (1,)), "already taken"),
-        (Request("x", (1,) * CONTEXT), "overflow: cut_oldest"),
-        (Request("x", (1,), SamplingParameters(stop=("a",))), "stop strings need a tokenizer"),
-        (Request("x", (1,), SamplingParameters(stop_token_ids=(99,))), "stop_token_ids has token id 99"),
-        (Request("x", (1,), SamplingParameters(logit_bias={99: 1.0})), "99"),
-    ],
-)
-def test_a_bad_request_is_refused_and_the_others_run(bad: Request, words: str) -> None:
-    good = [request("a", 4, 5), request("b", 3, 5)]
-    alone = finals(runner_of(MODEL), good)
-    runner = runner_of(MODEL)
-    ends = [event for event in runner.stream([good[0], bad, good[1]]) if isinstance(event, Finished)]
-    refused = [event for event in ends if event.reason == "refused"]
-    assert [event.request_id for event in refused] == [bad.request_id] and words in refused[0].error
-    assert {event.request_id: event.token_ids for event in ends if event.reason != "refused"} == alone
-    assert not runner.busy
-
-
-def test_cut_oldest_keeps_the_newest_and_says_so() -> None:
-    runner = runner_of(MODEL, overflow="cut_oldest")
-    long = Request("x", tuple(i % VOCAB for i in range(70)), SamplingParameters(max_tokens=8, temperature=0))
-    events = list(runner.stream(long))
-    kept = CONTEXT - 8
-    assert isinstance(events[0], Submitted) and events[0].cut_tokens == 70 - kept
-    short = Request("y", long.prompt_ids[-kept:], long.sampling)
-    end = next(event for event in events if isinstance(event, Finished))
-    assert end.token_ids == finals(runner, [short])["y"]
-
-
 def test_the_context_is_the_last_limit() -> None:
     done = generate(runner_of(MODEL), [request("a", CONTEXT - 3, 50)])
     assert done["a"].reason == "length" and len(done["a"].token_ids) == 3
@@ -287,25 +171,3 @@ def test_end_tokens_and_their_being_ignored() -> None:
     first = tokens.index(tokens[4])
     assert done.reason == "stop" and done.token_ids == tokens[: first + 1]
     assert finals(runner_of(ending), [request("a", 6, 10)])["a"] == tokens
-
-
-def test_one_id_runs_once_at_a_time() -> None:
-    runner = runner_of(MODEL)
-    asked = [request("a", 4, 4), request("b", 4, 4), request("a", 3, 4)]
-    ends = sorted((e.request_id, e.reason) for e in runner.stream(asked) if isinstance(e, Finished))
-    assert ends == [("a", "length"), ("a", "refused"), ("b", "length")]
-
-
-def test_text_needs_a_tokenizer() -> None:
-    with pytest.raises(WorkbenchError, match="no tokenizer"):
-        runner_of(MODEL).stream("hello")
-
-
-def test_logits_of_a_text() -> None:
-    ids = [3, 1, 4, 1, 5]
-    rows = MODEL.logits(ids)
-    assert rows.shape == (5, VOCAB)
-    assert torch.allclose(rows, naive.logits(MODEL, torch.tensor(ids)), atol=1e-4)
-    for wrong in ([], [VOCAB], [-1], [0] * (CONTEXT + 1), [0.5]):
-        with pytest.raises(WorkbenchError):
-            MODEL.logits(wrong)  # type: ignore[arg-type]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Lane
 from workbench.engine import naive
-from workbench.engine.runner import Runner
+from workbench.engine.runner import Runner, generate
 from workbench.engine.scheduler import Limits
 from workbench.model.spec import Attention, LayerKind, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
+from workbench.request import Request, SamplingParameters
 
 VOCAB, CONTEXT = 31, 48
 
@@ -60,6 +63,16 @@ def runner_of(model: Transformer, **settings) -> Runner:
 def poison(runner: Runner) -> None:
     for cache in runner.store.layers:
         cache.keys[1:], cache.values[1:] = torch.nan, torch.nan
+
+
+def request(name: str, prompt: int, most: int, **sampling) -> Request:
+    draw = random.Random(name)
+    ids = tuple(draw.randrange(VOCAB) for _ in range(prompt))
+    return Request(name, ids, SamplingParameters(max_tokens=most, ignore_eos=True, **{"temperature": 0, **sampling}))
+
+
+def finals(runner, requests) -> dict[str, tuple[int, ...]]:
+    return {name: event.token_ids for name, event in generate(runner, requests).items()}
 
 
 class Objection(BaseException):
