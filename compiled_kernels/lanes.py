@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 import shutil
 import sysconfig
 from enum import StrEnum
@@ -10,10 +12,13 @@ from pathlib import Path
 
 
 class Lane(StrEnum):
-    """`eager` runs the specification; `inductor` is what torch.compile makes of the traced form."""
+    """`eager` runs the specification, `inductor` is what torch.compile makes of the traced form, `triton` and
+    `mlir` are written by hand."""
 
     EAGER = "eager"
     INDUCTOR = "inductor"
+    TRITON = "triton"
+    MLIR = "mlir"
 
 
 class LaneError(RuntimeError):
@@ -23,7 +28,17 @@ class LaneError(RuntimeError):
 @functools.cache
 def lane_problems() -> dict[Lane, str | None]:
     """For each lane, why it does not work here; None where it does."""
-    return {Lane.EAGER: None, Lane.INDUCTOR: _inductor_problem()}
+    return {
+        Lane.EAGER: None,
+        Lane.INDUCTOR: _inductor_problem(),
+        Lane.TRITON: _triton_problem(),
+        Lane.MLIR: _mlir_problem(),
+    }
+
+
+def interpreted() -> bool:
+    """Whether Triton kernels run in Triton's interpreter, on any device and slowly (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _inductor_problem() -> str | None:
@@ -32,6 +47,22 @@ def _inductor_problem() -> str | None:
     include = sysconfig.get_path("include")
     if not include or not (Path(include) / "Python.h").exists():
         return "the headers of this Python are missing (install its development package, e.g. python3-dev)"
+    return None
+
+
+def _triton_problem() -> str | None:
+    import torch
+
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install 'inference-workbench[triton]'"
+    if interpreted() or torch.cuda.is_available():
+        return None
+    return "no CUDA device here (TRITON_INTERPRET=1 runs the kernels in Triton's interpreter, slowly)"
+
+
+def _mlir_problem() -> str | None:
+    if importlib.util.find_spec("torch_mlir") is None:
+        return "torch-mlir is not installed: pip install 'inference-workbench[mlir]'"
     return None
 
 

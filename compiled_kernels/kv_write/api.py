@@ -1,16 +1,31 @@
-"""Store the keys and values of new tokens in their pages."""
+"""Store the keys or values of new tokens in their pages."""
 
 from __future__ import annotations
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from compiled_kernels.lanes import Lane
+from compiled_kernels.operators import define
+
+KV_WRITE = define(
+    "kv_write",
+    "(Tensor(a!) pages, Tensor rows, Tensor slots) -> ()",
+    lambda pages, rows, slots: None,
+    {Lane.TRITON: "compiled_kernels.kv_write.triton:kv_write", Lane.MLIR: "compiled_kernels.kv_write.mlir:kv_write"},
+)
+
 
 def kv_write(
     pages: Float[Tensor, "page group offset dim"],
     rows: Float[Tensor, "token group dim"],
     slots: Int[Tensor, " token"],
+    lane: Lane = Lane.EAGER,
 ) -> None:
-    """Put `rows` at `slots`, in place; slot = page * (tokens a page) + offset."""
+    """Put `rows` at `slots`, in place; slot = page * (tokens a page) + offset. No slot comes twice, but those of
+    the null page (page 0), which may hold anything."""
+    if lane not in (Lane.EAGER, Lane.INDUCTOR):
+        KV_WRITE.form(lane)(pages, rows, slots)
+        return
     size = pages.shape[2]
     pages[slots // size, :, slots % size] = rows.to(pages.dtype)

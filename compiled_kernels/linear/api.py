@@ -2,24 +2,78 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
 from compiled_kernels.lanes import Lane
+from compiled_kernels.linear import reference, traced
+from compiled_kernels.operators import define
+
+
+def _fake(x: Tensor, weight: Tensor, *_: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+LINEAR = define(
+    "linear",
+    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    _fake,
+    {Lane.MLIR: "compiled_kernels.linear.mlir:linear"},
+)
+LINEAR_INT8 = define(
+    "linear_int8",
+    "(Tensor x, Tensor values, Tensor scales, Tensor? bias) -> Tensor",
+    _fake,
+    {Lane.TRITON: "compiled_kernels.linear.triton:linear_int8", Lane.MLIR: "compiled_kernels.linear.mlir:linear_int8"},
+)
+LINEAR_INT4 = define(
+    "linear_int4",
+    "(Tensor x, Tensor packed, Tensor scales, Tensor? bias) -> Tensor",
+    _fake,
+    {Lane.TRITON: "compiled_kernels.linear.triton:linear_int4", Lane.MLIR: "compiled_kernels.linear.mlir:linear_int4"},
+)
 
 
 def linear(
-    x: Float[Tensor, "token width"], weight: Float[Tensor, "out width"], bias: Tensor | None, lane: Lane
-) -> Tensor:
-    """x @ weight.T + bias: [token, out] in the type of `x`.
-
-    Under `inductor` one row is a multiply-reduce that reads each weight once at the memory's pace, where a
-    library's matrix product reaches about half of it.
-    """
-    if lane is Lane.INDUCTOR and x.shape[0] == 1 and x.device.type == "cpu":
-        exact = torch.promote_types(x.dtype, torch.float32)
-        out = (weight.to(exact) * x.to(exact)).sum(dim=-1)[None]
-        return (out if bias is None else out + bias.to(exact)).to(x.dtype)
+    x: Float[Tensor, "token width"],
+    weight: Float[Tensor, "out width"],
+    bias: Tensor | None = None,
+    lane: Lane = Lane.EAGER,
+) -> Float[Tensor, "token out"]:
+    """x @ weight.T + bias, in the type of `x`. On the lane triton this is the vendor's matrix product."""
+    if lane is Lane.MLIR:
+        return LINEAR.form(lane)(x, weight, bias)
+    if lane is Lane.INDUCTOR and traced.reduces(x):
+        return traced.linear(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def linear_int8(
+    x: Float[Tensor, "token width"],
+    values: Int8[Tensor, "out width"],
+    scales: Float[Tensor, " out"],
+    bias: Tensor | None = None,
+    lane: Lane = Lane.EAGER,
+) -> Float[Tensor, "token out"]:
+    """x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
+    if lane is Lane.EAGER:
+        return reference.linear_int8(x, values, scales, bias)
+    if lane is Lane.INDUCTOR:
+        return traced.linear_int8(x, values, scales, bias)
+    return LINEAR_INT8.form(lane)(x, values, scales, bias)
+
+
+def linear_int4(
+    x: Float[Tensor, "token width"],
+    packed: UInt8[Tensor, "out half"],
+    scales: Float[Tensor, "out column_group"],
+    bias: Tensor | None = None,
+    lane: Lane = Lane.EAGER,
+) -> Float[Tensor, "token out"]:
+    """x @ (values * scales).T + bias, one scale a group of columns; `packed` as in `quantize_int4`."""
+    if lane is Lane.EAGER:
+        return reference.linear_int4(x, packed, scales, bias)
+    if lane is Lane.INDUCTOR:
+        return traced.linear_int4(x, packed, scales, bias)
+    return LINEAR_INT4.form(lane)(x, packed, scales, bias)

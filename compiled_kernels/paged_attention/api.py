@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from compiled_kernels.lanes import Lane
+from compiled_kernels.masks import Mask, band
+from compiled_kernels.operators import define
 from compiled_kernels.paged_attention.page_blocked import decode
 from compiled_kernels.paged_attention.reference import reference
 
-# Given query and key positions that broadcast: True where the query may look.
-Mask = Callable[[Tensor, Tensor], Tensor]
+PAGED_ATTENTION = define(
+    "paged_attention",
+    "(Tensor q, Tensor keys, Tensor values, Tensor page_table, Tensor span_starts, Tensor context_lengths, float scale,"
+    " int window, int sinks, bool decode_only, float softcap, Tensor? sink_logits) -> Tensor",
+    lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
+    {
+        Lane.TRITON: "compiled_kernels.paged_attention.triton:paged_attention",
+        Lane.MLIR: "compiled_kernels.paged_attention.mlir:paged_attention",
+    },
+)
 
 
 def paged_attention(
@@ -25,14 +34,24 @@ def paged_attention(
     scale: float,
     mask: Mask,
     decode_only: bool,
-    lane: Lane,
+    lane: Lane = Lane.EAGER,
+    softcap: float = 0.0,
+    sink_logits: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "token head dim"]:
     """softmax(scale q kᵀ) v for each query head over its group's context, in float32.
 
     Sequence s owns the tokens [span_starts[s], span_starts[s + 1]), the last of its `context_lengths[s]`
     positions; position p lies in page `page_table[s, p // offset]`. What no sequence's length covers is never
     read into a result, whatever stands there. A row that may look nowhere gives zeros.
+
+    `softcap` c > 0 makes every score c tanh(score / c) (Gemma 2, 2024); `sink_logits` adds one logit a head to
+    the softmax's sum that attends to nothing (gpt-oss, 2025). `decode_only` promises that every span has one token.
     """
     if lane is Lane.INDUCTOR and decode_only:
-        return decode(q, keys, values, page_table, context_lengths, scale, mask)
-    return reference(q, keys, values, page_table, span_starts, context_lengths, scale, mask)
+        return decode(q, keys, values, page_table, context_lengths, scale, mask, softcap, sink_logits)
+    if lane in (Lane.EAGER, Lane.INDUCTOR):
+        return reference(q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits)
+    window, sinks = band(mask, lane)
+    return PAGED_ATTENTION.form(lane)(
+        q, keys, values, page_table, span_starts, context_lengths, scale, window, sinks, decode_only, softcap, sink_logits
+    )  # fmt: skip

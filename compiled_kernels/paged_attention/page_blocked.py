@@ -9,9 +9,19 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from compiled_kernels.masks import Mask
+
 
 def decode(
-    q: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, context_lengths: Tensor, scale: float, mask
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    scale: float,
+    mask: Mask,
+    softcap: float = 0.0,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """q [seq, head, dim] at the last position of each context."""
     seqs, heads, dim = q.shape
@@ -24,10 +34,17 @@ def decode(
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = q.to(exact).view(seqs, 1, groups, heads // groups, 1, dim)
     scores = (grouped * keys[table].to(exact)[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     scores = torch.where(allowed, scores, -torch.inf)
     peak = scores.amax(dim=(1, 4), keepdim=True)
+    if sink_logits is not None:
+        sink = sink_logits.to(exact).view(1, 1, groups, heads // groups, 1)
+        peak = torch.maximum(peak, sink)
     weights = torch.exp(scores - torch.where(peak.isfinite(), peak, 0.0))
     total = weights.sum(dim=(1, 4), keepdim=True)
+    if sink_logits is not None:
+        total = total + torch.exp(sink - peak)
     weights = weights / torch.where(total > 0, total, 1.0)
     # Unused offsets may hold anything: 0 x NaN is NaN, so they are chosen away rather than weighed away.
     weighed = weights[..., None] * values[table].to(exact)[:, :, :, None]

@@ -6,6 +6,8 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
+from compiled_kernels.masks import Mask
+
 
 def reference(
     q: Tensor,
@@ -15,7 +17,9 @@ def reference(
     span_starts: Tensor,
     context_lengths: Tensor,
     scale: float,
-    mask,
+    mask: Mask,
+    softcap: float = 0.0,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q)
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
@@ -24,20 +28,36 @@ def reference(
         if first == last:
             continue
         k, v = (_context(pages, page_table[seq], context) for pages in (keys, values))
-        out[first:last] = attend(q[first:last], k, v, context - (last - first), scale, mask)
+        out[first:last] = attend(q[first:last], k, v, context - (last - first), scale, mask, softcap, sink_logits)
     return out
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, mask) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_position: int,
+    scale: float,
+    mask: Mask,
+    softcap: float = 0.0,
+    sink_logits: Tensor | None = None,
+) -> Tensor:
     """q [token, head, dim] at positions from `first_position` on, over k and v [context, group, dim]."""
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=k.shape[1])
-    scores = einsum(grouped, k.to(exact), "group share token dim, context group dim -> group share token context")
+    scores = (
+        einsum(grouped, k.to(exact), "group share token dim, context group dim -> group share token context") * scale
+    )
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     queries = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
     allowed = mask(queries, torch.arange(k.shape[0], device=q.device)[None])
-    scores = torch.where(allowed, scores * scale, -torch.inf)
+    scores = torch.where(allowed, scores, -torch.inf)
+    if sink_logits is not None:
+        sink = rearrange(sink_logits.to(exact), "(group share) -> group share 1 1", group=k.shape[1])
+        scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
     # Nowhere to look is 0 / 0 in the softmax; a NaN that came in must stay one.
-    weights = torch.where(allowed.any(-1, keepdim=True), torch.softmax(scores, dim=-1), 0.0)
+    weights = torch.where(allowed.any(-1, keepdim=True), torch.softmax(scores, dim=-1)[..., : k.shape[0]], 0.0)
     mixed = einsum(weights, v.to(exact), "group share token context, context group dim -> token group share dim")
     return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
 

@@ -1,3 +1,3 @@
-from compiled_kernels.rms_norm.api import rms_norm
+from compiled_kernels.rms_norm.api import add_rms_norm, rms_norm
 
-__all__ = ["rms_norm"]
+__all__ = ["add_rms_norm", "rms_norm"]

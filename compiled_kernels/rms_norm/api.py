@@ -1,16 +1,52 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
+"""Root-mean-square normalisation (Zhang and Sennrich, 2019), alone or with the sum that comes before it."""
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.rms_norm.reference import reference
+from compiled_kernels.lanes import Lane
+from compiled_kernels.operators import define
+from compiled_kernels.rms_norm import reference
+
+RMS_NORM = define(
+    "rms_norm",
+    "(Tensor x, Tensor weight, float eps) -> Tensor",
+    lambda x, weight, eps: torch.empty_like(x),
+    {
+        Lane.TRITON: "compiled_kernels.rms_norm.triton:rms_norm",
+        Lane.MLIR: "compiled_kernels.rms_norm.mlir:rms_norm",
+    },
+)
+ADD_RMS_NORM = define(
+    "add_rms_norm",
+    "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x)),
+    {
+        Lane.TRITON: "compiled_kernels.rms_norm.triton:add_rms_norm",
+        Lane.MLIR: "compiled_kernels.rms_norm.mlir:add_rms_norm",
+    },
+)
 
 
-def rms_norm(x: Float[Tensor, "token width"], weight: Float[Tensor, " width"], eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over `width`, in float32; the result has the type of `x`.
+def rms_norm(
+    x: Float[Tensor, "token width"], weight: Float[Tensor, " width"], eps: float, lane: Lane = Lane.EAGER
+) -> Float[Tensor, "token width"]:
+    """x / sqrt(mean(x²) + eps) * weight over `width`, in float32; the result has the type of `x`."""
+    if lane in (Lane.EAGER, Lane.INDUCTOR):  # traced, the specification is one fused kernel
+        return reference.rms_norm(x, weight, eps)
+    return RMS_NORM.form(lane)(x, weight, eps)
 
-    Every lane runs the reference: traced, it is one fused kernel.
-    """
-    return reference(x, weight, eps)
+
+def add_rms_norm(
+    x: Float[Tensor, "token width"],
+    residual: Float[Tensor, "token width"],
+    weight: Float[Tensor, " width"],
+    eps: float,
+    lane: Lane = Lane.EAGER,
+) -> tuple[Tensor, Tensor]:
+    """x + residual, rounded to the type of `x`, and its norm: both [token, width]."""
+    if lane in (Lane.EAGER, Lane.INDUCTOR):
+        return reference.add_rms_norm(x, residual, weight, eps)
+    return ADD_RMS_NORM.form(lane)(x, residual, weight, eps)

@@ -2,114 +2,124 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compiled_kernels
-from compiled_kernels import Lane
-from compiled_kernels.gated.reference import reference as gated_reference
-from compiled_kernels.kv_write.reference import reference as kv_write_reference
-from compiled_kernels.linear.reference import reference as linear_reference
-from compiled_kernels.paged_attention.reference import attend
-from compiled_kernels.rms_norm.reference import reference as rms_norm_reference
-from compiled_kernels.rotary.reference import reference as rotary_reference
-from workbench.model.mask import Causal, SlidingWindow
+from compiled_kernels import Lane, cases
+from compiled_kernels.cases import Case, Work, disagreement, suites
+from compiled_kernels.check import verdict
+from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from compiled_kernels.masks import Causal, SlidingWindow
 
-DTYPES = [torch.float32, torch.bfloat16]
+SUITES = {suite.operator: suite for suite in suites()}
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
+ROWS = st.integers(1, 5)
 seeds = st.integers(0, 2**31)
 
 
-def assert_near(actual: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, terms: int) -> None:
-    """Within the rounding of `terms` additions accumulated in float32 and one rounding to `dtype`."""
-    scale = exact.abs().max().item() + 1.0
-    bound = scale * (terms * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps)
-    assert (actual.double() - exact).abs().max().item() <= bound
-
-
-@settings(max_examples=25, deadline=None)
-@given(seeds, st.integers(1, 5), st.integers(1, 70), st.sampled_from(DTYPES))
-def test_row_operators(seed: int, tokens: int, width: int, dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(tokens, 2 * width, generator=g).to(dtype)
-    weight = torch.randn(2 * width, generator=g).to(dtype)
-    exact = rms_norm_reference(x.double(), weight.double(), 1e-5)
-    assert_near(compiled_kernels.rms_norm(x, weight, 1e-5), exact, dtype, 2 * width)
-    assert_near(compiled_kernels.gated_silu(x), gated_reference(x.double()), dtype, 8)
-    heads = x.view(tokens, 1, 2 * width)
-    angles = torch.rand(tokens, width, generator=g, dtype=torch.float64) * 6
-    turned = rotary_reference(heads.double(), angles.cos(), angles.sin())
-    assert_near(compiled_kernels.rotary(heads, angles.cos().float(), angles.sin().float()), turned, dtype, 8)
-
-
-@settings(max_examples=25, deadline=None)
-@given(seeds, st.integers(1, 4), st.integers(1, 40), st.integers(1, 40), st.booleans(), st.sampled_from(list(Lane)))
-def test_linear(seed: int, tokens: int, width: int, out: int, with_bias: bool, lane: Lane) -> None:
-    g = torch.Generator().manual_seed(seed)
-    x, weight = torch.randn(tokens, width, generator=g), torch.randn(out, width, generator=g)
-    bias = torch.randn(out, generator=g) if with_bias else None
-    exact = linear_reference(x.double(), weight.double(), None if bias is None else bias.double())
-    assert_near(compiled_kernels.linear(x, weight, bias, lane), exact, torch.float32, 4 * width)
-
-
-@settings(max_examples=25, deadline=None)
-@given(seeds, st.integers(1, 6), st.integers(1, 4))
-def test_kv_write_touches_its_slots_only(seed: int, pages: int, size: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    slots = torch.randperm(pages * size, generator=g)[: max(1, pages * size // 2)]
-    rows = torch.randn(len(slots), 2, 3, generator=g)
-    ours, theirs = (torch.full((pages, 2, size, 3), torch.nan) for _ in range(2))
-    compiled_kernels.kv_write(ours, rows, slots)
-    kv_write_reference(theirs, rows, slots)
-    assert torch.equal(ours.nan_to_num(7e7), theirs.nan_to_num(7e7))
-    assert int(ours.isnan().sum()) == (pages * size - len(slots)) * 6
-
-
 @st.composite
-def paged_cases(draw: st.DrawFn, decode_only: bool):
-    """Spans over pages in random order; everything that belongs to no context is NaN."""
-    seed, size = draw(seeds), draw(st.integers(1, 5))
-    groups, share, dim = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3])), draw(st.sampled_from([2, 8]))
+def attention(draw: st.DrawFn) -> dict:
     contexts = draw(st.lists(st.integers(1, 14), min_size=1, max_size=4))
-    spans = [1 if decode_only else draw(st.integers(1, context)) for context in contexts]
-    g = torch.Generator().manual_seed(seed)
-    counts = [-(-context // size) for context in contexts]
-    order = (torch.randperm(sum(counts), generator=g) + 1).tolist()
-    table = torch.zeros(len(contexts), max(2, *counts), dtype=torch.int32)
-    keys, values = (torch.full((sum(counts) + 1, groups, size, dim), torch.nan) for _ in range(2))
-    dense = []
-    for seq, context in enumerate(contexts):
-        k, v = (torch.randn(context, groups, dim, generator=g) for _ in range(2))
-        dense.append((k, v))
-        for page in range(counts[seq]):
-            table[seq, page] = order.pop()
-        for position in range(context):
-            page, offset = int(table[seq, position // size]), position % size
-            keys[page, :, offset], values[page, :, offset] = k[position], v[position]
-    starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
-    q = torch.randn(int(starts[-1]), groups * share, dim, generator=g)
-    return q, keys, values, table, starts, torch.tensor(contexts, dtype=torch.int32), dense
+    decode = draw(st.booleans())
+    return {
+        "contexts": contexts,
+        "spans": [1 if decode else draw(st.integers(1, context)) for context in contexts],
+        "groups": draw(st.sampled_from([1, 2])),
+        "share": draw(st.sampled_from([1, 3])),
+        "dim": draw(st.sampled_from([2, 8])),
+        "size": draw(st.integers(1, 5)),
+        "mask": draw(st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 6), st.integers(0, 2)))),
+        "softcap": draw(st.sampled_from([0.0, 1.5])),
+        "sinks": draw(st.booleans()),
+    }
 
 
-def exact_attention(case, mask) -> torch.Tensor:
-    q, _, _, _, starts, contexts, dense = case
-    rows = []
-    for seq, (k, v) in enumerate(dense):
-        span = q[starts[seq] : starts[seq + 1]].double()
-        rows.append(attend(span, k.double(), v.double(), int(contexts[seq]) - len(span), 0.3, mask))
-    return torch.cat(rows)
+def products(**more: st.SearchStrategy) -> st.SearchStrategy[dict]:
+    widths = st.sampled_from([16, 48, 80])
+    return st.fixed_dictionaries(
+        {"tokens": ROWS, "width": widths, "out": st.integers(1, 40), "bias": st.booleans(), **more}
+    )
 
 
-MASKS = st.one_of(st.just(Causal()), st.integers(1, 6).map(SlidingWindow))
+VOCAB = st.integers(6, 400)
+ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
+    "rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.integers(1, 140)}),
+    "add_rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.integers(1, 140)}),
+    "rotary": st.fixed_dictionaries(
+        {"tokens": ROWS, "heads": ROWS, "dim": st.integers(1, 40).map(lambda half: 2 * half)}
+    ),
+    "gated_silu": st.fixed_dictionaries({"tokens": ROWS, "hidden": st.integers(1, 140)}),
+    "linear": products(),
+    "linear_int8": products(),
+    "linear_int4": products(group=st.sampled_from([4, 16])),
+    "kv_write": st.fixed_dictionaries(
+        {"tokens": ROWS, "pages": st.integers(5, 7), "groups": ROWS, "size": ROWS, "dim": st.integers(1, 9)}
+    ),
+    "paged_attention": attention(),
+    "log_softmax": st.fixed_dictionaries({"samples": ROWS, "vocab": VOCAB}),
+    "top_logprobs": st.fixed_dictionaries({"samples": ROWS, "vocab": VOCAB, "count": st.integers(1, 6)}),
+}
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data(), st.booleans(), st.sampled_from(list(Lane)), MASKS)
-def test_paged_attention(data: st.DataObject, decode_only: bool, lane: Lane, mask) -> None:
-    case = data.draw(paged_cases(decode_only))
-    out = compiled_kernels.paged_attention(*case[:6], 0.3, mask, decode_only, lane)
-    assert_near(out, exact_attention(case, mask), torch.float32, 64)
+def test_every_operator_has_a_strategy() -> None:
+    assert set(ARGUMENTS) == set(SUITES)
+
+
+@pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
+@pytest.mark.parametrize("operator", list(SUITES))
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_any_shape_agrees_with_float64(operator: str, lane: Lane, data: st.DataObject) -> None:
+    suite = SUITES[operator]
+    dtype = torch.float32 if "vocab" in str(ARGUMENTS[operator]) else data.draw(DTYPES)
+    arguments = data.draw(ARGUMENTS[operator]) | {"dtype": dtype}
+    inputs = suite.inputs(torch.Generator().manual_seed(data.draw(seeds)), **arguments)
+    assert disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, lane) is None
+
+
+@pytest.mark.parametrize("operator", list(SUITES))
+def test_the_comparison_can_fail(operator: str) -> None:
+    """A lane that is one part in a hundred off, or leaves its last number unwritten, is told apart."""
+    suite = SUITES[operator]
+    case = suite.cases[0]
+    assert verdict(suite, case, Lane.EAGER) == ("ok", "")
+    for spoil in (
+        lambda out: out * 1.01 + 0.01,
+        lambda out: out.index_fill(-1, torch.tensor([out.shape[-1] - 1]), torch.nan),
+    ):
+
+        def spoiled(*inputs, lane, spoil=spoil):
+            outputs = suite.call(*inputs, lane=lane)
+            first, *rest = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+            return (first, *rest) if lane is Lane.EAGER else (spoil(first), *rest)
+
+        wrong = replace(suite, call=spoiled, exact=suite.exact)
+        assert disagreement(wrong, case, suite.make(case), Lane.INDUCTOR) is not None
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(1, 5), st.integers(1, 5), st.sampled_from([2, 4, 32]), st.sampled_from([1e-3, 1.0, 50.0]))
+def test_quantized_weights_stay_within_half_a_step(seed: int, out: int, groups: int, group: int, scale: float) -> None:
+    weight = torch.randn(out, groups * group, generator=torch.Generator().manual_seed(seed)) * scale
+    values, scales = quantize_int8(weight)
+    assert ((weight - dequantize_int8(values, scales)).abs() <= scales[:, None] * 0.5001).all()
+    packed, steps = quantize_int4(weight, group)
+    assert packed.numel() * 2 == weight.numel()
+    away = (weight - dequantize_int4(packed, steps)).abs().view(out, groups, group)
+    # +8 steps have no code: the far end of the other sign is cut to 7. float16 scales add a part in 2,048.
+    assert (away <= steps.float().abs()[..., None] * 1.01).all()
+    assert (away <= steps.float().abs()[..., None] * 0.51).float().mean() > 0.5
+
+
+def test_int4_packing_is_exact() -> None:
+    values = torch.arange(-8, 8).repeat(4)[None].float()  # 64 columns hold every code
+    packed, scales = quantize_int4(values * 0.5, group=32)
+    assert torch.equal(dequantize_int4(packed, scales), values * 0.5)
 
 
 class Nowhere:
@@ -117,22 +127,37 @@ class Nowhere:
         return (key < 0) & (query < 0)
 
 
-@pytest.mark.parametrize("lane", list(Lane))
+def decode_inputs(data: st.DataObject) -> list:
+    arguments = data.draw(attention()) | {"dtype": torch.float32}
+    arguments["spans"] = [1] * len(arguments["contexts"])
+    generator = torch.Generator().manual_seed(data.draw(seeds))
+    return list(SUITES["paged_attention"].inputs(generator, **arguments))
+
+
+@pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_a_row_that_may_look_nowhere_gives_zeros(data: st.DataObject, lane: Lane) -> None:
-    case = data.draw(paged_cases(True))
-    out = compiled_kernels.paged_attention(*case[:6], 0.3, Nowhere(), True, lane)
+    inputs = decode_inputs(data)
+    inputs[7] = Nowhere()
+    out = SUITES["paged_attention"].call(*inputs, lane=lane)
     assert torch.equal(out, torch.zeros_like(out))
 
 
-@pytest.mark.parametrize("lane", list(Lane))
+@pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_nan_stays_with_its_row(data: st.DataObject, lane: Lane) -> None:
-    case = data.draw(paged_cases(True))
-    clean = compiled_kernels.paged_attention(*case[:6], 0.3, Causal(), True, lane)
-    case[0][0] = torch.nan
-    out = compiled_kernels.paged_attention(*case[:6], 0.3, Causal(), True, lane)
+    inputs = decode_inputs(data)
+    clean = SUITES["paged_attention"].call(*inputs, lane=lane)
+    inputs[0][0] = torch.nan
+    out = SUITES["paged_attention"].call(*inputs, lane=lane)
     assert out[0].isnan().all()
     assert torch.equal(out[1:], clean[1:])
+
+
+def test_cases_of_one_operator_have_different_names() -> None:
+    for suite in SUITES.values():
+        names = [case.name for case in suite.cases]
+        assert len(set(names)) == len(names), suite.operator
+    assert {suite.operator for suite in cases.suites()} <= set(compiled_kernels.__all__)

@@ -11,7 +11,7 @@ from jaxtyping import TypeCheckError, jaxtyped
 
 import compiled_kernels
 from compiled_kernels import Lane
-from workbench.model.mask import Causal
+from compiled_kernels.masks import Causal
 
 
 def checked(operator: Callable) -> Callable:

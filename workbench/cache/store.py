@@ -10,7 +10,7 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Lane
-from compiled_kernels.paged_attention.api import Mask
+from compiled_kernels.masks import Mask
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 

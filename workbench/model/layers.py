@@ -7,10 +7,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 import compiled_kernels
-from compiled_kernels import Lane
+from compiled_kernels import Lane, masks
 from workbench.batch import TokenBatch
 from workbench.cache.store import DenseLayer
-from workbench.model import mask
 from workbench.model.spec import Attention as AttentionSpec
 from workbench.model.spec import LayerKind
 
@@ -48,7 +47,7 @@ class Attention(nn.Module):
         self.spec = spec
         self.lane = lane
         self.scale = spec.dim**-0.5
-        self.mask = mask.Causal() if spec.window is None else mask.SlidingWindow(spec.window)
+        self.mask = masks.Causal() if spec.window is None else masks.SlidingWindow(spec.window)
         self.qkv = Linear(width, (spec.heads + 2 * spec.groups) * spec.dim, spec.input_bias, lane)
         self.output = Linear(spec.heads * spec.dim, width, spec.output_bias, lane)
 

@@ -1,0 +1,32 @@
+"""What a lane is known not to do, and why. `check` holds this table to the truth: a gap that has closed fails it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from compiled_kernels.lanes import Lane
+
+
+@dataclass(frozen=True)
+class Gap:
+    """`case` is a pattern of case names, as in a shell."""
+
+    operator: str
+    lane: Lane
+    case: str
+    reason: str
+
+    def covers(self, operator: str, lane: Lane, case: str) -> bool:
+        return operator == self.operator and lane is self.lane and fnmatchcase(case, self.case)
+
+
+GAPS: tuple[Gap, ...] = (
+    Gap("linear", Lane.TRITON, "*", "dense products on CUDA are the vendor's (cuBLAS through torch), not written here"),
+    Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
+    Gap("top_logprobs", Lane.MLIR, "*", "selection has no vector form; log_softmax has"),
+)
+
+
+def known_gap(operator: str, lane: Lane, case: str) -> Gap | None:
+    return next((gap for gap in GAPS if gap.covers(operator, lane, case)), None)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import torch
+
+import compiled_kernels
+from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.kv_write.reference import reference
+
+
+def inputs(
+    generator: torch.Generator, tokens: int, pages: int, groups: int, size: int, dim: int, dtype: torch.dtype
+) -> tuple:
+    """Pages are NaN wherever nothing was written; rows come as a slice of wider ones, as projections do."""
+    slots = torch.randperm(pages * size, generator=generator)[:tokens] + size
+    rows = random(generator, dtype, (tokens, groups + 1, dim))[:, 1:]
+    return torch.full((pages + 1, groups, size, dim), torch.nan, dtype=dtype), rows, slots
+
+
+def written(pages, rows, slots, lane):
+    """The pages after the write."""
+    pages = pages.clone()
+    compiled_kernels.kv_write(pages, rows, slots, lane)
+    return pages
+
+
+def exact(pages, rows, slots):
+    pages = pages.double()
+    reference(pages, rows.double(), slots)
+    return pages
+
+
+SUITES = (
+    Suite(
+        "kv_write",
+        inputs,
+        written,
+        tuple(
+            Case(
+                f"{tokens}x{groups}x{dim}",
+                {"tokens": tokens, "pages": pages, "groups": groups, "size": size, "dim": dim, "dtype": dtype},
+                Work(2 * tokens * groups * dim * dtype.itemsize, 0),
+                timed=False,
+            )
+            for tokens, pages, groups, size, dim in [
+                (1, 4, 3, 64, 64),
+                (16, 9, 3, 32, 64),
+                (512, 9, 4, 64, 64),
+                (5, 4, 1, 3, 6),
+            ]
+            for dtype in (torch.float32, torch.bfloat16)
+        ),
+        exact=exact,
+        terms=lambda **_: 0,
+    ),
+)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import torch
+
+import compiled_kernels
+from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from compiled_kernels.linear.reference import linear as exact_linear
+
+# (rows, width, out): one row and 16 through the matrices of SmolLM2 and TinyLlama; many rows; ragged ones.
+DECODE = [(1, 576, 3072), (1, 2048, 11264), (1, 5632, 2048), (16, 576, 3072), (16, 2048, 2048)]
+PREFILL = [(512, 576, 3072)]
+SMALL = [(1, 64, 40), (2, 64, 40), (3, 128, 7), (5, 192, 33), (33, 64, 17)]
+
+
+def dense_inputs(
+    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool
+) -> tuple:
+    return (
+        random(generator, dtype, (tokens, width)),
+        random(generator, dtype, (out, width)) * width**-0.5,
+        random(generator, dtype, (out,)) if bias else None,
+    )
+
+
+def int8_inputs(generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool) -> tuple:
+    x, weight, added = dense_inputs(generator, tokens, width, out, dtype, bias)
+    return x, *quantize_int8(weight), added
+
+
+def int4_inputs(
+    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, group: int
+) -> tuple:
+    x, weight, added = dense_inputs(generator, tokens, width, out, dtype, bias)
+    return x, *quantize_int4(weight, group), added
+
+
+def cases(bits: int, **more: int) -> tuple[Case, ...]:
+    """`bits` 0 means those of `dtype`; `more` is the group of INT4."""
+    found = []
+    for tokens, width, out in DECODE + PREFILL + SMALL:
+        for dtype in (torch.float32, torch.bfloat16):
+            each = bits or 8 * dtype.itemsize
+            scales = out * 4 * (bits == 8) + (2 * out * width // more["group"] if more else 0)
+            rows = tokens * (width + out) * dtype.itemsize
+            found.append(
+                Case(
+                    f"{tokens}x{width}x{out}" + (f" group {more['group']}" if more else ""),
+                    {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1, **more},
+                    Work(out * width * each // 8 + scales + rows, 2 * tokens * width * out),
+                    timed=width > 500 and dtype == torch.bfloat16,
+                )
+            )
+    return tuple(found)
+
+
+def terms(width: int, **_: object) -> int:
+    return 4 * width
+
+
+def _wide(bias):
+    return None if bias is None else bias.double()
+
+
+SUITES = (
+    Suite("linear", dense_inputs, compiled_kernels.linear, cases(0), terms),
+    Suite(
+        "linear_int8", int8_inputs, compiled_kernels.linear_int8, cases(8), terms,
+        exact=lambda x, values, scales, bias: exact_linear(x.double(), dequantize_int8(values, scales.double()), _wide(bias)),
+    ),
+    Suite(
+        "linear_int4", int4_inputs, compiled_kernels.linear_int4, cases(4, group=64) + cases(4, group=32), terms,
+        exact=lambda x, packed, scales, bias: exact_linear(x.double(), dequantize_int4(packed, scales.double()), _wide(bias)),
+    ),
+)  # fmt: skip

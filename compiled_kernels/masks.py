@@ -1,0 +1,45 @@
+"""Who may look where: predicates over positions that broadcast, True where the query sees the key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from compiled_kernels.lanes import LaneError
+
+# Given query and key positions that broadcast: True where the query may look.
+Mask = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Every position up to the query's own."""
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """The last `window` positions, the query's own included (Mistral, Beltagy et al. 2020), and the first
+    `sinks` positions of the text (StreamingLLM, Xiao et al. 2023)."""
+
+    window: int
+    sinks: int = 0
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & ((key > query - self.window) | (key < self.sinks))
+
+
+def band(mask: Mask, lane: str) -> tuple[int, int]:
+    """(window, sinks) of a mask, 0 for no window: the form in which hand-written kernels know masks.
+
+    Raises LaneError for any other predicate: `lane` cannot carry it out.
+    """
+    if isinstance(mask, Causal):
+        return 0, 0
+    if isinstance(mask, SlidingWindow):
+        return mask.window, mask.sinks
+    raise LaneError(f"paged_attention: lane {lane} knows causal masks with window and sinks, not {mask!r}")

@@ -1,0 +1,60 @@
+"""An operator's hand-written forms as torch knows them: opaque operations with a schema and a fake.
+
+The lanes `eager` and `inductor` run plain torch code, which torch.compile can see through and fuse. What is written
+by hand is opaque to it and is registered here, `compiled_kernels::<operator>_<lane>`, when the package is imported,
+so that a graph can hold it from the first call on; the kernel's own module is imported when it first runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from compiled_kernels.lanes import Lane, LaneError
+
+LIBRARY = torch.library.Library("compiled_kernels", "DEF")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`forms` are its opaque operations by lane."""
+
+    name: str
+    forms: Mapping[Lane, Callable[..., Any]]
+
+    def form(self, lane: Lane) -> Callable[..., Any]:
+        """The opaque operation of `lane`, which is neither eager nor inductor."""
+        if lane not in self.forms:
+            raise LaneError(
+                f"{self.name} has no lane {lane}; it has eager, inductor" + "".join(f", {k}" for k in self.forms)
+            )
+        return self.forms[lane]
+
+
+def define(name: str, schema: str, fake: Callable[..., Any], kernels: Mapping[Lane, str]) -> Operator:
+    """Register the operator's opaque forms.
+
+    `schema` is that of torch.library without a name; `fake` gives outputs of the right shapes, computing nothing;
+    `kernels` says where each lane is written, as "module:function".
+    """
+    forms = {}
+    for lane, place in kernels.items():
+        full = f"{name}_{lane}"
+        LIBRARY.define(f"{full}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.impl(full, _imported_when_used(place), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"compiled_kernels::{full}", fake, lib=LIBRARY)
+        forms[lane] = getattr(torch.ops.compiled_kernels, full).default
+    return Operator(name, forms)
+
+
+def _imported_when_used(place: str) -> Callable[..., Any]:
+    module, _, function = place.partition(":")
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(*arguments, **named)
+
+    return run

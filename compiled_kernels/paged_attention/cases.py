@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+import compiled_kernels
+from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
+
+
+def inputs(
+    generator: torch.Generator,
+    contexts: Sequence[int],
+    spans: Sequence[int],
+    groups: int,
+    share: int,
+    dim: int,
+    size: int,
+    dtype: torch.dtype,
+    mask: Mask = Causal(),  # noqa: B008 (a frozen value)
+    softcap: float = 0.0,
+    sinks: bool = False,
+) -> tuple:
+    """Spans over pages in random order; everything that belongs to no context is NaN."""
+    counts = [-(-context // size) for context in contexts]
+    order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+    table = torch.zeros(len(contexts), max(2, *counts, 2), dtype=torch.int32)
+    keys, values = (torch.full((sum(counts) + 1, groups, size, dim), torch.nan, dtype=dtype) for _ in range(2))
+    for seq, context in enumerate(contexts):
+        for page in range(counts[seq]):
+            table[seq, page] = number = order.pop()
+            filled = min(size, context - page * size)
+            for pages in (keys, values):
+                pages[number, :, :filled] = random(generator, dtype, (groups, filled, dim))
+    starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
+    q = random(generator, dtype, (int(starts[-1]), groups * share, dim))
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    sink_logits = random(generator, torch.float32, (groups * share,)) if sinks else None
+    decode_only = all(span == 1 for span in spans)
+    return q, keys, values, table, starts, lengths, dim**-0.5, mask, decode_only, softcap, sink_logits
+
+
+def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, lane):
+    return compiled_kernels.paged_attention(
+        q, keys, values, table, starts, lengths, scale, mask, decode_only, lane, softcap, sink_logits
+    )
+
+
+def case(
+    name: str, contexts: Sequence[int], spans: Sequence[int], dtype: torch.dtype, timed: bool = False, **more
+) -> Case:
+    shape = {"groups": 3, "share": 3, "dim": 64, "size": 64, **more}
+    rows = 2 * sum(contexts) * shape["groups"] * shape["dim"] * dtype.itemsize
+    heads = shape["groups"] * shape["share"]
+    pairs = sum(span * context - span * (span - 1) // 2 for span, context in zip(spans, contexts, strict=True))
+    moved = rows + 2 * sum(spans) * heads * shape["dim"] * dtype.itemsize
+    arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "dtype": dtype, **shape}
+    return Case(name, arguments, Work(moved, 4 * pairs * heads * shape["dim"]), timed)
+
+
+def terms(contexts: Sequence[int], dim: int, **_: object) -> int:
+    # A score's rounding is carried through the exponential, so it counts once for each of its terms.
+    return 8 * dim + 4 * math.ceil(math.sqrt(max(contexts)))
+
+
+def _cases():
+    small = {"groups": 2, "dim": 8, "size": 4}
+    for dtype in (torch.float32, torch.bfloat16):
+        yield case("decode 1 at 128", (128,), (1,), dtype, True)
+        yield case("decode 1 at 4096", (4096,), (1,), dtype, True)
+        yield case("decode 16 at 512", (512,) * 16, (1,) * 16, dtype, True)
+        yield case("decode 3 ragged", (1, 65, 200), (1, 1, 1), dtype, size=16)
+        yield case("prefill 512", (512,), (512,), dtype, True)
+        yield case("chunk 128 at 640", (640,), (128,), dtype)
+        yield case("mixed", (9, 30, 17, 5), (1, 1, 17, 3), dtype, **small)
+        yield case("one head a group", (9, 4), (1, 4), dtype, **small | {"share": 1})
+        yield case("decode window", (40, 3, 7), (1, 1, 1), dtype, mask=SlidingWindow(7), **small)
+        yield case("mixed window and sinks", (40, 9), (1, 6), dtype, mask=SlidingWindow(5, sinks=2), **small)
+        yield case("decode soft-cap", (33,), (1,), dtype, softcap=2.0, **small)
+        yield case("mixed soft-cap and sink logits", (33, 8), (1, 8), dtype, softcap=3.0, sinks=True, **small)
+        yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)
+
+
+SUITES = (Suite("paged_attention", inputs, call, tuple(_cases()), terms),)

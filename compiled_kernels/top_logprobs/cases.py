@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import torch
+
+import compiled_kernels
+from compiled_kernels.cases import Case, Suite, Work
+
+
+def inputs(generator: torch.Generator, samples: int, vocab: int, dtype: torch.dtype) -> tuple:
+    """Distinct logits in random order: which of two equal ones is larger is no matter of rounding."""
+    ranks = torch.stack([torch.randperm(vocab, generator=generator) for _ in range(samples)])
+    return ((ranks.float() - vocab / 2) * (20.0 / vocab),) if dtype == torch.float32 else (ranks.to(dtype) * 0.05,)
+
+
+def inputs_with_count(generator: torch.Generator, samples: int, vocab: int, dtype: torch.dtype, count: int) -> tuple:
+    return *inputs(generator, samples, vocab, dtype), count
+
+
+def cases(**more: int) -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            f"{samples}x{vocab}" + (f" top {more['count']}" if more else ""),
+            {"samples": samples, "vocab": vocab, "dtype": torch.float32, **more},
+            Work((1 if more else 2) * samples * vocab * 4, 4 * samples * vocab),
+            timed=vocab > 1000,
+        )
+        for samples, vocab in [(1, 32_768), (1, 49_152), (16, 49_152), (64, 32_768), (3, 257), (2, 5)]
+    )
+
+
+def terms(vocab: int, **_: object) -> int:
+    return 8 + vocab // 16  # a vector of sixteen sums, each over its share of the row
+
+
+SUITES = (
+    Suite("log_softmax", inputs, compiled_kernels.log_softmax, cases(), terms),
+    Suite("top_logprobs", inputs_with_count, compiled_kernels.top_logprobs, cases(count=5) + cases(count=1), terms),
+)
