@@ -6,15 +6,16 @@ rounding term: `terms` additions in float32 in another order, and one rounding t
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane
+from compiled_kernels.lanes import Lane, LaneError
 
 PACKAGES = ("rms_norm", "rotary", "gated", "linear", "kv_write", "paged_attention", "top_logprobs")
 
@@ -80,17 +81,44 @@ def suites() -> tuple[Suite, ...]:
     return tuple(suite for module in modules for suite in module.SUITES)
 
 
+def suite_of(operator: str) -> Suite:
+    """The suite of one operator. Raises LaneError for a name that is none."""
+    every = {suite.operator: suite for suite in suites()}
+    return every[known("operator", operator, every)]
+
+
+def case_of(suite: Suite, name: str | None) -> Case:
+    """The case called `name`, or the first that is timed. Raises LaneError for a name that is none."""
+    if name is None:
+        return next((case for case in suite.cases if case.timed), suite.cases[0])
+    every = {case.name: case for case in suite.cases}
+    return every[known(f"case of {suite.operator}", name, every)]
+
+
+def known(kind: str, word: str, words: Iterable[str]) -> str:
+    """`word`, where it is one of `words`; else LaneError with the nearest and all of them."""
+    words = list(words)
+    if word in words:
+        return word
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    nearest = f"; did you mean {close[0]!r}?" if close else ""
+    raise LaneError(f"unknown {kind} {word!r}{nearest}; known: {', '.join(words)}")
+
+
 def random(generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers, drawn in float32."""
     return torch.randn(shape, generator=generator).to(dtype)
 
 
-def disagreement(suite: Suite, case: Case, inputs: tuple, lane: Lane) -> str | None:
-    """What is wrong with `lane` on these inputs, in words; None where it is right."""
-    exact, eager, ours = (
-        _outputs(outputs) for outputs in (suite.exact(*inputs), suite.call(*inputs, lane=Lane.EAGER),
-                                          suite.call(*inputs, lane=lane))
-    )  # fmt: skip
+def disagreement(
+    suite: Suite, case: Case, inputs: tuple, lane: Lane, form: Callable[..., Any] | None = None
+) -> str | None:
+    """What is wrong with `lane` on these inputs, in words; None where it is right.
+
+    `form(*inputs)` stands in for the suite's call on that lane: what a compiler made of it.
+    """
+    ours = _outputs(form(*inputs) if form else suite.call(*inputs, lane=lane))
+    exact, eager = _outputs(suite.exact(*inputs)), _outputs(suite.call(*inputs, lane=Lane.EAGER))
     terms = suite.terms(**case.arguments)
     for index, (true, plain, given) in enumerate(zip(exact, eager, ours, strict=True)):
         if given.shape != plain.shape or given.dtype != plain.dtype:

@@ -1,0 +1,56 @@
+"""An operator's call as a compiler makes it: what is checked and timed, since it is what runs in a model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from compiled_kernels.cases import Suite
+from compiled_kernels.lanes import Lane
+
+MOST_GRAPHS = 512  # of one function: every kind of shape and type is one more
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Surroundings in which compiled forms are first called: many graphs of one function, no gradients."""
+    limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
+    with torch.inference_mode(), torch._dynamo.config.patch(limits), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a compiler's advice to its own authors
+        yield
+
+
+def one_call(suite: Suite, lane: Lane) -> Callable[..., Any]:
+    """`suite.call` on `lane` in one graph, as `form(*inputs)`.
+
+    Shapes stay symbolic, so that cases share graphs; where that fails a case is compiled for its own shapes.
+    """
+
+    def call(*inputs: Any) -> Any:
+        return suite.call(*inputs, lane=lane)
+
+    symbolic = torch.compile(call, fullgraph=True, dynamic=True)
+    static = torch.compile(call, fullgraph=True, dynamic=False)
+
+    def form(*inputs: Any) -> Any:
+        with compiling():
+            try:
+                return symbolic(*inputs)
+            except Exception:  # whatever a compiler throws; what is wrong with the case itself comes again
+                return static(*inputs)
+
+    return form
+
+
+def many_calls(suite: Suite, lane: Lane) -> Callable[[list[tuple]], list[Any]]:
+    """Calls on each of a list of inputs, all in one graph, as a model's step holds many operators. The lane eager
+    runs them one after another."""
+
+    def calls(inputs: list[tuple]) -> list[Any]:
+        return [suite.call(*each, lane=lane) for each in inputs]
+
+    return calls if lane is Lane.EAGER else torch.compile(calls, fullgraph=True, dynamic=False)

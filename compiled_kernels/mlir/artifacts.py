@@ -1,0 +1,106 @@
+"""Compiled code on disk, by content: a key names an entry, an entry names its files by their own checksums.
+
+```
+<directory>/<key>.json            {"files": {"library": "<sha256>.so", "stages": "<sha256>.json"}}
+<directory>/files/<sha256>.so     written beside, then moved into place: a reader sees all of a file or none
+```
+
+Whatever does not match its checksum counts as absent, so a damaged entry is built again. Processes that build the same
+entry at once write the same names; the last to move wins, and each is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import platformdirs
+
+
+def cache_directory() -> Path:
+    """`$WORKBENCH_CACHE_DIR/mlir`, or the user's cache directory for the workbench."""
+    root = os.environ.get("WORKBENCH_CACHE_DIR") or platformdirs.user_cache_dir("inference-workbench")
+    return Path(root) / "mlir"
+
+
+def key_of(**content: object) -> str:
+    """The name of what `content` makes on this machine: SHA-256 over it and over what this machine's code depends on."""
+    text = json.dumps({**content, "machine": machine()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Entries in `directory`; an entry is a few named files, each whole."""
+
+    directory: Path
+
+    def load(self, key: str) -> dict[str, Path] | None:
+        """The entry's files by name, each found to match its checksum; None where it must be built (again)."""
+        try:
+            files = json.loads((self.directory / f"{key}.json").read_text())["files"]
+            paths = {name: self.directory / "files" / file for name, file in files.items()}
+            whole = all(_checksum(path) == path.stem for path in paths.values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return paths if whole and paths else None
+
+    def store(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
+        """Keep `files`, as name -> (content, suffix), under `key`; gives where they lie. May raise OSError."""
+        paths = {}
+        for name, (content, suffix) in files.items():
+            paths[name] = self.directory / "files" / (hashlib.sha256(content).hexdigest() + suffix)
+            _write(paths[name], content)
+        entry = {"files": {name: path.name for name, path in paths.items()}}
+        _write(self.directory / f"{key}.json", json.dumps(entry, indent=1).encode())
+        return paths
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, whoever else writes it: never into a file that another process may have mapped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def machine() -> dict[str, str]:
+    """What compiled code depends on besides its source: compiler versions, CPU model and features."""
+    return {"machine": platform.machine(), **_cpu(), **{name: _version(name) for name in ("torch-mlir", "torch")}}
+
+
+def _cpu() -> dict[str, str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {"model": platform.processor()}
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    known = {name.strip(): value.strip() for name, value in fields.items()}
+    features = " ".join(sorted(known.get("flags", known.get("Features", "")).split()))
+    return {"model": known.get("model name", platform.processor()), "features": features}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

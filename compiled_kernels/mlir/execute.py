@@ -1,0 +1,107 @@
+"""Compiled code in this process, called on the tensors' own memory: bare pointers, no copies, no allocation."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Code(Protocol):
+    """Machine code, in memory."""
+
+    def packed(self, function: str) -> int:
+        """Address of `void(void **arguments)`: each argument is a pointer to its value."""
+        ...
+
+    def callable(self, function: str, arguments: int) -> Callable[..., None]:
+        """`function` taking that many addresses."""
+        ...
+
+
+class SharedObject:
+    """Code that a linker made a shared object of; neither MLIR nor LLVM is needed to run it."""
+
+    def __init__(self, path: Path, libraries: tuple[str, ...] = ()):
+        _open_globally(libraries)
+        self.library = ctypes.CDLL(str(path))
+
+    def packed(self, function: str) -> int:
+        return ctypes.cast(self.library[f"_mlir_{function}"], ctypes.c_void_p).value or 0
+
+    def callable(self, function: str, arguments: int) -> Callable[..., None]:
+        call = self.library[function]
+        call.argtypes, call.restype = [ctypes.c_void_p] * arguments, None
+        return call
+
+
+class Engine:
+    """Code in MLIR's execution engine, for where no linker is at hand."""
+
+    def __init__(self, engine: Any):
+        self.engine = engine
+
+    def packed(self, function: str) -> int:
+        return self.engine.raw_lookup(function)
+
+    def callable(self, function: str, arguments: int) -> Callable[..., None]:
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.packed(function))
+        pointers = ctypes.c_void_p * arguments
+        step = ctypes.sizeof(ctypes.c_void_p)
+
+        def run(*addresses: int) -> None:
+            values = pointers(*addresses)
+            first = ctypes.addressof(values)
+            call(pointers(*range(first, first + arguments * step, step)))
+
+        return run
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One function of compiled code.
+
+    `digest` names the entry of the cache that holds the code and its stages: what is shown is what runs.
+    """
+
+    entry: str
+    digest: str
+    code: Code
+    library: Path | None
+    texts: Mapping[str, str] | Path = field(repr=False)
+
+    @property
+    def address(self) -> int:
+        """Address of `void(void **arguments)`: each argument is a pointer to its value (an address, a number)."""
+        return self.code.packed(self.entry)
+
+    def function(self, arguments: int, name: str | None = None) -> Callable[..., None]:
+        """A callable of `arguments` addresses (`tensor.data_ptr()`); about a microsecond a call, and no lock is held."""
+        return self.code.callable(name or self.entry, arguments)
+
+    @cached_property
+    def stages(self) -> Mapping[str, str]:
+        """The text of each stage the code went through; `asm` is what the shared object holds."""
+        texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else dict(self.texts)
+        if self.library is not None and (assembly := _disassembled(self.library)):
+            texts["asm"] = assembly
+        return texts
+
+
+def _open_globally(libraries: tuple[str, ...]) -> None:
+    for library in libraries:
+        ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+
+
+def _disassembled(library: Path) -> str:
+    tool = shutil.which("objdump") or shutil.which("llvm-objdump")
+    if tool is None:
+        return ""
+    command = [tool, "-d", "--no-show-raw-insn", str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

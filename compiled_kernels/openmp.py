@@ -1,0 +1,56 @@
+"""Running compiled functions on the threads that torch itself uses: its own OpenMP pool, called directly.
+
+A second pool of threads would fight the first one for the same cores; this one is warm between two calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.lanes import LaneError
+
+
+@functools.cache
+def library() -> str:
+    """The path of torch's libgomp."""
+    found = sorted(Path(torch.__file__).parent.glob("lib/libgomp*")) or sorted(
+        Path(torch.__file__).parent.parent.glob("torch.libs/libgomp*")
+    )
+    if not found:
+        raise LaneError("lane mlir: this torch does not bring libgomp, whose threads the kernels run on")
+    return str(found[0])
+
+
+@functools.cache
+def _parallel() -> ctypes._CFuncPtr:
+    function = ctypes.CDLL(library()).GOMP_parallel
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    function.restype = None
+    return function
+
+
+class Call:
+    """A compiled function bound to tensors: `address` is of `void(void**)`, its arguments pointers to pointers.
+
+    Calling it runs the function on `threads` threads at once (torch's number unless given), each with a number of
+    its own; no pointer is looked up again, so the tensors must stay where they are.
+    """
+
+    def __init__(self, address: int, tensors: Sequence[Tensor]):
+        self._kept = tuple(tensors)
+        count = len(self._kept)
+        self._values = (ctypes.c_void_p * count)(*[tensor.data_ptr() for tensor in self._kept])
+        first = ctypes.addressof(self._values)
+        size = ctypes.sizeof(ctypes.c_void_p)
+        self._pointers = (ctypes.c_void_p * count)(*[first + size * i for i in range(count)])
+        self._address, self._arguments = address, ctypes.addressof(self._pointers)
+        self._run = _parallel()
+
+    def __call__(self, threads: int | None = None) -> None:
+        self._run(self._address, self._arguments, threads or torch.get_num_threads(), 0)

@@ -1,0 +1,5 @@
+"""What the Triton kernels share, and what their compiler makes of them. Importing this does not import triton."""
+
+from compiled_kernels.triton_code.ahead import Artifact, artifacts, stages
+
+__all__ = ["Artifact", "artifacts", "stages"]

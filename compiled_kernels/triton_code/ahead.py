@@ -1,0 +1,153 @@
+"""Kernels compiled ahead of time, without a GPU: every stage as text, and the figures of the assembler.
+
+What is compiled is the plan of an example (`examples.py`): the launches that the same arguments would start.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiled_kernels.lanes import LaneError, interpreted
+from compiled_kernels.triton_code.launch import Launch
+
+STAGES = ("source", "ttir", "ttgir", "llir", "ptx")
+COMMENT = {"source": "#", "ttir": "//", "ttgir": "//", "llir": ";", "ptx": "//"}
+ALIGNED = [["tt.divisibility", 16]]  # what Triton may assume of a pointer or number that 16 divides
+FIGURES = {
+    "registers": r"Used (\d+) registers",
+    "stores": r"(\d+) bytes spill stores",
+    "loads": r"(\d+) bytes spill loads",
+}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One kernel for one generation of GPU. `registers` are a thread's, `shared_bytes` and `spill_bytes` (stored
+    and loaded) as the assembler reports them, `cubin` the machine code."""
+
+    name: str  # `decode: attend`
+    sm: int
+    constexprs: Mapping[str, Any]
+    stages: Mapping[str, str]
+    num_warps: int
+    registers: int
+    shared_bytes: int
+    spill_bytes: int
+    cubin: bytes
+
+
+@functools.cache
+def artifacts(operator: str, sm: int = 90) -> tuple[Artifact, ...]:
+    """Every kernel of `operator`'s examples for compute capability `sm`, compiled once a process.
+
+    Raises LaneError where the lane does not have the operator, or Triton is missing or interpreted.
+    """
+    from compiled_kernels.triton_code.examples import EXAMPLES
+
+    if operator not in EXAMPLES:
+        raise LaneError(f"{operator} has no kernels in lane triton; known: {', '.join(EXAMPLES)}")
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        raise LaneError("triton is not installed: pip install 'inference-workbench[triton]'") from None
+    if interpreted():
+        raise LaneError("nothing is compiled under TRITON_INTERPRET=1: unset it")
+    return tuple(
+        _compiled(f"{example}: {launch.kernel.__name__}", launch, sm)
+        for example, launches in EXAMPLES[operator]().items()
+        for launch in launches
+    )
+
+
+def stages(operator: str, sm: int = 90) -> dict[str, str]:
+    """The text of each stage (source, ttir, ttgir, llir, ptx), one kernel after another."""
+    found = artifacts(operator, sm)
+    text = {stage: "\n".join(f"{COMMENT[stage]} {_title(one)}\n{one.stages[stage]}" for one in found) for stage in STAGES}
+    return _Stages(operator, text)
+
+
+class _Stages(dict[str, str]):
+    """Answers a wrong name with the right ones."""
+
+    def __init__(self, operator: str, text: Mapping[str, str]):
+        super().__init__(text)
+        self.operator = operator
+
+    def __missing__(self, stage: str) -> str:
+        raise LaneError(f"{self.operator}: lane triton has no stage {stage!r}; known: {', '.join(self)}")
+
+
+def _title(artifact: Artifact) -> str:
+    constants = ", ".join(f"{name}={value}" for name, value in artifact.constexprs.items())
+    return (
+        f"{artifact.name} sm_{artifact.sm} ({constants}): {artifact.num_warps} warps, {artifact.registers} registers, "
+        f"{artifact.shared_bytes} bytes shared, {artifact.spill_bytes} bytes spilled, cubin {len(artifact.cubin)} bytes"
+    )
+
+
+def _compiled(name: str, launch: Launch, sm: int) -> Artifact:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = _specialized(launch)
+    source = ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    made = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    texts = {stage: made.asm[stage] for stage in STAGES if stage != "source"}
+    figures = _assembled(texts["ptx"])
+    return Artifact(
+        name=name,
+        sm=sm,
+        constexprs={key: value for key, value in constants.items() if key.isupper()},
+        stages={"source": inspect.getsource(launch.kernel.fn), **texts},
+        num_warps=launch.num_warps,
+        registers=figures["registers"],
+        shared_bytes=made.metadata.shared,
+        spill_bytes=figures["stores"] + figures["loads"],
+        cubin=made.asm["cubin"],
+    )
+
+
+def _specialized(launch: Launch) -> tuple[dict, dict, dict]:
+    """Signature, constants and attributes as Triton's launcher would choose them for these arguments."""
+    from triton._utils import canonicalize_dtype
+
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if parameter.is_constexpr or value is None or (whole and value == 1 and not parameter.do_not_specialize):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        if whole:
+            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            aligned = value % 16 == 0 and not parameter.do_not_specialize
+        elif isinstance(value, float):
+            signature[parameter.name], aligned = "fp32", False
+        else:
+            signature[parameter.name], aligned = f"*{canonicalize_dtype(value.dtype)}", True
+        if aligned:
+            attributes[(place,)] = ALIGNED
+    return signature, constants, attributes
+
+
+def _assembled(ptx: str) -> dict[str, int]:
+    """Registers a thread and bytes spilled, as Triton's own assembler reports them of `ptx`."""
+    from triton import knobs
+
+    (architecture,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.ptx")
+        file.write_text(ptx)
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={architecture}", str(file), "-o", f"{file}.cubin"]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    return {figure: sum(map(int, re.findall(pattern, report))) for figure, pattern in FIGURES.items()}

@@ -1,0 +1,113 @@
+"""What is compiled ahead of time: each operator's plans at the shapes of Llama 3.1 8B in bfloat16.
+
+The tensors lie on torch's meta device: a plan reads shapes, never numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.triton_code.launch import Launch
+
+WIDTH, HIDDEN, HEADS, GROUPS, DIM, VOCAB = 4096, 14_336, 32, 8, 128, 128_256
+SIZE = 16  # tokens a page
+ROWS = {"decode": 1, "batch": 16, "prefill": 512}
+Examples = dict[str, list[Launch]]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ints(*shape: int) -> Tensor:
+    return meta(*shape, dtype=torch.int32)
+
+
+def norm() -> Examples:
+    from compiled_kernels.rms_norm.triton import plan
+
+    return {"norm": plan(meta(1, WIDTH), None, meta(WIDTH), 1e-5)[0]}
+
+
+def add_norm() -> Examples:
+    from compiled_kernels.rms_norm.triton import plan
+
+    return {"add and norm": plan(meta(1, WIDTH), meta(1, WIDTH), meta(WIDTH), 1e-5)[0]}
+
+
+def rotary() -> Examples:
+    from compiled_kernels.rotary.triton import plan
+
+    angles = meta(16, DIM // 2, dtype=torch.float32)
+    return {"queries": plan(meta(16, HEADS + 2 * GROUPS, DIM)[:, :HEADS], angles, angles)[0]}
+
+
+def gated() -> Examples:
+    from compiled_kernels.gated.triton import plan
+
+    return {"gate": plan(meta(16, 2 * HIDDEN))[0]}
+
+
+def kv_write() -> Examples:
+    from compiled_kernels.kv_write.triton import plan
+
+    rows, slots = meta(16, HEADS + 2 * GROUPS, DIM)[:, -GROUPS:], meta(16, dtype=torch.int64)
+    return {"write": plan(meta(64, GROUPS, SIZE, DIM), rows, slots)[0]}
+
+
+def attention() -> Examples:
+    from compiled_kernels.paged_attention.triton import plan
+
+    def one(seqs: int, tokens: int, held: int, window: int = 0, sinks: int = 0, size: int = SIZE) -> list[Launch]:
+        pages = meta(4096, GROUPS, size, DIM)
+        return plan(
+            meta(tokens, HEADS, DIM), pages, pages, ints(seqs, held), ints(seqs + 1), ints(seqs), DIM**-0.5,
+            window, sinks, tokens == seqs, 0.0, None,
+        )[0]  # fmt: skip
+
+    return {
+        "decode": one(1, 1, 256),
+        "decode, pages of 64": one(1, 1, 64, size=64),
+        "decode 64": one(64, 64, 256),
+        "decode, window and sinks": one(16, 16, 256, window=1024, sinks=4),
+        "prefill": one(1, 512, 32),
+        "prefill, pages of 64": one(1, 512, 8, size=64),
+        "mixed": one(8, 512, 256),
+    }
+
+
+def int8() -> Examples:
+    from compiled_kernels.linear.triton import plan_int8
+
+    weights = meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32)
+    return {name: plan_int8(meta(rows, WIDTH), *weights, None)[0] for name, rows in ROWS.items()}
+
+
+def int4() -> Examples:
+    from compiled_kernels.linear.triton import plan_int4
+
+    weights = meta(WIDTH, WIDTH // 2, dtype=torch.uint8), meta(WIDTH, WIDTH // 64, dtype=torch.float16)
+    return {name: plan_int4(meta(rows, WIDTH), *weights, None)[0] for name, rows in ROWS.items()}
+
+
+def top() -> Examples:
+    from compiled_kernels.top_logprobs.triton import plan
+
+    logits = meta(16, VOCAB, dtype=torch.float32)
+    return {"greedy": plan(logits, 1)[0], "top 20": plan(logits, 20)[0]}
+
+
+EXAMPLES: dict[str, Callable[[], Examples]] = {
+    "rms_norm": norm,
+    "add_rms_norm": add_norm,
+    "rotary": rotary,
+    "gated_silu": gated,
+    "linear_int8": int8,
+    "linear_int4": int4,
+    "kv_write": kv_write,
+    "paged_attention": attention,
+    "top_logprobs": top,
+}

@@ -1,0 +1,73 @@
+"""A kernel with everything it is started with. An operator's `plan` makes launches from its arguments without
+reading them, so that the same plan runs, is captured in a CUDA graph, or is compiled ahead of time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.lanes import LaneError, interpreted
+
+Outputs = TypeVar("Outputs")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NOMINAL_PROCESSORS = 132  # of an H100 or H200, where plans are made without a device
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`arguments` by name, constants included; a grid with a zero runs nothing."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def run(self) -> None:
+        if all(self.grid):
+            self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+
+
+def run(launches: Iterable[Launch], outputs: Outputs) -> Outputs:
+    """Carry out a plan, in its order: what it gives."""
+    for launch in launches:
+        launch.run()
+    return outputs
+
+
+def check(operator: str, *tensors: Tensor | None) -> None:
+    """Raises LaneError where the lane cannot take these tensors."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.is_floating_point() and tensor.dtype not in DTYPES:
+            raise LaneError(f"{operator}: lane triton knows {', '.join(map(str, DTYPES))}, not {tensor.dtype}")
+        if tensor.device.type == "cpu" and not interpreted():
+            raise LaneError(f"{operator}: lane triton needs tensors on a CUDA device (or TRITON_INTERPRET=1), not on cpu")
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Streaming multiprocessors of `device`."""
+    if device.type != "cuda":
+        return NOMINAL_PROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def power_of_two(number: int, least: int = 1) -> int:
+    """The smallest power of two that is no smaller than either."""
+    return max(least, 1 << max(number - 1, 0).bit_length())
+
+
+def power_below(number: int) -> int:
+    """The largest power of two up to `number`; 1 at the least."""
+    return 1 << max(number, 1).bit_length() - 1
+
+
+def blocks(number: int, size: int) -> int:
+    return -(-number // size)
