@@ -53,6 +53,11 @@ def memref(shape: Iterable[int], kind: str) -> str:
     return f"memref<{'x'.join(map(str, shape))}x{kind}>"
 
 
+def number(value: float) -> str:
+    """A float32 constant as MLIR reads it: always with a point."""
+    return f"{value:.9e}"
+
+
 class Lines:
     """MLIR text under construction: `say` adds a line, `let` adds one that defines a value and gives its name."""
 
@@ -137,7 +142,7 @@ def exp_function(lanes: int) -> str:
     lines = Lines()
 
     def constant(value: float) -> str:
-        return lines.let(f"arith.constant dense<{value!r}> : {kind}")
+        return lines.let(f"arith.constant dense<{number(value)}> : {kind}")
 
     x = lines.let(f"arith.maximumf %x, {constant(-87.0)} : {kind}")
     x = lines.let(f"arith.minimumf {x}, {constant(88.0)} : {kind}")

@@ -20,7 +20,8 @@ MOST_ROWS = 4  # tokens whose sums are kept at once; more are more passes over w
 @dataclass(frozen=True)
 class Product:
     """x [rows, width] of type `x` times a weight [out, width] stored as `kind`: f32, bf16, i8 (one scale a row) or
-    i4 (a scale for each `group` columns). `adds`: into what `out` holds, in place of overwriting it."""
+    i4 (a scale for each `group` columns). `adds`: into what `out` holds, in place of overwriting it. `stretches`: `out`
+    is that many equal runs of columns, each of which is walked for itself."""
 
     name: str
     rows: int
@@ -32,6 +33,7 @@ class Product:
     group: int = 0
     bias: bool = False
     adds: bool = False
+    stretches: int = 1
 
     @property
     def pairs(self) -> bool:
@@ -49,7 +51,7 @@ class Product:
     @property
     def block(self) -> int:
         """Weight rows whose sums are kept at once."""
-        return divisor(self.out, max(1, min(4, SUMS // min(self.rows, MOST_ROWS))))
+        return divisor(self.out // self.stretches, max(1, min(4, SUMS // min(self.rows, MOST_ROWS))))
 
     @property
     def weight_types(self) -> tuple[str, ...]:

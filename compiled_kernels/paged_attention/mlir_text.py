@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels.mlir_text import Lines, Target, divisor, memref
+from compiled_kernels.mlir_text import Lines, Target, divisor, memref, number
 
 HEADS = 4  # query heads whose sums are kept in registers at once
 PAGES = 1 << 24  # a bound for the type only: kernels do not depend on the size of the pool
@@ -119,7 +119,7 @@ return
     def _soften(self, lines: Lines, row: str, owner: str) -> str:
         """Scores of a head become weights; peak and total of its partial move on. The factor for earlier sums."""
         kind, partial = f"vector<{self.run}xf32>", self.types["partial"]
-        scale = lines.let(f"arith.constant dense<{self.scale!r}> : {kind}")
+        scale = lines.let(f"arith.constant dense<{number(self.scale)}> : {kind}")
         none = lines.let(f"arith.constant dense<0xFF800000> : {kind}")
         zero = lines.let(f"arith.constant dense<0.0> : {kind}")
         at = [lines.index(i) for i in range(0, self.scored, self.run)]
@@ -166,7 +166,7 @@ return
         """c tanh(score / c), with tanh x = 1 - 2 / (exp(2x) + 1)."""
         kind = f"vector<{self.run}xf32>"
         double, one, two, cap = (
-            lines.let(f"arith.constant dense<{value!r}> : {kind}") for value in (2 / self.softcap, 1.0, 2.0, self.softcap)
+            lines.let(f"arith.constant dense<{number(value)}> : {kind}") for value in (2 / self.softcap, 1.0, 2.0, self.softcap)
         )
         power = lines.let(f"func.call @exp({lines.let(f'arith.mulf {score}, {double} : {kind}')}) : ({kind}) -> {kind}")
         part = lines.let(f"arith.divf {two}, {lines.let(f'arith.addf {power}, {one} : {kind}')} : {kind}")

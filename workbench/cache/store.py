@@ -37,11 +37,11 @@ class DenseLayer:
         self.keys = torch.zeros(size, dtype=dtype, device=device)
         self.values = torch.zeros(size, dtype=dtype, device=device)
 
-    def write(self, k: Tensor, v: Tensor, batch: TokenBatch) -> None:
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Lane = Lane.EAGER) -> None:
         """Store k and v [token, group, dim] of the batch's tokens where its slots say."""
         slots = batch.slots[self.table]
-        compiled_kernels.kv_write(self.keys, k, slots)
-        compiled_kernels.kv_write(self.values, v, slots)
+        compiled_kernels.kv_write(self.keys, k, slots, lane)
+        compiled_kernels.kv_write(self.values, v, slots, lane)
 
     def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, lane: Lane) -> Tensor:
         """What the queries [token, head, dim] read from everything written so far: [token, head, dim]."""

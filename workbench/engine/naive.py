@@ -17,7 +17,7 @@ from workbench.model.transformer import Transformer
 def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Every position's logits for ids [token], computed in `dtype` (the model's own unless given)."""
     spec = model.spec
-    w = {name: p.to(dtype or p.dtype) for name, p in model.named_parameters()}
+    w = model.dense_state(dtype or model.dtype)
     x = w["embedding.weight"][ids]
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."

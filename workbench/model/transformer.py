@@ -15,9 +15,11 @@ from workbench.cache.pages import pages_for
 from workbench.cache.store import CacheShape, DenseLayer, KVStore
 from workbench.errors import WorkbenchError
 from workbench.model.layers import Block, Linear, Norm
+from workbench.model.quantized import WeightFormat, dequantize, quantize
 from workbench.model.rotary import RotaryTable
 from workbench.model.spec import ModelSpec
 
+DENSE = WeightFormat()
 RunBlock = Callable[[Block, Tensor, Tensor, Tensor, TokenBatch, DenseLayer], Tensor]
 
 
@@ -28,24 +30,33 @@ def run_block(
 
 
 class Transformer(nn.Module):
-    """A model of `spec` whose operators run on `lane`. Weights come from a state (see `weights.py`)."""
+    """A model of `spec` whose operators run on `lane`. Weights come from a state (see `weights.py`), stored as
+    `format` says."""
 
-    def __init__(self, spec: ModelSpec, lane: Lane = Lane.EAGER):
+    def __init__(self, spec: ModelSpec, lane: Lane = Lane.EAGER, format: WeightFormat = DENSE):
         super().__init__()
         self.spec = spec
         self.lane = lane
-        self.embedding = nn.Embedding(spec.vocab, spec.width)
-        self.blocks = nn.ModuleList(Block(kind, spec.width, spec.norm_eps, lane) for kind in spec.layers)
-        self.norm = Norm(spec.width, spec.norm_eps)
-        self.head = None if spec.tied else Linear(spec.width, spec.vocab, False, lane)
+        self.format = format
+        self.blocks = nn.ModuleList(Block(kind, spec.width, spec.norm_eps, lane, format) for kind in spec.layers)
+        self.norm = Norm(spec.width, spec.norm_eps, lane)
+        # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
+        self.embedding = nn.Embedding(spec.vocab, spec.width) if self._plain_embedding else None
+        stored = lane, format.head, format.group
+        self.head = None if self._shared_embedding else Linear(spec.width, spec.vocab, False, *stored)
         # Layers with heads of equal width share one table of angles.
         dims = sorted({kind.attention.dim for kind in spec.layers})
         self.rotary = nn.ModuleDict({str(dim): RotaryTable(spec.rotary, dim) for dim in dims})
 
     @classmethod
-    def from_state(cls, spec: ModelSpec, state: dict[str, Tensor], lane: Lane = Lane.EAGER) -> Transformer:
+    def from_state(
+        cls, spec: ModelSpec, state: dict[str, Tensor], lane: Lane = Lane.EAGER, format: WeightFormat = DENSE
+    ) -> Transformer:
+        """The model of a dense `state`, which is emptied where `format` stores it otherwise."""
+        if format != DENSE:
+            state = quantize(state, spec, format)
         with torch.device("meta"):
-            model = cls(spec, lane)
+            model = cls(spec, lane, format)
         model.load_state_dict(state, strict=True, assign=True)
         for dim in model.rotary:  # not part of any state: computed here, in float64
             model.rotary[dim] = RotaryTable(spec.rotary, int(dim))
@@ -60,10 +71,41 @@ class Transformer(nn.Module):
         return self.norm.weight.device
 
     @property
+    def _plain_embedding(self) -> bool:
+        return not (self.spec.tied and self.format.head != "dense")
+
+    @property
+    def _shared_embedding(self) -> bool:
+        return self.spec.tied and self.format.head == "dense"
+
+    @property
+    def head_tensors(self) -> tuple[Tensor, ...]:
+        """The head's matrix, and its scales where it has such."""
+        return (cast(nn.Embedding, self.embedding).weight,) if self.head is None else self.head.tensors
+
+    @property
     def weight_bytes(self) -> int:
         """What one decode step reads: every parameter once, the embedding only where it is the head too."""
-        unread = 0 if self.spec.tied else self.embedding.weight.nbytes
+        unread = 0 if self.embedding is None or self.head is None else self.embedding.weight.nbytes
         return sum(parameter.nbytes for parameter in self.parameters()) - unread
+
+    @property
+    def head_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.head_tensors)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[token] -> [token, width]."""
+        return self.head.rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
+
+    def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
+        stored = dict(self.named_parameters())
+        dense = {
+            name: dequantize(tensor, stored.get(name.removesuffix("weight") + "scales"), dtype)
+            for name, tensor in stored.items()
+            if not name.endswith("scales")
+        }
+        return dense if self.embedding is not None else {**dense, "embedding.weight": dense["head.weight"]}
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
@@ -74,7 +116,7 @@ class Transformer(nn.Module):
         """What the last block leaves, for every row: [token, width]."""
         angles = {dim: table(batch.positions) for dim, table in self.rotary.items()}
         exact = torch.promote_types(self.dtype, torch.float32)
-        x = self.embedding(batch.ids)
+        x = self.embed(batch.ids)
         for block, kind, cache in zip(self.blocks, self.spec.layers, store.layers, strict=True):
             cos, sin = (part.to(exact) for part in angles[str(kind.attention.dim)])
             x = run(cast(Block, block), x, cos, sin, batch, cache)
@@ -83,8 +125,10 @@ class Transformer(nn.Module):
     def logits_of(self, x: Tensor) -> Tensor:
         """[sample, width] -> [sample, vocab], float32 (float64 stays)."""
         x = self.norm(x)
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = compiled_kernels.linear(x, weight, None, self.lane)
+        if self.head is None:
+            logits = compiled_kernels.linear(x, *self.head_tensors, None, self.lane)
+        else:
+            logits = self.head(x)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def cache_shapes(self) -> tuple[CacheShape, ...]:

@@ -1,0 +1,87 @@
+"""What a decode step is compiled for: a decoder's shapes and a number of rows, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiled_kernels.mlir_text import Target
+
+
+@dataclass(frozen=True)
+class Weight:
+    """How a product's matrix is stored: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns)."""
+
+    kind: str
+    group: int = 0
+    bias: bool = False
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors that takes: the matrix, its scales, its bias."""
+        return 1 + (self.kind in ("i8", "i4")) + self.bias
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One layer: `heads` query heads on `groups` key/value heads of width `dim`, a feed-forward of width `hidden`.
+
+    `table` is the index of its page table; layers of one shape share their code.
+    """
+
+    heads: int
+    groups: int
+    dim: int
+    hidden: int
+    scale: float
+    qkv: Weight
+    output: Weight
+    gate_up: Weight
+    down: Weight
+    window: int = 0
+    sinks: int = 0
+    softcap: float = 0.0
+    table: int = 0
+
+    @property
+    def tensors(self) -> int:
+        """Tensors of its weights: two norms and four products."""
+        return 2 + sum(weight.tensors for weight in (self.qkv, self.output, self.gate_up, self.down))
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A whole decode step of `rows` sequences: from embedded tokens to logits.
+
+    `kind` (f32 or bf16) is the type of the cache and of what enters a product; the residual stream is float32.
+    `held` pages a sequence at most, of `size` tokens; `chunks` is into how many parts a context is split.
+    """
+
+    rows: int
+    width: int
+    vocab: int
+    eps: float
+    kind: str
+    layers: tuple[LayerShape, ...]
+    head: Weight
+    size: int
+    held: int
+    chunks: int
+    target: Target
+
+    @property
+    def tables(self) -> int:
+        return max(layer.table for layer in self.layers) + 1
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Widths of heads, each with its own angles."""
+        return tuple(sorted({layer.dim for layer in self.layers}))
+
+    @property
+    def kinds(self) -> tuple[LayerShape, ...]:
+        """The layers' different shapes, in the order in which they first come."""
+        return tuple(dict.fromkeys(self.layers))
+
+    def most(self, figure) -> int:
+        """The largest of `figure(layer)`: what the scratch buffers must hold."""
+        return max(figure(layer) for layer in self.layers)

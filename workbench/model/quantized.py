@@ -1,0 +1,76 @@
+"""Weights of products as INT8 or INT4, chosen when a model is loaded; norms, biases and a plain embedding stay dense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from workbench.errors import WorkbenchError
+from workbench.model.spec import ModelSpec
+
+Format = Literal["dense", "int8", "int4"]
+FORMATS: tuple[Format, ...] = ("dense", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How the matrices of the blocks and of the head are stored: `dense` in the model's type, `int8` with one scale an
+    output row, `int4` with one for each `group` columns of a row. A tied embedding is stored as the head is."""
+
+    blocks: Format = "dense"
+    head: Format = "dense"
+    group: int = 64
+
+    @classmethod
+    def of(cls, blocks: str, head: str | None = None, group: int = 64) -> WeightFormat:
+        """`head` is as the blocks unless given. Raises WorkbenchError for a format that is not known."""
+        head = blocks if head is None else head
+        for name in (blocks, head):
+            if name not in FORMATS:
+                raise WorkbenchError(f"unknown weight format {name!r}; known: {', '.join(FORMATS)}")
+        if group < 2 or group % 2:
+            raise WorkbenchError(f"weight group of {group}: INT4 groups are even, 32 or 64 as a rule")
+        return cls(blocks, head, group)  # type: ignore[arg-type]
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises WorkbenchError where INT4 groups do not divide a matrix's columns."""
+        widths = {"width": spec.width} if "int4" in (self.blocks, self.head) else {}
+        if self.blocks == "int4":
+            for kind in spec.layers:
+                widths |= {"hidden": kind.hidden, "heads x dim": kind.attention.heads * kind.attention.dim}
+        for name, columns in widths.items():
+            if columns % self.group:
+                raise WorkbenchError(
+                    f"{spec.name}: INT4 groups of {self.group} do not divide its {name} of {columns}; set weight_group"
+                )
+
+
+def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) -> dict[str, Tensor]:
+    """The state with its matrices stored as `format` says: `X.weight`, and `X.scales` beside it.
+
+    `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense
+    becomes the head.
+    """
+    format.check(spec)
+    if spec.tied and format.head != "dense":
+        state["head.weight"] = state.pop("embedding.weight")
+    return {name: tensor for key in list(state) for name, tensor in _stored(key, state.pop(key), format).items()}
+
+
+def _stored(name: str, tensor: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    kind = format.head if name == "head.weight" else format.blocks
+    if kind == "dense" or tensor.ndim < 2 or name == "embedding.weight":
+        return {name: tensor}
+    values, scales = quantize_int8(tensor) if kind == "int8" else quantize_int4(tensor, format.group)
+    return {name: values, name.removesuffix("weight") + "scales": scales}
+
+
+def dequantize(values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A stored matrix, or some of its rows, as numbers of `dtype`."""
+    if scales is None:
+        return values.to(dtype)
+    return (dequantize_int8 if values.dtype == torch.int8 else dequantize_int4)(values, scales).to(dtype)
