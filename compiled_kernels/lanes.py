@@ -21,6 +21,9 @@ class Lane(StrEnum):
     MLIR = "mlir"
 
 
+AUTO = "auto"
+
+
 class LaneError(RuntimeError):
     """A lane was asked for explicitly and cannot do the work here; it never falls back."""
 
@@ -64,17 +67,3 @@ def _mlir_problem() -> str | None:
     if importlib.util.find_spec("torch_mlir") is None:
         return "torch-mlir is not installed: pip install 'inference-workbench[mlir]'"
     return None
-
-
-def resolve(lane: str) -> tuple[Lane, str]:
-    """The lane to use and why; `auto` takes the fastest that works, anything else is taken at its word."""
-    problems = lane_problems()
-    if lane == "auto":
-        problem = problems[Lane.INDUCTOR]
-        return (Lane.EAGER, f"auto: inductor does not work here: {problem}") if problem else (Lane.INDUCTOR, "auto")
-    if lane not in tuple(Lane):
-        raise LaneError(f"unknown lane {lane!r}; known here: auto, {', '.join(Lane)}")
-    problem = problems[Lane(lane)]
-    if problem:
-        raise LaneError(f"lane {lane!r} does not work here: {problem}")
-    return Lane(lane), "asked for"

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from workbench.engine.load import resolve_lane
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.machine import cpu_times, others_cpu_share
@@ -42,7 +41,9 @@ def measure(experiment: Experiment, repetitions: int) -> dict:
         for name, runner in runners.items():
             seconds[name].append(play(runner, asked, f"{name} {repetition + 1}/{repetitions}", True))
     rates = {name: tokens / statistics.median(values) for name, values in seconds.items()}
+    lanes = runners["together"].lanes
     return {
+        "lane": {"name": str(lanes), "reason": lanes.reason},
         "seconds": seconds,
         "tokens_per_s": rates,
         "ratio": rates["together"] / rates["one after another"],
@@ -58,11 +59,9 @@ def main(
     """Serve 16 requests together and one after another, and record the ratio."""
     experiment = Experiment.read(HERE / "together.yaml", tuple(set_ or ()))
     found = measure(experiment, repetitions)
-    lane, reason = resolve_lane(experiment.lane)
     record = {
         "question": experiment.question,
         "experiment": experiment.model_dump(mode="json"),
-        "lane": {"name": str(lane), "reason": reason},
         **found,
         "verdict": f"{found['ratio']:.1f} times, predicted at least {PREDICTION:.0f}: "
         + ("holds" if found["ratio"] >= PREDICTION else "refuted"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
     Call(kernel.address, (pages, rows, slots.long().contiguous()))(threads=1)
 
 
-def stages(case: Case, operator: str = "kv_write") -> dict[str, str]:
+def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
     return _compiled(of["tokens"], of["groups"], of["dim"], of["size"], TYPES[of["dtype"]]).stages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) 
     return _run(x, "linear_int4", "i4", x.shape[1] // scales.shape[1], (packed, scales), bias)
 
 
-def stages(case: Case, operator: str = "linear") -> dict[str, str]:
+def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
     kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, TYPES[of["dtype"]])

@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from compiled_kernels.lanes import LaneError
-from compiled_kernels.triton_code.dots import dot
+from compiled_kernels.triton_code.dots import dot, widened
 from compiled_kernels.triton_code.launch import Launch, blocks, check, power_below, power_of_two, processors, run
 
-ROW_BYTES = 8192  # of weights a program has under way in the one-row kernels: four 16-byte reads a thread
+ROW_BYTES = 8192  # of INT8 weights, half of INT4, that a program has under way in the one-row kernels
 WIDE = 4 * 8  # programs a processor from which a program takes twice the rows, and reads x half as often
 FEW = 32  # rows up to which a product waits for memory
 LEAST_DOT = 16
@@ -126,7 +126,7 @@ def product(
             sums = dot(low, columns_of(x, token, column, width, x_stride, EVEN), sums)
             sums = dot(high, columns_of(x, token, column + HALF, width, x_stride, EVEN), sums)
         else:
-            sums = dot(codes.to(x.dtype.element_ty), columns_of(x, token, byte, width, x_stride, EVEN), sums)
+            sums = dot(widened(codes, x.dtype.element_ty), columns_of(x, token, byte, width, x_stride, EVEN), sums)
     if not HALF:
         sums *= tl.load(scales + line).to(tl.float32)[:, None]
     at = token[None, :] * outs + line[:, None]
@@ -182,7 +182,7 @@ def plan_int4(
     if x.shape[0] > 1 or splits:
         return _products(arguments, packed, half, splits), out
     rows = _rows(outs, x.device)
-    together = max(1, min(ROW_BYTES // rows // half, power_of_two(groups)))
+    together = max(1, min(ROW_BYTES // 2 // rows // half, power_of_two(groups)))
     arguments |= {"packed": packed, "groups": groups, "OUTS": rows, "GROUPS": together, "HALF": half}
     arguments["EVEN"] = groups % together == 0
     return [Launch(one_row_int4, (blocks(outs, rows),), arguments)], out

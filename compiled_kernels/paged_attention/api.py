@@ -11,6 +11,7 @@ from compiled_kernels.masks import Mask, band
 from compiled_kernels.operators import define
 from compiled_kernels.paged_attention.page_blocked import decode
 from compiled_kernels.paged_attention.reference import reference
+from compiled_kernels.paged_attention.spans import by_spans
 
 PAGED_ATTENTION = define(
     "paged_attention",
@@ -49,7 +50,11 @@ def paged_attention(
     """
     if lane is Lane.INDUCTOR and decode_only:
         return decode(q, keys, values, page_table, context_lengths, scale, mask, softcap, sink_logits)
-    if lane in (Lane.EAGER, Lane.INDUCTOR):
+    if lane is Lane.INDUCTOR:
+        return by_spans(
+            q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits
+        )
+    if lane is Lane.EAGER:
         return reference(q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits)
     window, sinks = band(mask, lane)
     return PAGED_ATTENTION.form(lane)(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def paged_attention(
     return mixed[:tokens]
 
 
-def stages(case: Case, operator: str = "paged_attention") -> dict[str, str]:
+def stages(case: Case, operator: str = "paged_attention") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
     rows = 1 << (sum(of["spans"]) - 1).bit_length()

@@ -27,7 +27,7 @@ def reference(
         first, last = starts[seq], starts[seq + 1]
         if first == last:
             continue
-        k, v = (_context(pages, page_table[seq], context) for pages in (keys, values))
+        k, v = (context_of(pages, page_table[seq], context) for pages in (keys, values))
         out[first:last] = attend(q[first:last], k, v, context - (last - first), scale, mask, softcap, sink_logits)
     return out
 
@@ -62,7 +62,7 @@ def attend(
     return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
 
 
-def _context(pages: Tensor, table: Tensor, context: int) -> Tensor:
+def context_of(pages: Tensor, table: Tensor, context: int) -> Tensor:
     """The first `context` positions of one sequence, in order: [context, group, dim]."""
     size = pages.shape[2]
     used = pages[table[: -(-context // size)].long()]

@@ -6,11 +6,13 @@ import pytest
 
 from compiled_kernels import Lane, lane_problems
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
-from workbench.engine.compiled import DECODE_BUCKETS, bucket_for
+from workbench.engine.buckets import DECODE_BUCKETS, bucket_for
 from workbench.engine.runner import generate
 
 BUCKETS = len([rows for rows in DECODE_BUCKETS if rows <= 4])
-GRAPHS = 2 * (2 + BUCKETS) + BUCKETS  # for each kind of layer two sides and a block a bucket; a head a bucket
+# For each kind of layer two sides, the reads of one decode and of several beside a prefill, and a block a bucket;
+# a head a bucket.
+GRAPHS = 2 * (2 + 2 + BUCKETS) + BUCKETS
 
 problem = lane_problems()[Lane.INDUCTOR]
 
@@ -34,3 +36,18 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     Oracle(again)
     generate(again, [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)])
     assert again.executor.compiles == 0, "a model alike must share what is compiled"
+
+
+@pytest.mark.skipif(problem is not None, reason=f"inductor lane: {problem}; install a compiler to run this")
+def test_a_whole_step_is_one_graph() -> None:
+    spec = spec_of(layer(4, 2), layer(4, 2, window=5))
+    runner = runner_of(model_of(spec, lane=Lane.INDUCTOR), compile="step")
+    Oracle(runner)
+    generate(runner, [request("a", 5, 3)])
+    before = runner.executor.compiles
+    generate(runner, [request("b", 9, 12)])
+    assert runner.executor.compiles == before
+    block = runner_of(model_of(spec, lane=Lane.INDUCTOR))
+    Oracle(block)
+    generate(block, [request("a", 5, 3)])
+    assert block.executor.compiles > 0, "blocks are other graphs than the whole step"

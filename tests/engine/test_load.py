@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-import compiled_kernels.lanes
 import workbench
 from compiled_kernels import Lane
+from compiled_kernels.choice import Choice
 from tests.engine.tiny import VOCAB, spec_of
-from workbench.engine.load import SHIPPED, load, resolve_lane
+from workbench.engine import lanes as lanes_module
+from workbench.engine.lanes import Lanes, resolve_lanes
+from workbench.engine.load import SHIPPED, load
 from workbench.errors import WorkbenchError
+from workbench.model import shapes
+from workbench.model.quantized import WeightFormat
 from workbench.model.save import save_folder
 from workbench.model.weights import random_weights
 from workbench.request import Request, SamplingParameters
@@ -202,7 +206,7 @@ def test_a_name_that_is_nothing(name: str, told: str) -> None:
     [
         ({"dtype": "flaot32"}, "unknown dtype 'flaot32'; did you mean 'float32'"),
         ({"dtype": torch.int8}, "unknown dtype 'int8'"),
-        ({"lane": "egaer"}, "unknown lane 'egaer'; known here: auto, eager, inductor"),
+        ({"lane": "egaer"}, "unknown lane 'egaer'; did you mean 'eager'[?]; known here: auto, eager, inductor, triton, mlir"),
         ({"device": "cdua"}, "device 'cdua' does not work here"),
         ({"device": "cuda:77"}, "device 'cuda:77' does not work here .*; cpu always does"),
         ({"overflow": "wrap"}, "unknown overflow 'wrap'; known: refuse, cut_oldest"),
@@ -221,8 +225,8 @@ def test_a_setting_that_cannot_be(wrong: dict, told: str) -> None:
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = {Lane.EAGER: None, Lane.INDUCTOR: "no C++ compiler found"}
-    monkeypatch.setattr(compiled_kernels.lanes, "lane_problems", lambda: problems)
+    problems = {Lane.EAGER: None, **dict.fromkeys((Lane.INDUCTOR, Lane.TRITON, Lane.MLIR), "no C++ compiler found")}
+    monkeypatch.setattr(lanes_module, "lane_problems", lambda: problems)
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -234,15 +238,46 @@ def test_a_lane_asked_for_never_falls_back() -> None:
 @pytest.mark.usefixtures("without_compiler")
 def test_auto_falls_back_and_says_why() -> None:
     assert load("shape:tiny", lane="auto").model.lane == Lane.EAGER
-    lane, reason = resolve_lane("auto")
-    assert lane == Lane.EAGER and "inductor does not work here: no C++ compiler found" in reason
+    lanes = resolve_lanes("auto")
+    assert lanes.decode == lanes.blocks == Lane.EAGER
+    assert "inductor does not work here: no C++ compiler found" in lanes.reason
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *working: Lane) -> None:
+    problems = {lane: None if lane in working else "not here" for lane in Lane}
+    monkeypatch.setattr(lanes_module, "lane_problems", lambda: problems)
 
 
 def test_auto_takes_the_fastest_lane_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = {Lane.EAGER: None, Lane.INDUCTOR: None}
-    monkeypatch.setattr(compiled_kernels.lanes, "lane_problems", lambda: problems)
+    only(monkeypatch, Lane.EAGER, Lane.INDUCTOR)
     assert load("shape:tiny", lane="auto").model.lane == Lane.INDUCTOR
-    assert resolve_lane("eager") == (Lane.EAGER, "asked for")
+    assert resolve_lanes("eager") == Lanes(Lane.EAGER, Lane.EAGER, "asked for")
+    only(monkeypatch, *Lane)
+    assert (resolve_lanes("auto").decode, resolve_lanes("auto").blocks) == (Lane.MLIR, Lane.INDUCTOR)
+
+
+def test_auto_decodes_on_the_lane_that_was_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation of a step counts as often as it occurs; a lane that is not correct here is never chosen."""
+    seen: list[str] = []
+
+    def timed(mlir: float, inductor: float) -> None:
+        def best_lane(operator, arguments, lanes):
+            seen.append(operator)
+            return Choice(lanes[0], "", {Lane.MLIR: mlir, Lane.INDUCTOR: inductor} if mlir else {Lane.INDUCTOR: 1.0})
+
+        monkeypatch.setattr(lanes_module, "best_lane", best_lane)
+
+    both = Lanes(Lane.MLIR, Lane.INDUCTOR, "auto")
+    asked = (both, shapes.named_shape("smollm2-135m"), WeightFormat(), torch.bfloat16, 64)
+    timed(2e-6, 3e-6)
+    assert lanes_module.measured(*asked).decode == Lane.MLIR
+    assert sorted(seen) == ["linear"] * 5 + ["paged_attention"]
+    assert "mlir 0.30 ms, inductor 0.45 ms" in lanes_module.measured(*asked).reason  # 5 x 30 layers and the head
+    timed(3e-6, 2e-6)
+    assert lanes_module.measured(*asked).decode == Lane.INDUCTOR
+    timed(0.0, 1.0)
+    assert lanes_module.measured(*asked).decode == Lane.INDUCTOR
+    assert lanes_module.measured(*asked[:3], torch.float16, 64).decode == Lane.INDUCTOR
 
 
 def test_pages_left_to_us_hold_every_sequence_in_full(folder: Path) -> None:

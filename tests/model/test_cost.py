@@ -23,7 +23,7 @@ def test_what_queries_see(start: int, length: int, window: int | None) -> None:
 
 def test_a_decode_step_reads_every_weight_once() -> None:
     spec = named_shape("smollm2-135m")
-    cost = StepCost(spec, weight_itemsize=2, cache_itemsize=2)([(0, 1)], sampled=1)
+    cost = StepCost(spec, 2, 2, 2)([(0, 1)], sampled=1)
     norms = (2 * len(spec.layers) + 1) * spec.width
     cache = 2 * 30 * 3 * 64 * 2
     assert cost.bytes == 2 * (spec.parameters - norms) + 2 * cache  # read its one position, and wrote it
@@ -33,7 +33,7 @@ def test_a_decode_step_reads_every_weight_once() -> None:
 def test_by_hand() -> None:
     layer = LayerKind(attention=Attention(heads=2, groups=1, dim=4), hidden=3)
     spec = ModelSpec(name="hand", vocab=11, width=5, layers=(layer,), context=99)
-    cost = StepCost(spec, 4, 2)
+    cost = StepCost(spec, 4, 4, 2)
     matrices = 5 * 8 + 2 * 5 * 4 + 8 * 5 + 3 * 5 * 3
     # Three tokens after two: they see 3 + 4 + 5 positions, read five, write three.
     flops = 2.0 * 3 * matrices + 2 * 11 * 5 + 4 * 2 * 4 * 12
@@ -43,7 +43,7 @@ def test_by_hand() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=4))
 def test_batching_adds_work_and_shares_weights(spans: list[tuple[int, int]]) -> None:
-    cost = StepCost(named_shape("tiny"), 2, 2)
+    cost = StepCost(named_shape("tiny"), 2, 2, 2)
     together, alone = cost(spans, len(spans)), [cost([span], 1) for span in spans]
     assert abs(together.flops - sum(c.flops for c in alone)) < 1e-6 * together.flops
     shared = (len(spans) - 1) * cost([], 1).bytes  # the weights, read once instead of once for each

@@ -8,14 +8,19 @@ from typing import Literal, get_args
 
 import torch
 
-import compiled_kernels.lanes
+from compiled_kernels import Lane
+from compiled_kernels.lanes import AUTO
 from workbench.cache.pages import pages_for
+from workbench.engine.executors import Unit
+from workbench.engine.lanes import measured, resolve_lanes
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.errors import WorkbenchError, nearest
-from workbench.model import families, shapes, weights
+from workbench.model import families, shapes
 from workbench.model.config_fields import Fields, read_object
+from workbench.model.quantized import WeightFormat
 from workbench.model.transformer import Transformer
+from workbench.model.weights import load_weights, random_weights
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.trace.events import Event
 
@@ -31,7 +36,11 @@ def load(
     model: str | Path = "demo",
     *,
     dtype: str | torch.dtype = "auto",
+    weights: str = "dense",
+    head_weights: str | None = None,
+    weight_group: int = 64,
     lane: str = "auto",
+    compile: Unit = "block",
     device: str = "cpu",
     seed: int = 0,
     max_num_seqs: int = 16,
@@ -43,21 +52,35 @@ def load(
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
 
-    `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `lane` is
-    `eager`, `inductor` or `auto` (the fastest that works here); `seed` is for random weights.
+    `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
+    `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
+    is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor compiles
+    at once, a `block` or a whole decode `step`; `seed` is for random weights.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
     if overflow not in get_args(Overflow):
         raise WorkbenchError(f"unknown overflow {overflow!r}; known: {', '.join(get_args(Overflow))}")
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
-    resolved, _ = resolve_lane(lane)
-    transformer, tokenizer = _transformer(str(model), torch_dtype, resolved, seed, _device(device))
+    if compile not in get_args(Unit):
+        raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
+    format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
+    transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
+    if lane == AUTO and device == "cpu":
+        lanes = measured(lanes, transformer.spec, format, transformer.dtype, page_size)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
         pages = _pages_that_fit(transformer, limits, page_size)
     return Runner(
-        transformer, tokenizer, limits=limits, page_size=page_size, pages=pages, overflow=overflow, note=note
+        transformer,
+        tokenizer,
+        limits=limits,
+        page_size=page_size,
+        pages=pages,
+        overflow=overflow,
+        note=note,
+        lanes=lanes,
+        compile=compile,
     )
 
 
@@ -66,14 +89,6 @@ def parse_dtype(name: str | torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise WorkbenchError(f"unknown dtype {name!r}{nearest(name, DTYPES)}; known: {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def resolve_lane(lane: str) -> tuple[compiled_kernels.Lane, str]:
-    """The lane that `lane` means on this machine, and why."""
-    try:
-        return compiled_kernels.lanes.resolve(lane)
-    except compiled_kernels.LaneError as error:
-        raise WorkbenchError(str(error)) from None
 
 
 def _device(name: str) -> torch.device:
@@ -85,19 +100,21 @@ def _device(name: str) -> torch.device:
 
 
 def _transformer(
-    name: str, dtype: torch.dtype | None, lane: compiled_kernels.Lane, seed: int, device: torch.device
+    name: str, dtype: torch.dtype | None, lane: Lane, format: WeightFormat, seed: int, device: torch.device
 ) -> tuple[Transformer, Tokenizer | None]:
     if name.startswith(SHAPE):
         spec = shapes.named_shape(name.removeprefix(SHAPE))
-        state = weights.random_weights(spec, dtype or torch.bfloat16, seed)
-        return Transformer.from_state(spec, state, lane).to(device), None
+        format.check(spec)
+        state = random_weights(spec, dtype or torch.bfloat16, seed)
+        return Transformer.from_state(spec, state, lane, format).to(device), None
     folder = SHIPPED.get(name, Path(name))
     if not folder.is_dir():
         known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
     spec = families.read_spec(folder)
-    state = weights.load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
-    return Transformer.from_state(spec, state, lane).to(device), Tokenizer.from_folder(folder)
+    format.check(spec)
+    state = load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
+    return Transformer.from_state(spec, state, lane, format).to(device), Tokenizer.from_folder(folder)
 
 
 def _stored_dtype(config: Path) -> torch.dtype:

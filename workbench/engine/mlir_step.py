@@ -10,6 +10,7 @@ from torch import Tensor
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
 from compiled_kernels.mlir_text import TYPES, Target
 from workbench.batch import TokenBatch
+from workbench.cache.pages import pages_for
 from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
 from workbench.model.layers import Attention, Block, Linear
@@ -22,7 +23,7 @@ FEW = 8  # with fewer rows times groups a thread, the context is split among thr
 class MlirStep:
     """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
 
-    def __init__(self, model: Transformer, store: KVStore, rows: int, held: int):
+    def __init__(self, model: Transformer, store: KVStore, rows: int):
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
             kinds = f"{model.dtype} weights and {store.dtype} cache"
             raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
@@ -40,7 +41,7 @@ class MlirStep:
             layers=tuple(_layer(block, tables[index]) for index, block in enumerate(blocks)),
             head=_weight(model.format.head, model.dtype, model.format.group),
             size=store.page_size,
-            held=held,
+            held=pages_for(model.spec.context, store.page_size),
             chunks=threads if rows * groups < FEW * threads else 1,
             target=Target.here(),
         )

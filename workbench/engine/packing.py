@@ -48,5 +48,5 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         page_tables=tuple(page_tables),
         slots=tuple(slots),
         sample_rows=torch.tensor(samples, dtype=torch.long, device=device),
-        decode_only=all(span.length == 1 for span in spans),
+        decode_only=plan.decode_only,
     )

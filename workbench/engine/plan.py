@@ -53,6 +53,11 @@ class StepPlan:
         return sum(span.length for span in self.spans)
 
     @property
+    def decode_only(self) -> bool:
+        """Whether every sequence computes one token."""
+        return all(span.length == 1 for span in self.spans)
+
+    @property
     def phase(self) -> str:
         decodes = sum(span.decodes for span in self.spans)
         return "decode" if decodes == len(self.spans) else "mixed" if decodes else "prefill"

@@ -17,8 +17,9 @@ from torch import Tensor
 from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
 from workbench.engine import intake
-from workbench.engine.compiled import executor_for
+from workbench.engine.executors import Unit, executor_for
 from workbench.engine.instruments import Instruments
+from workbench.engine.lanes import Lanes
 from workbench.engine.output import Output
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Scheduler
@@ -45,10 +46,13 @@ class Runner:
         page_orders: tuple[list[int], ...] | None = None,
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
         note: Callable[[Event], None] | None = None,
+        lanes: Lanes | None = None,
+        compile: Unit = "block",
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """`page_orders` gives, for each layer group, the order in which its pages are first used."""
+        """`page_orders` gives, for each layer group, the order in which its pages are first used; `lanes` says
+        which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
@@ -58,7 +62,8 @@ class Runner:
         orders = page_orders or (None,) * tables
         pools = tuple(PagePool(pages, page_size, order) for order in orders)
         self.scheduler = Scheduler(pools, limits or Limits(), model.spec.context)
-        self.executor = executor_for(model, self.store)
+        self.lanes = lanes or Lanes(model.lane, model.lane, "the model's")
+        self.executor = executor_for(model, self.store, self.lanes.decode, compile)
         self.chooser = Chooser(model.spec.vocab)
         self.overflow = overflow
         self.clock, self._sleep = clock, sleep

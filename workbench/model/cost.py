@@ -28,9 +28,10 @@ class Cost:
 class StepCost:
     """Costs of steps of one model; what does not depend on the step is counted once."""
 
-    def __init__(self, spec: ModelSpec, weight_itemsize: int, cache_itemsize: int):
+    def __init__(self, spec: ModelSpec, block_value: float, head_value: float, cache_value: float):
+        """Bytes a value takes in the blocks' matrices (scales included), in the head's, and in the cache."""
         self.spec = spec
-        self._item, self._cache_item = weight_itemsize, cache_itemsize
+        self._block_value, self._head_value, self._cache_value = block_value, head_value, cache_value
         self._block_weights = sum(_matrix_values(spec.width, kind) for kind in spec.layers)
         self._head_weights = spec.vocab * spec.width
         self._attentions: dict[Attention, int] = {}
@@ -45,10 +46,10 @@ class StepCost:
             for attention, layers in self._attentions.items():
                 seen, touched = _visible(start, length, attention.window)
                 flops += layers * 4.0 * attention.heads * attention.dim * seen
-                read += layers * 2.0 * attention.groups * attention.dim * (touched + length) * self._cache_item
+                read += layers * 2.0 * attention.groups * attention.dim * (touched + length) * self._cache_value
         flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
-        weights = self._block_weights + (self._head_weights if sampled else 0)
-        return Cost(flops, weights * self._item + read)
+        weights = self._block_weights * self._block_value + self._head_weights * self._head_value * bool(sampled)
+        return Cost(flops, weights + read)
 
 
 def _visible(start: int, length: int, window: int | None) -> tuple[int, int]:

@@ -36,7 +36,8 @@ class Linear(nn.Module):
 
     def __init__(self, width: int, out: int, bias: bool, lane: Lane, format: Format = "dense", group: int = 64):
         super().__init__()
-        self.width, self.format, self.group, self.lane = width, format, group, lane
+        self.width, self.group, self.lane = width, group, lane
+        self.format: Format = format
         stored, scales = _storage(width, out, format, group)
         self.weight = nn.Parameter(stored, requires_grad=False)
         self.scales = None if scales is None else nn.Parameter(scales, requires_grad=False)
@@ -85,8 +86,10 @@ class Attention(nn.Module):
         heads, groups = self.spec.heads, self.spec.groups
         rows = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.dim)
         q, k, v = rows.split([heads, groups, groups], dim=1)
-        turned = (compiled_kernels.rotary(part, cos, sin, self.lane) for part in (q, k))
-        return *turned, v
+        return self.turn(q, cos, sin), self.turn(k, cos, sin), v
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return compiled_kernels.rotary(x, cos, sin, self.lane)
 
     def read(self, q: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
         return cache.attend(q, batch, self.scale, self.mask, self.lane)

@@ -93,9 +93,17 @@ class Transformer(nn.Module):
     def head_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.head_tensors)
 
+    @property
+    def value_bytes(self) -> tuple[float, float]:
+        """Bytes that a value of a matrix takes, scales included: in the blocks, and in the head."""
+        linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
+        stored = sum(linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears)
+        values = sum(linear.width * linear.weight.shape[0] for linear in linears)
+        return stored / values, self.head_bytes / (self.spec.vocab * self.spec.width)
+
     def embed(self, ids: Tensor) -> Tensor:
         """[token] -> [token, width]."""
-        return self.head.rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
+        return cast(Linear, self.head).rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
@@ -126,7 +134,7 @@ class Transformer(nn.Module):
         """[sample, width] -> [sample, vocab], float32 (float64 stays)."""
         x = self.norm(x)
         if self.head is None:
-            logits = compiled_kernels.linear(x, *self.head_tensors, None, self.lane)
+            logits = compiled_kernels.linear(x, self.head_tensors[0], None, self.lane)
         else:
             logits = self.head(x)
         return logits if logits.dtype == torch.float64 else logits.float()

@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from compiled_kernels import lane_problems
-from workbench.engine.load import SHIPPED, resolve_lane
+from workbench.engine.lanes import resolve_lanes
+from workbench.engine.load import SHIPPED
 from workbench.study.environment import environment
 
 # What each extra brings, and what a person gets by installing it.
@@ -23,10 +24,10 @@ EXTRAS = {
 
 def findings() -> dict:
     """Lanes, extras, models and the environment, JSON-ready; null stands where nothing is wrong."""
-    lane, reason = resolve_lane("auto")
+    auto = resolve_lanes("auto")
     return {
         "lanes": {str(name): problem for name, problem in lane_problems().items()},
-        "auto_lane": {"name": str(lane), "reason": reason},
+        "auto_lane": {"name": str(auto), "reason": auto.reason},
         "extras": {
             extra: None
             if importlib.util.find_spec(module)

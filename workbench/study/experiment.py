@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workbench.errors import WorkbenchError, explain
+from workbench.model.quantized import Format
 from workbench.request import SamplingParameters
 from workbench.study import yaml_text
 
@@ -24,6 +25,9 @@ class ModelPart(Part):
 
     name: str = "demo"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    weights: Format = "dense"  # of the products' matrices
+    head_weights: Format | None = None  # of the output head; None is as `weights`
+    weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
     device: str = "cpu"
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -81,6 +85,7 @@ class Experiment(Part):
     question: str
     model: ModelPart = ModelPart()
     lane: str = "auto"
+    compile: Literal["block", "step"] = "block"  # what the lane inductor compiles at once in decode
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()
     sampling: SamplingParameters = SamplingParameters()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workbench.engine.load import load, resolve_lane
+from workbench.engine.load import load
 from workbench.study.metrics import summarize
 from workbench.trace.events import Finished, Planned
 from workbench.trace.recorder import Recorder
@@ -34,7 +34,7 @@ def generation(
     summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
     metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
     metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
-    metrics["lane"] = str(resolve_lane(lane)[0])
+    metrics["lane"] = str(runner.lanes)
     return {
         "text": finished.output_text,
         "token_ids": list(finished.token_ids),

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from workbench.engine.load import load, resolve_lane
+from compiled_kernels import Lane, lane_problems
+from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request
@@ -40,7 +41,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
             shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
             raise
         recorder = Recorder()
-        lane, reason = resolve_lane(experiment.lane)
+        lane, reason = str(runner.lanes), runner.lanes.reason
         folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
         for index in range(experiment.measure.warmup):
             play(runner, requests, f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up", progress)
@@ -50,7 +51,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         busy = others_cpu_share(before)
         runner.instruments.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
-        summary["lane"] = {"name": str(lane), "reason": reason}
+        summary["lane"] = {"name": lane, "reason": reason}
         summary["others_cpu_share"] = busy
         summary["model"] = _model_figures(runner)
         summary["kv"] = _cache_figures(runner, summary)
@@ -60,7 +61,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     folder.write_table("steps.parquet", recorder.steps())
     folder.write_table("tokens.parquet", recorder.tokens())
     folder.write_table("decisions.parquet", recorder.decisions())
-    trace = {**chrome_trace(recorder), "otherData": {"lane": str(lane), "lane_reason": reason}}
+    trace = {**chrome_trace(recorder), "otherData": {"lane": lane, "lane_reason": reason}}
     folder.write_json("trace.json", trace, indent=None)
     folder.write_json("summary.json", summary)
     return Record.open(folder.finish())
@@ -72,7 +73,11 @@ def runner_for(experiment: Experiment) -> Runner:
     return load(
         model.name,
         dtype=model.dtype,
+        weights=model.weights,
+        head_weights=model.head_weights,
+        weight_group=model.weight_group,
         lane=experiment.lane,
+        compile=experiment.compile,
         device=model.device,
         seed=model.seed,
         max_num_seqs=schedule.max_num_seqs,
@@ -102,7 +107,7 @@ def _tokens(event: Event) -> int:
 def _model_figures(runner: Runner) -> dict:
     spec = runner.model.spec
     dtype = str(runner.model.dtype).removeprefix("torch.")
-    return {"name": spec.name, "parameters": spec.parameters, "dtype": dtype, "weight_bytes": runner.model.weight_bytes}
+    return {"name": spec.name, "parameters": spec.parameters, "dtype": dtype, "weights": runner.model.format.blocks, "weight_bytes": runner.model.weight_bytes}
 
 
 def _cache_figures(runner: Runner, summary: dict) -> dict:
@@ -125,7 +130,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
     dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
     if progress:
         tqdm.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
-    compiled = resolve_lane("auto")[0] == "inductor"
+    compiled = lane_problems()[Lane.INDUCTOR] is None
     ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
     read, gemm = ceilings.read(working_set), ceilings.gemm(dtypes[0])
     figures = {

@@ -1,0 +1,66 @@
+"""Mixed batches around compiled blocks: decodes together as one compiled function, each longer span by torch's fused
+attention over its own context."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from compiled_kernels.graphs import compiled
+from compiled_kernels.masks import Causal, Mask
+from compiled_kernels.paged_attention.page_blocked import decode
+from compiled_kernels.paged_attention.reference import attend, context_of
+
+
+def by_spans(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    span_starts: Tensor,
+    context_lengths: Tensor,
+    scale: float,
+    mask: Mask,
+    softcap: float,
+    sink_logits: Tensor | None,
+) -> Tensor:
+    out = torch.empty_like(q)
+    starts, lengths = span_starts.tolist(), context_lengths.tolist()
+    first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
+    if first:
+        table, known = page_table[:first], context_lengths[:first]
+        torch._dynamo.mark_dynamic(table, 1)
+        run = compiled(decode, dynamic=True)
+        out[:first] = run(q[:first], keys, values, table, known, scale, mask, softcap, sink_logits)
+    plain = not softcap and sink_logits is None
+    for seq in range(first, len(lengths)):
+        start, end = starts[seq], starts[seq + 1]
+        if start == end:
+            continue
+        k, v = (context_of(pages, page_table[seq], lengths[seq]) for pages in (keys, values))
+        before = lengths[seq] - (end - start)
+        if plain:
+            out[start:end] = _fused(q[start:end], k, v, before, scale, mask)
+        else:
+            out[start:end] = attend(q[start:end], k, v, before, scale, mask, softcap, sink_logits)
+    return out
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, mask: Mask) -> Tensor:
+    """q [token, head, dim] over k and v [context, group, dim]; every row sees at least itself."""
+    share = q.shape[1] // k.shape[1]
+    queries = rearrange(q, "token head dim -> 1 head token dim")
+    k, v = (
+        rearrange(part, "context group dim -> 1 group context dim").repeat_interleave(share, dim=1) for part in (k, v)
+    )
+    if first_position == 0 and isinstance(mask, Causal):
+        mixed = F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
+    else:
+        at = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
+        allowed = mask(at, torch.arange(k.shape[2], device=q.device)[None])
+        mixed = F.scaled_dot_product_attention(queries, k, v, attn_mask=allowed, scale=scale)
+        if not bool(allowed.any(-1).all()):
+            mixed = torch.where(allowed.any(-1)[:, None], mixed, 0.0)
+    return rearrange(mixed, "1 head token dim -> token head dim")

@@ -1,0 +1,99 @@
+"""Decode as one compiled MLIR function: the oracle's rows, in every company, over every kind of layer and weight."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiled_kernels import Lane, lane_problems
+from compiled_kernels.mlir_text import Target
+from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs
+from workbench.engine import mlir_step
+from workbench.engine.lanes import Lanes
+from workbench.engine.mlir_step import MlirStep
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.model.quantized import WeightFormat
+from workbench.model.shapes import named_shape
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.model.weights import random_weights
+
+problem = lane_problems()[Lane.MLIR]
+pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+
+MIXED = Lanes(Lane.MLIR, Lane.EAGER, "decode steps alone are compiled")
+
+
+def runner(
+    spec: ModelSpec, dtype: torch.dtype = torch.float32, format: WeightFormat | None = None, seed: int = 0, **settings
+) -> Runner:
+    model = Transformer.from_state(spec, random_weights(spec, dtype, seed), format=format or WeightFormat())
+    return runner_of(model, lanes=MIXED, **settings)
+
+
+@settings(max_examples=8, deadline=None)
+@given(specs, st.integers(0, 2**31), st.integers(1, 5))
+def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None:
+    """Windows, groups, biases, odd widths; rows are padded to a bucket, pages begin as NaN."""
+    ours = runner(spec, seed=seed, max_num_seqs=together)
+    Oracle(ours)
+    generate(ours, [request(f"{seed}-{i}", 3 + 5 * i, 4 + i) for i in range(together + 1)])
+
+
+@pytest.mark.parametrize("format", [WeightFormat.of("int8"), WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:
+    """The oracle multiplies with the same quantized values, made dense."""
+    ours = runner(spec_of(layer(4, 2, bias=True), layer(4, 2, window=5), tied=tied), format=format)
+    Oracle(ours)
+    generate(ours, [request("a", 5, 9), request("b", 19, 4), request("c", 3, 7)])
+
+
+@pytest.mark.parametrize("format", ["dense", "int8", "int4"])
+@pytest.mark.parametrize("target", [Target.here(), Target(lanes=8), Target(lanes=16)])
+def test_bfloat16_on_every_kind_of_processor(format: str, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shape wide enough for dot products of pairs, with them and without; 17 rows need more than one run."""
+    monkeypatch.setattr(mlir_step.Target, "here", lambda: target)
+    ours = runner(named_shape("tiny"), torch.bfloat16, WeightFormat.of(format), max_num_seqs=17, pages=80, page_size=8)
+    Oracle(ours)
+    generate(ours, [request(f"{format}-{i}", 3 + i, 5) for i in range(17)])
+
+
+def test_a_context_that_threads_share_is_merged_right() -> None:
+    """Two threads split one context; what they find is weighed by their peaks."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ours = runner(spec_of(layer(2, 1), layer(2, 1, window=9)))
+        Oracle(ours)
+        generate(ours, [request("long", 40, 7)])
+        assert ours.executor.inner.steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_steps_are_compiled_once_a_bucket_and_counted() -> None:
+    ours = runner(spec_of())
+    generate(ours, [request("a", 5, 9), request("b", 9, 4), request("c", 3, 7)])
+    assert ours.executor.compiles == len(ours.executor.steps) <= 3  # type: ignore[attr-defined]
+    before = ours.executor.compiles
+    poison(ours)
+    generate(ours, [request("d", 11, 9), request("e", 20, 5)])
+    assert ours.executor.compiles == before
+
+
+def test_a_type_it_does_not_know_is_refused() -> None:
+    ours = runner(spec_of(), torch.float64)
+    with pytest.raises(WorkbenchError, match="float32 or bfloat16"):
+        MlirStep(ours.model, ours.store, 1)
+
+
+def test_the_lane_alone_runs_prefill_too() -> None:
+    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
+    model = Transformer.from_state(spec, random_weights(spec, torch.float32), Lane.MLIR)
+    ours = runner_of(model)
+    Oracle(ours)
+    generate(ours, [request("a", 5, 6), request("b", 19, 4)])

@@ -1,0 +1,11 @@
+"""Steps of decodes come in a few sizes, so that what is compiled for one serves many."""
+
+from __future__ import annotations
+
+DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def bucket_for(rows: int) -> int:
+    """The smallest bucket that holds `rows`; beyond the last, multiples of it."""
+    last = DECODE_BUCKETS[-1]
+    return next((size for size in DECODE_BUCKETS if size >= rows), -(-rows // last) * last)

@@ -1,0 +1,128 @@
+"""One repetition of each row of the model-level table, through the runner as a user drives it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Event, Finished, Prefilled, Stepped
+
+Pair = tuple[int, int]  # prompt tokens, output tokens
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed: the `prompt` tokens after `depth` others (prefill), `output` tokens after both (decode), of
+    `batch` sequences at once, or requests of mixed lengths from first to last token (mixed)."""
+
+    kind: Literal["prefill", "decode", "mixed"]
+    batch: int
+    depth: int = 0
+    prompt: int = 512
+    output: int = 128
+    lengths: tuple[Pair, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        if self.kind == "mixed":
+            return max(prompt + output for prompt, output in self.lengths)
+        return self.depth + self.prompt + (self.output if self.kind == "decode" else 1)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One repetition: tokens and the seconds they took, the seconds of them in the forward pass, what these steps had
+    to compute and move at the least, bytes of cache in use, and graphs compiled meanwhile."""
+
+    tokens: int
+    wall_seconds: float
+    forward_seconds: float
+    flops: float
+    bytes: float
+    kv_bytes: int
+    compiles: int
+    step_seconds: tuple[float, ...]
+
+
+def repetition(runner: Runner, work: Work, seed: int) -> Figures:
+    """Run `work` once with prompts of its own. Raises WorkbenchError where a request does not run."""
+    before, steps = runner.executor.compiles, list(_measured_steps(runner, work, seed))
+    return Figures(
+        tokens=sum(step.decode_tokens if work.kind != "prefill" else step.prefill_tokens for step in steps),
+        wall_seconds=math.fsum(step.wall_seconds for step in steps),
+        forward_seconds=math.fsum(step.forward_seconds for step in steps),
+        flops=math.fsum(step.predicted_flops for step in steps),
+        bytes=math.fsum(step.predicted_bytes for step in steps),
+        kv_bytes=max(step.kv_bytes for step in steps),
+        compiles=runner.executor.compiles - before,
+        step_seconds=tuple(step.wall_seconds for step in steps),
+    )
+
+
+def most_tokens(work: Work, budget: int) -> int:
+    """The longest a sequence may become while `work` runs: in decode the first ones wait, decoding, for the last."""
+    return work.longest + (_waiting_steps(work, budget) if work.kind == "decode" else 0)
+
+
+def _measured_steps(runner: Runner, work: Work, seed: int) -> Iterator[Stepped]:
+    """The steps that count: those of prefill from `depth` on, `output` steps that decode the whole batch, or all."""
+    counted = 0
+    for step, prefilled in _steps(runner, _requests(runner, work, seed)):
+        if work.kind == "prefill":
+            counts = bool(prefilled) and all(each.computed - each.tokens >= work.depth for each in prefilled)
+        else:
+            counts = work.kind == "mixed" or (step.phase == "decode" and step.decode_tokens == work.batch)
+        if counts:
+            counted += 1
+            yield step
+        if work.kind == "decode" and counted == work.output:
+            return
+    if not counted or work.kind == "decode":
+        raise WorkbenchError(f"{work.kind} at depth {work.depth}, batch {work.batch}: the requests ended too soon")
+
+
+def _steps(runner: Runner, requests: list[Request]) -> Iterator[tuple[Stepped, list[Prefilled]]]:
+    """Steps, each with the prefills in it. What still runs when this is closed is cancelled."""
+    prefilled: list[Prefilled] = []
+    events: Iterator[Event] = runner.stream(requests)
+    try:
+        for event in events:
+            if isinstance(event, Prefilled):
+                prefilled.append(event)
+            elif isinstance(event, Finished) and event.error:
+                raise WorkbenchError(f"{event.request_id}: {event.error}")
+            elif isinstance(event, Stepped):
+                yield event, prefilled
+                prefilled = []
+    finally:
+        events.close()  # type: ignore[attr-defined]
+
+
+def _requests(runner: Runner, work: Work, seed: int) -> list[Request]:
+    draw, vocab = random.Random(f"{work}/{seed}"), runner.model.spec.vocab
+    waiting = _waiting_steps(work, runner.scheduler.limits.max_num_batched_tokens)
+    lengths: Sequence[Pair] = work.lengths
+    if work.kind != "mixed":
+        output = 1 if work.kind == "prefill" else work.output + waiting
+        lengths = ((work.depth + work.prompt, output),) * work.batch
+    return [
+        Request(
+            f"bench-{seed}-{index}",
+            tuple(draw.randrange(vocab) for _ in range(prompt)),
+            SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True),
+        )
+        for index, (prompt, output) in enumerate(lengths)
+    ]
+
+
+def _waiting_steps(work: Work, budget: int) -> int:
+    """Steps until the last of the batch is prefilled, at most: each has room for `budget` less the decodes."""
+    room = max(1, budget - work.batch)
+    return work.batch * -(-(work.depth + work.prompt) // room) + 1

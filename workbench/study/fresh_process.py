@@ -1,0 +1,102 @@
+"""A model in a process of its own: time to the first tokens from the process's start, and memory in decode.
+
+`python -m workbench.study.fresh_process` reads one job in JSON from its input and prints one answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+ROOT = Path(__file__).resolve().parents[2]
+COLD_PROMPT = 32
+
+
+def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str, float]]:
+    """Seconds from the start of a process to import, load, first and second token: `cold`, where nothing was ever
+    compiled, and `warm`, a second process with what the first one left. `settings` are those of `workbench.load`."""
+    with tempfile.TemporaryDirectory(prefix="workbench-cold-") as folder:
+        places = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "WORKBENCH_CACHE_DIR": f"{folder}/workbench"}
+        job = {"settings": dict(settings), "threads": threads, "batch": 1, "prompt": COLD_PROMPT, "output": 2}
+        return {name: in_fresh_process(job, places)["seconds"] for name in ("cold", "warm")}
+
+
+def memory_in_decode(settings: Mapping[str, Any], threads: int, batch: int, prompt: int, output: int) -> dict[str, Any]:
+    """Bytes of weights, cache and activations by formula and measured, and the process's peak."""
+    job = {"settings": dict(settings), "threads": threads, "batch": batch, "prompt": prompt, "output": output}
+    return in_fresh_process(job)["memory"]
+
+
+def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The answer to `job`. Raises WorkbenchError with the process's last words where it gave none."""
+    place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "workbench.study.fresh_process"]
+    done = subprocess.run(
+        command, input=json.dumps({**job, "began": time.time()}), capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": place, **(surroundings or {})}, check=False,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        words = (done.stderr.strip().splitlines() or ["no words"])[-1]
+        raise WorkbenchError(f"a fresh process with {job['settings']} ended with {done.returncode}: {words}")
+    return json.loads(lines[-1])
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What one process saw: `seconds` since the job began, and `memory`."""
+    import torch
+    import torch._inductor.compile_fx  # the compiler itself is no part of what a model takes
+
+    import workbench
+    from workbench.request import Request, SamplingParameters
+    from workbench.study.memory import activation_bytes, peak_bytes, resident_bytes, weight_bytes
+    from workbench.trace.events import Decoded, Stepped
+
+    torch.set_num_threads(job["threads"])
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    before = resident_bytes()
+    seconds = {"imported": time.time() - job["began"]}
+    batch, prompt, output = job["batch"], job["prompt"], job["output"]
+    pages = batch * -(-(prompt + output) // 64)
+    runner = workbench.load(**job["settings"], max_num_seqs=batch, pages=pages)
+    seconds["loaded"] = time.time() - job["began"]
+    vocab = runner.model.spec.vocab
+    sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
+    requests = [Request(str(i), tuple((7 * i + j) % vocab for j in range(prompt)), sampling) for i in range(batch)]
+    resident, cache = [], 0
+    for event in runner.stream(requests):
+        if isinstance(event, Decoded) and event.index < 2:
+            seconds.setdefault(("first_token", "second_token")[event.index], time.time() - job["began"])
+        elif isinstance(event, Stepped):
+            cache = max(cache, event.kv_bytes)
+            resident += [resident_bytes()] if event.phase == "decode" else []
+    formula = {
+        "weights_bytes": weight_bytes(runner),
+        "cache_bytes": cache,
+        "activations_bytes": activation_bytes(runner.model.spec, batch, runner.model.dtype.itemsize),
+    }
+    measured = [each - before for each in resident if each is not None and before is not None]
+    memory = {
+        "batch": batch,
+        **formula,
+        "formula_bytes": sum(formula.values()),
+        "measured_bytes": sorted(measured)[len(measured) // 2] if measured else None,
+        "before_load_bytes": before,
+        "process_peak_bytes": peak_bytes(),
+    }
+    return {"seconds": seconds, "memory": memory}
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed is no answer
+    print(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)

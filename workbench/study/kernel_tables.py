@@ -1,0 +1,109 @@
+"""Operators, checks and timings as a person reads them in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+BUSY = 0.1  # share of the processor that others took above which a time is marked
+STATES = ("ok", "gap", "failed")
+
+
+def show_list(operators: Sequence[Mapping[str, Any]], console: Console) -> None:
+    for entry in operators:
+        console.print(Text(entry["operator"], style="bold") + Text(f"  {', '.join(entry['lanes'])}", style="default"))
+        for line in (entry["formula"], entry["source"]):
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        console.print(Text(f"  {entry['place']}, {entry['cases']} cases, {entry['timed']} of them timed", style="dim"))
+        for gap in entry["gaps"]:
+            console.print(Text(f"  gap on {gap['lane']}, {gap['cases']} cases: {gap['reason']}"), soft_wrap=True)
+
+
+def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Counts by operator and lane, then every gap with its reason, then every failure."""
+    counts = Counter((row["operator"], row["lane"], row["status"]) for row in rows)
+    forms = {(row["operator"], row["lane"]): row["form"] for row in rows}
+    table = _table("operator", "lane", *STATES, "ran")
+    for (operator, lane), form in forms.items():
+        numbers = [counts[operator, lane, status] for status in STATES]
+        cells = [str(number or "") for number in numbers]
+        table.add_row(operator, lane, *cells, form, style="red" if numbers[-1] else None)
+    console.print(table)
+    gaps = Counter((row["operator"], row["lane"], row["reason"]) for row in rows if row["status"] == "gap")
+    for (operator, lane, reason), count in gaps.items():
+        console.print(Text(f"gap  {operator} on {lane}, {count} cases: {reason}", style="dim"), soft_wrap=True)
+    failures: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if row["status"] == "failed":
+            failures.setdefault((row["operator"], row["lane"], row["reason"]), []).append(row["case"])
+    for (operator, lane, reason), cases in failures.items():
+        console.print(Text(f"failed  {operator} on {lane}, {'; '.join(cases)}: {reason}", style="red"), soft_wrap=True)
+    total = Counter(row["status"] for row in rows)
+    console.print(", ".join(f"{total[status]} {status}" for status in STATES))
+
+
+def show_bench(record: Mapping[str, Any], console: Console) -> None:
+    columns = ("microseconds", "p10 to p90", "GB/s", "GFLOP/s", "of ceiling", "x eager", "data in")
+    table = _table("case", "lane", *columns)
+    before = None
+    for row in record["rows"]:
+        heading = f"{row['operator']} {row['case']}"
+        table.add_row(heading if heading != before else "", row["lane"], *_cells(row))
+        before = heading
+    busy = record["others_cpu_share"]
+    table.caption = f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}"
+    if busy is not None and busy > BUSY:
+        table.caption += f"; others took {busy:.0%} of the processor: do not trust these times"
+    table.caption_justify = "left"
+    console.print(table)
+    reasons = Counter((row["operator"], row["lane"], row["reason"]) for row in record["rows"] if row["status"] != "ok")
+    for (operator, lane, reason), count in reasons.items():
+        told = f"not timed  {operator} on {lane}, {count} cases: {reason}"
+        console.print(Text(told, style="dim"), soft_wrap=True)
+
+
+def show_stages(told: Mapping[str, Any], console: Console) -> None:
+    console.print(Text(f"{told['operator']} {told['case']} on {told['lane']}", style="bold"))
+    console.print(Text(f"artifact {told['artifact']} ({told['note']})"), soft_wrap=True)
+    table = _table("stage", "lines", "characters")
+    for stage in told["stages"]:
+        table.add_row(stage["stage"], f"{stage['lines']:,}", f"{stage['characters']:,}")
+    console.print(table)
+    predicted, generated, measured = told["predicted"], told["generated"], told["measured"]
+    console.print(f"at the least  {predicted['bytes']:,} bytes, {predicted['flops']:,} FLOPs")
+    if generated:
+        console.print(f"generated     {generated['bytes']:,} bytes of buffers read and written, by the compiler's account")
+    if measured:
+        rates = f"{measured['bytes_per_s'] / 1e9:,.1f} GB/s, {measured['flops_per_s'] / 1e9:,.1f} GFLOP/s"
+        console.print(f"measured      {measured['seconds'] * 1e6:,.1f} us, {rates}, data in {measured['data']}")
+    else:
+        console.print(Text(f"not measured  {told['not_measured']}"))
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if row["status"] != "ok":
+        return ["not timed"]
+    spread = f"{row['p10_seconds'] * 1e6:,.1f} to {row['p90_seconds'] * 1e6:,.1f}"
+    share, speedup = row.get("share_of_ceiling"), row.get("speedup_over_eager")
+    return [
+        f"{row['seconds'] * 1e6:,.1f}",
+        spread,
+        f"{row['bytes_per_s'] / 1e9:,.1f}",
+        f"{row['flops_per_s'] / 1e9:,.1f}",
+        "" if share is None else f"{share:.0%} {row['bound']}",
+        "" if speedup is None else f"{speedup:.2f}",
+        row["data"],
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(pad_edge=False)
+    for column in columns:
+        left = column in ("operator", "lanes", "lane", "case", "stage", "what it computes", "ran", "data in")
+        table.add_column(column, justify="left" if left else "right")
+    return table
