@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import torch
 from hypothesis import HealthCheck, settings
+
+# What tests compile and measure is kept for them alone: no state from before, none left behind.
+_cache = tempfile.TemporaryDirectory(prefix="workbench-tests-")
+os.environ["WORKBENCH_CACHE_DIR"] = _cache.name
 
 settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("workbench")

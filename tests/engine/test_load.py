@@ -12,14 +12,11 @@ import torch
 
 import workbench
 from compiled_kernels import Lane
-from compiled_kernels.choice import Choice
 from tests.engine.tiny import VOCAB, spec_of
 from workbench.engine import lanes as lanes_module
 from workbench.engine.lanes import Lanes, resolve_lanes
 from workbench.engine.load import SHIPPED, load
 from workbench.errors import WorkbenchError
-from workbench.model import shapes
-from workbench.model.quantized import WeightFormat
 from workbench.model.save import save_folder
 from workbench.model.weights import random_weights
 from workbench.request import Request, SamplingParameters
@@ -254,30 +251,6 @@ def test_auto_takes_the_fastest_lane_that_works(monkeypatch: pytest.MonkeyPatch)
     assert resolve_lanes("eager") == Lanes(Lane.EAGER, Lane.EAGER, "asked for")
     only(monkeypatch, *Lane)
     assert (resolve_lanes("auto").decode, resolve_lanes("auto").blocks) == (Lane.MLIR, Lane.INDUCTOR)
-
-
-def test_auto_decodes_on_the_lane_that_was_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every operation of a step counts as often as it occurs; a lane that is not correct here is never chosen."""
-    seen: list[str] = []
-
-    def timed(mlir: float, inductor: float) -> None:
-        def best_lane(operator, arguments, lanes):
-            seen.append(operator)
-            return Choice(lanes[0], "", {Lane.MLIR: mlir, Lane.INDUCTOR: inductor} if mlir else {Lane.INDUCTOR: 1.0})
-
-        monkeypatch.setattr(lanes_module, "best_lane", best_lane)
-
-    both = Lanes(Lane.MLIR, Lane.INDUCTOR, "auto")
-    asked = (both, shapes.named_shape("smollm2-135m"), WeightFormat(), torch.bfloat16, 64)
-    timed(2e-6, 3e-6)
-    assert lanes_module.measured(*asked).decode == Lane.MLIR
-    assert sorted(seen) == ["linear"] * 5 + ["paged_attention"]
-    assert "mlir 0.30 ms, inductor 0.45 ms" in lanes_module.measured(*asked).reason  # 5 x 30 layers and the head
-    timed(3e-6, 2e-6)
-    assert lanes_module.measured(*asked).decode == Lane.INDUCTOR
-    timed(0.0, 1.0)
-    assert lanes_module.measured(*asked).decode == Lane.INDUCTOR
-    assert lanes_module.measured(*asked[:3], torch.float16, 64).decode == Lane.INDUCTOR
 
 
 def test_pages_left_to_us_hold_every_sequence_in_full(folder: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from compiled_kernels import Lane
 from workbench.cache.store import KVStore
 from workbench.engine.buckets import bucket_for
+from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.mlir_step import MlirStep
 from workbench.engine.packing import pack
@@ -68,5 +69,7 @@ class MlirExecutor:
 def executor_for(model: Transformer, store: KVStore, decode: Lane | None = None, unit: Unit = "block") -> Executor:
     """What runs `model` on its own lane, and its decode steps on `decode` where that is another one."""
     decode = decode or model.lane
+    if model.device.type == "cuda" and model.lane is Lane.TRITON:
+        return CapturedExecutor(model, store)
     blocks = CompiledExecutor(model, store, unit) if model.lane is Lane.INDUCTOR else EagerExecutor(model, store)
     return MlirExecutor(model, store, blocks) if decode is Lane.MLIR else blocks

@@ -12,9 +12,10 @@ from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.pages import pages_for
 from workbench.engine.executors import Unit
-from workbench.engine.lanes import measured, resolve_lanes
+from workbench.engine.lanes import resolve_lanes
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
+from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
 from workbench.model.config_fields import Fields, read_object
@@ -67,7 +68,7 @@ def load(
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
     transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
     if lane == AUTO and device == "cpu":
-        lanes = measured(lanes, transformer.spec, format, transformer.dtype, page_size)
+        lanes = measured(lanes, transformer, page_size)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
         pages = _pages_that_fit(transformer, limits, page_size)

@@ -1,0 +1,95 @@
+"""Decode steps on CUDA: captured once for each bucket as a graph of kernels, then replayed without a launch of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from workbench.batch import TokenBatch
+from workbench.cache.pages import NULL_PAGE
+from workbench.cache.store import KVStore
+from workbench.engine.buckets import bucket_for
+from workbench.engine.compiled import settled
+from workbench.engine.packing import pack
+from workbench.engine.plan import StepPlan
+from workbench.model.transformer import Transformer
+
+Replay = Callable[[], Tensor]
+CPU = torch.device("cpu")
+
+
+def cuda_graph(step: Replay) -> Replay:
+    """`step` captured: each call computes it anew from what its inputs' memory holds then."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # kernels are compiled and libraries choose their algorithms before the capture
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
+
+    return replay
+
+
+class CapturedExecutor:
+    """Steps of decodes are captured by rows and by the width of the page tables, both rounded up; other steps run as
+    written. `compiles` counts the captures."""
+
+    def __init__(self, model: Transformer, store: KVStore, capture: Callable[[Replay], Replay] = cuda_graph):
+        self.model, self.store, self._capture = model, store, capture
+        self._captured: dict[tuple[int, int], tuple[TokenBatch, Replay]] = {}
+
+    @property
+    def compiles(self) -> int:
+        return len(self._captured)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        if not plan.decode_only:
+            logits = self.model(pack(plan, self.store.page_size, self.model.device), self.store)
+        else:
+            batch = _widened(pack(plan, self.store.page_size, CPU, bucket_for(len(plan.spans))))
+            logits = self._step(batch)()[: len(plan.spans)]
+        return settled(logits)
+
+    def _step(self, batch: TokenBatch) -> Replay:
+        """The captured step of this size, its inputs filled from `batch`."""
+        key = (batch.rows, batch.page_tables[0].shape[1])
+        if key not in self._captured:
+            held = _moved(batch, self.model.device)
+            self._captured[key] = held, self._capture(lambda: self.model(held, self.store))
+        held, replay = self._captured[key]
+        for mine, given in zip(_tensors(held), _tensors(batch), strict=True):
+            mine.copy_(given, non_blocking=True)
+        return replay
+
+
+def _widened(batch: TokenBatch) -> TokenBatch:
+    """Page tables of one width, a power of two; every row samples, the padding's included."""
+    width = 1 << (max(table.shape[1] for table in batch.page_tables) - 1).bit_length()
+    tables = tuple(
+        torch.nn.functional.pad(table, (0, width - table.shape[1]), value=NULL_PAGE) for table in batch.page_tables
+    )
+    return replace(batch, page_tables=tables, sample_rows=torch.arange(batch.rows))
+
+
+def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:
+    return (
+        batch.ids, batch.positions, batch.span_starts, batch.context_lengths, *batch.page_tables, *batch.slots,
+        batch.sample_rows,
+    )  # fmt: skip
+
+
+def _moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
+    """A copy of the batch that a capture may keep."""
+    ids, positions, starts, lengths, *rest = (tensor.to(device, copy=True) for tensor in _tensors(batch))
+    tables = len(batch.page_tables)
+    return TokenBatch(ids, positions, starts, lengths, tuple(rest[:tables]), tuple(rest[tables:-1]), rest[-1], True)
