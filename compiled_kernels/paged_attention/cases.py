@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -49,7 +50,7 @@ def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, soft
 
 
 def case(
-    name: str, contexts: Sequence[int], spans: Sequence[int], dtype: torch.dtype, timed: bool = False, **more
+    name: str, contexts: Sequence[int], spans: Sequence[int], dtype: torch.dtype, timed: bool = False, **more: Any
 ) -> Case:
     shape = {"groups": 3, "share": 3, "dim": 64, "size": 64, **more}
     rows = 2 * sum(contexts) * shape["groups"] * shape["dim"] * dtype.itemsize
@@ -66,7 +67,7 @@ def terms(contexts: Sequence[int], dim: int, **_: object) -> int:
 
 
 def _cases():
-    small = {"groups": 2, "dim": 8, "size": 4}
+    small: dict[str, Any] = {"groups": 2, "dim": 8, "size": 4}
     for dtype in (torch.float32, torch.bfloat16):
         yield case("decode 1 at 128", (128,), (1,), dtype, True)
         yield case("decode 1 at 4096", (4096,), (1,), dtype, True)

@@ -1,4 +1,4 @@
-"""The lane mlir of paged attention: every token of a span is a query over its own context."""
+"""The lane mlir of paged attention: decodes together, each longer span for itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from compiled_kernels.masks import band
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir_text import THREADS, TYPES, Target, exp_function, memref
 from compiled_kernels.openmp import Call, library
+from compiled_kernels.paged_attention.mlir_spans import BLOCK, SpanAttention
 from compiled_kernels.paged_attention.mlir_text import Attention
 
 FEW = 8  # with fewer rows times groups a thread, the context is split too
@@ -36,15 +37,57 @@ def paged_attention(
     if q.dtype != keys.dtype or q.dtype not in (torch.float32, torch.bfloat16):
         raise LaneError(f"paged_attention: lane mlir wants queries and cache in one of float32 and bfloat16, "
                         f"not {q.dtype} and {keys.dtype}")  # fmt: skip
+    q = q.contiguous()
+    if decode_only:
+        return _decoded(q, keys, values, page_table, context_lengths, scale, window, sinks, softcap, sink_logits)
+    out = torch.empty_like(q)
+    starts, lengths = span_starts.tolist(), context_lengths.tolist()
+    first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
+    if first:
+        table, known = page_table[:first], context_lengths[:first]
+        out[:first] = _decoded(q[:first], keys, values, table, known, scale, window, sinks, softcap, sink_logits)
+    kind = _span_shape(q.shape[1], keys.shape[1], q.shape[2], keys.shape[2], q.dtype, scale, window, sinks, softcap,
+                       sink_logits is not None)  # fmt: skip
+    for seq in range(first, len(lengths)):
+        rows = slice(starts[seq], starts[seq + 1])
+        if rows.start < rows.stop:
+            _span(kind, q[rows], keys, values, page_table[seq], lengths[seq], sink_logits, out[rows])
+    return out
+
+
+def _span(
+    kind: SpanAttention,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    context: int,
+    sink_logits: Tensor | None,
+    out: Tensor,
+) -> None:
+    """One span's queries over its context, into `out`."""
+    blocks = -(-context // BLOCK) * kind.groups
+    laid_out = torch.empty(2, blocks * BLOCK * kind.dim // kind.each, dtype=torch.int32)  # of 4 bytes, as float32 is
+    extra = (sink_logits.float(),) if sink_logits is not None else ()
+    sizes = torch.tensor([q.shape[0], context])
+    Call(_compiled_spans(kind).address, (q, keys, values, table.int(), sizes, *laid_out, *extra, out))()
+
+
+def _decoded(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    context_lengths: Tensor,
+    scale: float,
+    window: int,
+    sinks: int,
+    softcap: float,
+    sink_logits: Tensor | None,
+) -> Tensor:
     tokens, heads, dim = q.shape
-    table, lengths = page_table.int(), context_lengths.int()
-    if not decode_only:
-        spans = span_starts.diff()
-        owner = torch.repeat_interleave(torch.arange(len(spans)), spans)
-        behind = span_starts[1:][owner] - torch.arange(tokens) - 1
-        table, lengths = table[owner], (context_lengths[owner] - behind).int()
     rows = 1 << (tokens - 1).bit_length()  # few shapes serve every batch: rows beyond the last have no context
-    q, table, lengths = (_padded(part, rows) for part in (q, table, lengths))
+    q, table, lengths = (_padded(part, rows) for part in (q, page_table.int(), context_lengths.int()))
     held = 1 << (table.shape[1] - 1).bit_length()
     table = torch.nn.functional.pad(table, (0, held - table.shape[1]))
     groups, size = keys.shape[1], keys.shape[2]
@@ -60,14 +103,14 @@ def paged_attention(
 def stages(case: Case, operator: str = "paged_attention") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
-    rows = 1 << (sum(of["spans"]) - 1).bit_length()
-    held = 1 << (max(2, *(-(-context // of["size"]) for context in of["contexts"])) - 1).bit_length()
     window, sinks = band(of["mask"], "mlir") if "mask" in of else (0, 0)
-    heads = of["groups"] * of["share"]
-    more = of.get("softcap", 0.0), of.get("sinks", False)
-    scale = of["dim"] ** -0.5
-    shape = _shape(rows, heads, of["groups"], of["dim"], of["size"], held, of["dtype"], scale, window, sinks, *more)
-    return _compiled(shape).stages
+    heads, scale = of["groups"] * of["share"], of["dim"] ** -0.5
+    more = of["dtype"], scale, window, sinks, of.get("softcap", 0.0), of.get("sinks", False)
+    if any(span > 1 for span in of["spans"]):
+        return _compiled_spans(_span_shape(heads, of["groups"], of["dim"], of["size"], *more)).stages
+    rows = 1 << (len(of["spans"]) - 1).bit_length()
+    held = 1 << (max(2, *(-(-context // of["size"]) for context in of["contexts"]), 2) - 1).bit_length()
+    return _compiled(_shape(rows, heads, of["groups"], of["dim"], of["size"], held, *more)).stages
 
 
 def _padded(part: Tensor, rows: int) -> Tensor:
@@ -83,6 +126,16 @@ def _shape(rows, heads, groups, dim, size, held, dtype, scale, window, sinks, so
     return Attention(
         rows, heads, groups, dim, size, held, TYPES[dtype], scale, Target.here(), chunks, window, sinks, softcap, sunk
     )
+
+
+def _span_shape(heads, groups, dim, size, dtype, scale, window, sinks, softcap, sunk) -> SpanAttention:
+    return SpanAttention(heads, groups, dim, size, TYPES[dtype], scale, Target.here(), window, sinks, softcap, sunk)
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled_spans(kind: SpanAttention) -> Kernel:
+    text = f"{THREADS}\n{exp_function(kind.lanes)}\n{kind.text()}"
+    return compile_text(text, "paged_attention", libraries=(library(),))
 
 
 @functools.lru_cache(maxsize=512)

@@ -24,7 +24,7 @@ from workbench.model.weights import random_weights
 problem = lane_problems()[Lane.MLIR]
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
 
-MIXED = Lanes(Lane.MLIR, Lane.EAGER, "decode steps alone are compiled")
+MIXED = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode steps alone are compiled")
 
 
 def runner(
@@ -97,3 +97,13 @@ def test_the_lane_alone_runs_prefill_too() -> None:
     ours = runner_of(model)
     Oracle(ours)
     generate(ours, [request("a", 5, 6), request("b", 19, 4)])
+
+
+@pytest.mark.skipif(lane_problems()[Lane.INDUCTOR] is not None, reason="lane inductor: no compiler here")
+def test_as_auto_runs_it() -> None:
+    """Blocks by Inductor, attention and decode steps in MLIR, prefills and decodes mixed."""
+    spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5))
+    model = Transformer.from_state(spec, random_weights(spec, torch.float32), Lane.INDUCTOR)
+    ours = runner_of(model, lanes=Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.MLIR, "as auto has it"))
+    Oracle(ours)
+    generate(ours, [request("a", 5, 6), request("b", 39, 4), request("c", 17, 3)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from compiled_kernels import Lane
 from compiled_kernels.graphs import compiled, graph_count
 from workbench.batch import TokenBatch
 from workbench.cache.store import DenseLayer, KVStore
@@ -24,8 +25,9 @@ from workbench.model.transformer import Transformer
 class CompiledExecutor:
     """`compiles` counts the graphs since it was made."""
 
-    def __init__(self, model: Transformer, store: KVStore, unit: str = "block"):
-        self.model, self.store, self.unit = model, store, unit
+    def __init__(self, model: Transformer, store: KVStore, reads: Lane = Lane.INDUCTOR, unit: str = "block"):
+        """`reads` is the lane of attention in batches that are not of decodes alone."""
+        self.model, self.store, self.reads, self.unit = model, store, reads, unit
         self._before_this = graph_count()
         self._step = compiled(_step, dynamic=False)
         self._block = compiled(Block.forward, dynamic=False)
@@ -62,7 +64,8 @@ class CompiledExecutor:
     ) -> Tensor:
         q, k, v = self._before(block, x, cos, sin)
         cache.write(k, v, batch)
-        return self._after(block, x, block.attention.read(q, batch, cache))
+        attention = block.attention
+        return self._after(block, x, cache.attend(q, batch, attention.scale, attention.mask, self.reads))
 
 
 def settled(logits: Tensor) -> Tensor:

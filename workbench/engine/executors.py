@@ -12,6 +12,7 @@ from workbench.cache.store import KVStore
 from workbench.engine.buckets import bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
+from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
@@ -66,10 +67,12 @@ class MlirExecutor:
             return self.steps[rows](batch)[batch.sample_rows]
 
 
-def executor_for(model: Transformer, store: KVStore, decode: Lane | None = None, unit: Unit = "block") -> Executor:
-    """What runs `model` on its own lane, and its decode steps on `decode` where that is another one."""
-    decode = decode or model.lane
+def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block") -> Executor:
+    """What runs `model`, whose modules are on `lanes.blocks`."""
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
-    blocks = CompiledExecutor(model, store, unit) if model.lane is Lane.INDUCTOR else EagerExecutor(model, store)
-    return MlirExecutor(model, store, blocks) if decode is Lane.MLIR else blocks
+    if model.lane is Lane.INDUCTOR:
+        blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit)
+    else:
+        blocks = EagerExecutor(model, store)
+    return MlirExecutor(model, store, blocks) if lanes.decode is Lane.MLIR else blocks

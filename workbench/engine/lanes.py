@@ -1,4 +1,4 @@
-"""From a lane's name to what carries out a model here: one lane for decode steps, one for everything else."""
+"""From a lane's name to what carries out a model here: for decode steps, for all others, and for their attention."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from workbench.errors import WorkbenchError, nearest
 
 @dataclass(frozen=True)
 class Lanes:
-    """`decode` carries out steps in which every sequence computes one token, `blocks` all other steps."""
+    """`decode` carries out steps in which every sequence computes one token, `blocks` all other steps, but for their
+    attention, which is `reads`."""
 
     decode: Lane
     blocks: Lane
+    reads: Lane
     reason: str
 
+    @classmethod
+    def one(cls, lane: Lane, reason: str) -> Lanes:
+        return cls(lane, lane, lane, reason)
+
     def __str__(self) -> str:
-        return str(self.decode) if self.decode is self.blocks else f"{self.decode} (prefill: {self.blocks})"
+        if self.decode is self.blocks is self.reads:
+            return str(self.decode)
+        attention = "" if self.reads is self.blocks else f", its attention: {self.reads}"
+        return f"{self.decode} (prefill: {self.blocks}{attention})"
 
 
 def resolve_lanes(name: str) -> Lanes:
@@ -31,10 +40,11 @@ def resolve_lanes(name: str) -> Lanes:
     if name == AUTO:
         blocks = Lane.EAGER if problems[Lane.INDUCTOR] else Lane.INDUCTOR
         reason = f"auto: inductor does not work here: {problems[Lane.INDUCTOR]}" if problems[Lane.INDUCTOR] else AUTO
-        return Lanes(blocks if problems[Lane.MLIR] else Lane.MLIR, blocks, reason)
+        quick = blocks if problems[Lane.MLIR] else Lane.MLIR
+        return Lanes(quick, blocks, quick, reason)
     if name not in tuple(Lane):
         known = (AUTO, *Lane)
         raise WorkbenchError(f"unknown lane {name!r}{nearest(name, known)}; known here: {', '.join(known)}")
     if problem := problems[Lane(name)]:
         raise WorkbenchError(f"lane {name!r} does not work here: {problem}")
-    return Lanes(Lane(name), Lane(name), "asked for")
+    return Lanes.one(Lane(name), "asked for")

@@ -62,8 +62,8 @@ class Runner:
         orders = page_orders or (None,) * tables
         pools = tuple(PagePool(pages, page_size, order) for order in orders)
         self.scheduler = Scheduler(pools, limits or Limits(), model.spec.context)
-        self.lanes = lanes or Lanes(model.lane, model.lane, "the model's")
-        self.executor = executor_for(model, self.store, self.lanes.decode, compile)
+        self.lanes = lanes or Lanes.one(model.lane, "the model's")
+        self.executor = executor_for(model, self.store, self.lanes, compile)
         self.chooser = Chooser(model.spec.vocab)
         self.overflow = overflow
         self.clock, self._sleep = clock, sleep

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Lane, LaneError
+from compiled_kernels.choice import best_lane
 from compiled_kernels.remembered import Remembered, directory, machine
 from workbench.cache.pages import pages_for
 from workbench.cache.store import KVStore
@@ -27,6 +28,7 @@ from workbench.request import Request, Sequence
 
 FILE = "decode_lanes.json"
 CONTEXT = 256  # tokens before the one that is decoded
+PREFILL = 512  # tokens of the prefill whose attention is compared
 ROUNDS = 15
 WRONG = 0.2  # of the logits' size: rounding makes a few hundredths in bfloat16, a wrong kernel about 1
 BUSY = 1.5  # a median this much above the quickest round was disturbed: chosen by, not remembered
@@ -42,28 +44,40 @@ def measured(lanes: Lanes, model: Transformer, page_size: int, kept: Remembered 
         return lanes  # there is nothing to choose between
     kept = kept or Remembered(directory() / FILE)
     key = _key(model, lanes, page_size)
-    found = kept.load().get(key)
-    if not _sound(found):
-        found = _tried((lanes.decode, lanes.blocks), model, page_size)
+    found = _sound(kept.load().get(key))
+    if found is None:
+        found = _tried(lanes, model, page_size)
         if found.pop("quiet"):
             kept.add(key, found)
     seconds = {Lane(name): value for name, value in found["seconds"].items()}
     told = [f"{lane} {1000 * value:.2f} ms" for lane, value in sorted(seconds.items(), key=lambda item: item[1])]
     told += [f"{lane} not chosen: {reason}" for lane, reason in found["refused"].items()]
     decode = min(seconds, key=seconds.__getitem__, default=lanes.blocks)
-    return replace(lanes, decode=decode, reason=f"auto: a decode step takes {', '.join(told)}, measured here")
+    reads, why = _reads(lanes, model, page_size)
+    return replace(lanes, decode=decode, reads=reads, reason=f"auto: a decode step takes {', '.join(told)}; {why}")
 
 
-def _tried(candidates: tuple[Lane, ...], model: Transformer, page_size: int) -> dict[str, Any]:
+def _reads(lanes: Lanes, model: Transformer, page_size: int) -> tuple[Lane, str]:
+    """The lane of a prefill's attention, by the first layer's shape."""
+    attention = model.spec.layers[0].attention
+    arguments = {
+        "contexts": (PREFILL,), "spans": (PREFILL,), "groups": attention.groups, "share": attention.share,
+        "dim": attention.dim, "size": page_size, "dtype": model.dtype,
+    }  # fmt: skip
+    choice = best_lane("paged_attention", arguments, (lanes.reads, lanes.blocks))
+    return choice.lane, f"attention of {PREFILL} tokens {choice.reason}"
+
+
+def _tried(lanes: Lanes, model: Transformer, page_size: int) -> dict[str, Any]:
     store, plan = _decode_of_one(model, page_size)
     seconds: dict[Lane, list[float]] = {}
     refused: dict[str, str] = {}
     with torch.inference_mode():
         steps: dict[Lane, Callable[[StepPlan], Tensor]] = {}
         plain = EagerExecutor(model, store).forward(plan).clone()
-        for lane in candidates:
+        for lane in (lanes.decode, lanes.blocks):
             try:
-                executor = executor_for(model, store, lane)
+                executor = executor_for(model, store, replace(lanes, decode=lane))
                 rows = executor.forward(plan).clone()
             except (LaneError, WorkbenchError) as error:
                 refused[str(lane)] = str(error)
@@ -107,10 +121,11 @@ def _key(model: Transformer, lanes: Lanes, page_size: int) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def _sound(found: Any) -> bool:
-    """Whether a remembered entry can be used; a damaged one is as if it had never been."""
+def _sound(found: Any) -> dict[str, Any] | None:
+    """A remembered entry that can be used; a damaged one is as if it had never been."""
     try:
         values = [float(value) for lane, value in found["seconds"].items() if Lane(lane)]
-        return isinstance(found["refused"], dict) and all(0 < value < float("inf") for value in values)
+        sound = isinstance(found["refused"], dict) and all(0 < value < float("inf") for value in values)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return False
+        return None
+    return found if sound else None
