@@ -34,7 +34,7 @@ class SlidingWindow:
 
 
 def band(mask: Mask, lane: str) -> tuple[int, int]:
-    """(window, sinks) of a mask, 0 for no window: the form in which hand-written kernels know masks.
+    """(window, sinks) of a mask, 0 for no window: the form in which operations known to torch by a schema take masks.
 
     Raises LaneError for any other predicate: `lane` cannot carry it out.
     """

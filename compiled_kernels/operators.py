@@ -29,9 +29,8 @@ class Operator:
     def form(self, lane: Lane) -> Callable[..., Any]:
         """The opaque operation of `lane`, which is neither eager nor inductor."""
         if lane not in self.forms:
-            raise LaneError(
-                f"{self.name} has no lane {lane}; it has eager, inductor" + "".join(f", {k}" for k in self.forms)
-            )
+            known = [each for each in Lane if each in (Lane.EAGER, Lane.INDUCTOR, *self.forms)]
+            raise LaneError(f"{self.name} has no lane {lane}; it has {', '.join(known)}")
         return self.forms[lane]
 
 

@@ -19,6 +19,8 @@ PAGED_ATTENTION = define(
     " int window, int sinks, bool decode_only, float softcap, Tensor? sink_logits) -> Tensor",
     lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
     {
+        Lane.EAGER: "compiled_kernels.paged_attention.spans:eager_form",
+        Lane.INDUCTOR: "compiled_kernels.paged_attention.spans:inductor_form",
         Lane.TRITON: "compiled_kernels.paged_attention.triton:paged_attention",
         Lane.MLIR: "compiled_kernels.paged_attention.mlir:paged_attention",
     },
@@ -50,12 +52,13 @@ def paged_attention(
     """
     if lane is Lane.INDUCTOR and decode_only:
         return decode(q, keys, values, page_table, context_lengths, scale, mask, softcap, sink_logits)
-    if lane is Lane.INDUCTOR:
+    if lane is Lane.INDUCTOR and not torch.compiler.is_compiling():
         return by_spans(
             q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits
         )
-    if lane is Lane.EAGER:
+    if lane is Lane.EAGER and not torch.compiler.is_compiling():
         return reference(q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits)
+    # Walking spans reads their lengths, which no graph can: inside one, these lanes are opaque too.
     window, sinks = band(mask, lane)
     return PAGED_ATTENTION.form(lane)(
         q, keys, values, page_table, span_starts, context_lengths, scale, window, sinks, decode_only, softcap, sink_logits

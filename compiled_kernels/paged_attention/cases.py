@@ -50,7 +50,7 @@ def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, soft
 
 
 def case(
-    name: str, contexts: Sequence[int], spans: Sequence[int], dtype: torch.dtype, timed: bool = False, **more: Any
+    name: str, contexts: Sequence[int], spans: Sequence[int], dtype: torch.dtype, timed: bool = False, /, **more: Any
 ) -> Case:
     shape = {"groups": 3, "share": 3, "dim": 64, "size": 64, **more}
     rows = 2 * sum(contexts) * shape["groups"] * shape["dim"] * dtype.itemsize

@@ -63,6 +63,7 @@ class Attention:
             "lengths": memref((self.rows,), "i32"),
             "queries": memref((self.share, self.dim), self.kind),
             "scores": memref((HEADS, self.scored), "f32"),
+            "weights": memref((HEADS, self.scored), "bf16"),
             "partial": memref((self.rows, self.heads, self.chunks, self.dim + 2), "f32"),
             "mixed": memref((self.rows, self.heads * self.dim), self.kind),
             "sinks": memref((self.heads,), "f32"),
@@ -80,7 +81,7 @@ class Attention:
             self._heads(lines, range(first, min(first + HEADS, self.share)))
         return f"""func.func private @{name}_tile(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %page: index,
     %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
-    %scores: {t["scores"]}) {{
+    %scores: {t["scores"]}, %weights: {t["weights"]}) {{
 %one = arith.constant 1 : index
 {lines.text()}
 return
@@ -96,6 +97,9 @@ return
 
     def _score(self, lines: Lines, heads: range, rows: list[str]) -> None:
         """scores[head, offset] = q · k."""
+        if self.pairs and self.size % 16 == 0:
+            self._score_runs(lines, heads, rows)
+            return
         lanes, held = (32, 16) if self.pairs else (self.lanes, self.lanes)
         columns = [lines.index(at) for at in range(0, self.dim, lanes)]
 
@@ -114,6 +118,31 @@ return
             for a, b in zip(query, key, strict=True):
                 total = lines.dot_pairs(total, a, b) if self.pairs else lines.fma(a, b, total, lanes)
             lines.say(f"memref.store {lines.total(total, held)}, %scores[{row}, %o] : {self.types['scores']}")
+        lines.say("}")
+
+    def _score_runs(self, lines: Lines, heads: range, rows: list[str]) -> None:
+        """As `_score`, 16 keys at a time, whose sums across lanes are taken together. A run may reach beyond the
+        offsets in use; what stands there is scored and then ignored."""
+        columns = [lines.index(at) for at in range(0, self.dim, 32)]
+        queries = [
+            [lines.load("%q", f"{lines.index(head)}, {column}", self.types["queries"], 32, "bf16") for column in columns]
+            for head in heads
+        ]
+        zero = lines.let("arith.constant dense<0.0> : vector<16xf32>")
+        run = lines.index(16)
+        start = lines.let(f"arith.muli {lines.let(f'arith.divui %from, {run} : index')}, {run} : index")
+        lines.say(f"scf.for %o = {start} to %to step {run} {{")
+        keys = [lines.let(f"arith.addi %o, {lines.index(i)} : index") for i in range(16)]
+        for row, query in zip(rows, queries, strict=True):
+            sums = []
+            for key in keys:
+                total = zero
+                for column, part in zip(columns, query, strict=True):
+                    loaded = lines.load("%k", f"%page, %group, {key}, {column}", self.types["pages"], 32, "bf16")
+                    total = lines.dot_pairs(total, part, loaded)
+                sums.append(total)
+            folded = lines.totals(sums, 16)
+            lines.say(f"vector.store {folded}, %scores[{row}, %o] : {self.types['scores']}, vector<16xf32>")
         lines.say("}")
 
     def _soften(self, lines: Lines, row: str, owner: str) -> str:
@@ -152,6 +181,10 @@ return
             weight = lines.let(f"func.call @exp({weight}) : ({kind}) -> {kind}")
             weight = lines.let(f"arith.select {ours}, {weight}, {zero} : vector<{self.run}xi1>, {kind}")
             lines.say(f"vector.store {weight}, %scores[{row}, {start}] : {self.types['scores']}, {kind}")
+            if self.pairs:
+                rounded = lines.narrow(weight, self.run, "bf16")
+                at_ = f"%weights[{row}, {start}] : {self.types['weights']}, vector<{self.run}xbf16>"
+                lines.say(f"vector.store {rounded}, {at_}")
             sums = lines.let(f"arith.addf {sums}, {weight} : {kind}")
         fallen = lines.let(f"arith.subf {lines.splat(before, self.run)}, {peaks} : {kind}")
         factors = lines.let(f"func.call @exp({fallen}) : ({kind}) -> {kind}")
@@ -187,12 +220,15 @@ return
                 for column in run:
                     before = lines.load("%partial", f"%row, {owner}, %chunk, {column}", partial, lanes, "f32")
                     sums.append(lines.let(f"arith.mulf {before}, {factor} : {kind}"))
+            single = "%from"
+            if self.pairs and len(run) % 2 == 0:
+                sums, single = self._mix_pairs(lines, rows, run, sums)
             mark = len(lines.lines)
             names = [f"%a{mark}_{i}" for i in range(len(sums))]
             heads = ", ".join(f"{name} = {start}" for name, start in zip(names, sums, strict=True))
             kinds = ", ".join([kind] * len(sums))
             lines.say(
-                f"%r{mark}:{len(sums)} = scf.for %o = %from to %to step %one iter_args({heads}) -> ({kinds}) {{"
+                f"%r{mark}:{len(sums)} = scf.for %o = {single} to %to step %one iter_args({heads}) -> ({kinds}) {{"
             )
             value = [
                 lines.wide(lines.load("%v", f"%page, %group, %o, {c}", self.types["pages"], lanes, self.kind), lanes, self.kind)
@@ -209,6 +245,43 @@ return
                     result = f"%r{mark}#{i * len(run) + j}"
                     lines.say(f"vector.store {result}, %partial[%row, {owner}, %chunk, {column}] : {partial}, {kind}")
 
+    def _mix_pairs(self, lines: Lines, rows: list[str], run: list[str], sums: list[str]) -> tuple[list[str], str]:
+        """Pairs of keys from %from on, as dot products; the sums, and the offset of a last key that has no partner."""
+        two = lines.index(2)
+        count = lines.let("arith.subi %to, %from : index")
+        odd = lines.let(f"arith.remui {count}, {two} : index")
+        last = lines.let(f"arith.subi %to, {odd} : index")
+        mark = len(lines.lines)
+        names = [f"%p{mark}_{i}" for i in range(len(sums))]
+        heads = ", ".join(f"{name} = {start}" for name, start in zip(names, sums, strict=True))
+        kinds = ", ".join(["vector<16xf32>"] * len(sums))
+        lines.say(f"%b{mark}:{len(sums)} = scf.for %o = %from to {last} step {two} iter_args({heads}) -> ({kinds}) {{")
+        partner = lines.let("arith.addi %o, %one : index")
+        values = []
+        for column in run[::2]:
+            both = [
+                lines.load("%v", f"%page, %group, {o}, {column}", self.types["pages"], 32, "bf16") for o in ("%o", partner)
+            ]
+            woven = lines.let(f"vector.interleave {both[0]}, {both[1]} : vector<32xbf16> -> vector<64xbf16>")
+            for at in (0, 32):
+                values.append(
+                    lines.let(
+                        f"vector.extract_strided_slice {woven} {{offsets = [{at}], sizes = [32], strides = [1]}} : "
+                        "vector<64xbf16> to vector<32xbf16>"
+                    )
+                )
+        new = []
+        for i, row in enumerate(rows):
+            pair = lines.load("%weights", f"{row}, %o", self.types["weights"], 2, "bf16")
+            bits = lines.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")
+            single = lines.let(f"vector.extract {bits}[0] : i32 from vector<1xi32>")
+            spread = lines.let(f"vector.broadcast {single} : i32 to vector<16xi32>")
+            weight = lines.let(f"vector.bitcast {spread} : vector<16xi32> to vector<32xbf16>")
+            new += [lines.dot_pairs(names[i * len(run) + j], v, weight) for j, v in enumerate(values)]
+        lines.say(f"scf.yield {', '.join(new)} : {kinds}")
+        lines.say("}")
+        return [f"%b{mark}#{i}" for i in range(len(sums))], last
+
     def _item(self, name: str) -> str:
         t = self.types
         window = f"""
@@ -222,11 +295,11 @@ return
 %mine = arith.cmpi eq, %chunk, %zero : index
 %sink_end = arith.select %mine, %kept, %zero : index
 %sink_pages = arith.ceildivui %sink_end, %size : index
-func.call @{name}_pages(%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %zero, %sink_pages, %zero, %sink_end)
+func.call @{name}_pages(%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, %zero, %sink_pages, %zero, %sink_end)
   : ({self._walked}) -> ()""" if self.sinks else ""  # fmt: skip
         return f"""func.func private @{name}_pages(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]},
     %table: {t["table"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index, %scores: {t["scores"]},
-    %begin: index, %end: index, %first: index, %last: index) {{
+    %weights: {t["weights"]}, %begin: index, %end: index, %first: index, %last: index) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %size = arith.constant {self.size} : index
@@ -239,14 +312,16 @@ scf.for %p = %begin to %end step %one {{
   %to = arith.minui %left, %size : index
   %number = memref.load %table[%row, %p] : {t["table"]}
   %page = arith.index_cast %number : i32 to index
-  func.call @{name}_tile(%q, %k, %v, %page, %group, %from, %to, %partial, %row, %chunk, %scores)
-    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, {t["partial"]}, index, index, {t["scores"]}) -> ()
+  func.call @{name}_tile(%q, %k, %v, %page, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
+    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, {t["partial"]}, index, index, {t["scores"]},
+       {t["weights"]}) -> ()
 }}
 return
 }}
 func.func private @{name}_item(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]},
     %lengths: {t["lengths"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index) {{
 %scores = memref.alloca() {{alignment = 64 : i64}} : {t["scores"]}
+%weights = memref.alloca() {{alignment = 64 : i64}} : {t["weights"]}
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %share = arith.constant {self.share} : index
@@ -279,7 +354,7 @@ scf.for %h = %base to %last_head step %one {{
 %reach_end = arith.minui %back_end, %pages : index
 %begin = arith.subi %stop, %reach : index
 %end = arith.subi %stop, %reach_end : index{sinks}
-func.call @{name}_pages(%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %begin, %end, %first, %length)
+func.call @{name}_pages(%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, %begin, %end, %first, %length)
   : ({self._walked}) -> ()
 return
 }}"""
@@ -289,7 +364,7 @@ return
         t = self.types
         return (
             f"{t['queries']}, {t['pages']}, {t['pages']}, {t['table']}, {t['partial']}, index, index, index, {t['scores']}, "
-            "index, index, index, index"
+            f"{t['weights']}, index, index, index, index"
         )
 
     def _merge(self, name: str) -> str:

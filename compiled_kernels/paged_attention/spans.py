@@ -9,9 +9,9 @@ from einops import rearrange
 from torch import Tensor
 
 from compiled_kernels.graphs import compiled
-from compiled_kernels.masks import Causal, Mask
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention.page_blocked import decode
-from compiled_kernels.paged_attention.reference import attend, context_of
+from compiled_kernels.paged_attention.reference import attend, context_of, reference
 
 
 def by_spans(
@@ -64,3 +64,15 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, m
         if not bool(allowed.any(-1).all()):
             mixed = torch.where(allowed.any(-1)[:, None], mixed, 0.0)
     return rearrange(mixed, "1 head token dim -> token head dim")
+
+
+def eager_form(q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits) -> Tensor:
+    """The specification as an operation that a graph may hold."""
+    mask = SlidingWindow(window, sinks) if window else Causal()
+    return reference(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits)
+
+
+def inductor_form(q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits) -> Tensor:
+    """`by_spans` as an operation that a graph may hold."""
+    mask = SlidingWindow(window, sinks) if window else Causal()
+    return by_spans(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits)
