@@ -147,14 +147,23 @@ return
 
 
 def _turned(
-    lines: Lines, out: str, at: str, out_type: str, lanes: int, shape: StepShape, layer: LayerShape, qkv: str, angles: str
+    lines: Lines,
+    out: str,
+    at: str,
+    out_type: str,
+    lanes: int,
+    shape: StepShape,
+    layer: LayerShape,
+    qkv: str,
+    angles: str,
 ) -> None:
     """out[at] = the head that begins at column %base of qkv, turned."""
     half, kind, vector = layer.dim // 2, shape.kind, f"vector<{lanes}xf32>"
     for start in range(0, half, lanes):
         places = [lines.index(start), lines.index(start + half)]
         first, second = (
-            lines.load("%qkv", f"%row, {lines.let(f'arith.addi %base, {p} : index')}", qkv, lanes, "f32") for p in places
+            lines.load("%qkv", f"%row, {lines.let(f'arith.addi %base, {p} : index')}", qkv, lanes, "f32")
+            for p in places
         )
         cos, sin = (lines.load(memory, f"%row, {places[0]}", angles, lanes, "f32") for memory in ("%cos", "%sin"))
         turned = []

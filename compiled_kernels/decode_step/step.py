@@ -43,5 +43,3 @@ class DecodeStep:
 def _buffer(kind: str) -> Tensor:
     *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")
     return torch.zeros([int(size) for size in sizes], dtype=DTYPES[element])
-
-

@@ -26,7 +26,10 @@ def step_text(shape: StepShape) -> str:
     lines = []
     for index, layer in enumerate(shape.layers):
         mine = [(f"{name}_{index}", kind) for name, kind in weights(shape, layer)]
-        mine += [(f"keys_{index}", _attention(shape, layer).types["pages"]), (f"values_{index}", _attention(shape, layer).types["pages"])]
+        mine += [
+            (f"keys_{index}", _attention(shape, layer).types["pages"]),
+            (f"values_{index}", _attention(shape, layer).types["pages"]),
+        ]
         mine += [(f"table_{layer.table}", _attention(shape, layer).types["table"])]
         mine += [(f"cos_{layer.dim}", _angles(shape, layer.dim)), (f"sin_{layer.dim}", _angles(shape, layer.dim))]
         mine += _shared(shape, layer)

@@ -29,7 +29,11 @@ def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(tokens: int, groups: int, dim: int, size: int, kind: str) -> Kernel:
-    pages, rows, slots = memref((PAGES, groups, size, dim), kind), memref((tokens, groups, dim), kind), memref((tokens,), "i64")
+    pages, rows, slots = (
+        memref((PAGES, groups, size, dim), kind),
+        memref((tokens, groups, dim), kind),
+        memref((tokens,), "i64"),
+    )
     text = f"""func.func @kv_write(%pages: {pages}, %rows: {rows}, %slots: {slots}) {{
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index

@@ -11,8 +11,8 @@ from compiled_kernels.triton_code.launch import Launch, check, power_of_two, run
 
 @triton.jit
 def write_rows(
-    pages, rows, slots, groups, dim, page_stride, group_stride, offset_stride, dim_stride, row_token, row_group, row_dim,
-    slot_stride, SIZE: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr,
+    pages, rows, slots, groups, dim, page_stride, group_stride, offset_stride, dim_stride,
+    row_token, row_group, row_dim, slot_stride, SIZE: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token * slot_stride).to(tl.int64)

@@ -17,7 +17,7 @@ from compiled_kernels.openmp import Call, library
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _run(x, "linear", TYPES[weight.dtype], 0, (weight,), bias)
+    return _run(x, "linear", TYPES.get(weight.dtype, ""), 0, (weight,), bias)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
@@ -37,8 +37,8 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
 
 
 def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:
-    if x.dtype not in (torch.float32, torch.bfloat16):
-        raise LaneError(f"{name}: lane mlir takes float32 and bfloat16, not {x.dtype}")
+    if x.dtype not in (torch.float32, torch.bfloat16) or kind not in ("f32", "bf16", "i8", "i4"):
+        raise LaneError(f"{name}: lane mlir takes float32 and bfloat16, not {x.dtype} and {weights[0].dtype}")
     x = x.contiguous()
     weights = tuple(weight.contiguous() for weight in weights)
     out = torch.empty(x.shape[0], weights[0].shape[0])

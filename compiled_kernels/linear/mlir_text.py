@@ -58,7 +58,10 @@ class Product:
         """Memref types of the weight, its scales and its bias, as far as there are such."""
         stored = {
             "i8": (memref((self.out, self.width), "i8"), memref((self.out,), "f32")),
-            "i4": (memref((self.out, self.width // 2), "i8"), memref((self.out, self.width // max(1, self.group)), "f16")),
+            "i4": (
+                memref((self.out, self.width // 2), "i8"),
+                memref((self.out, self.width // max(1, self.group)), "f16"),
+            ),
         }.get(self.kind, (memref((self.out, self.width), self.kind),))
         return stored + ((memref((self.out,), self.x),) if self.bias else ())
 
@@ -145,7 +148,9 @@ class Product:
             weights: list[str] = []
             for at in runs:
                 byte = lines.let(f"arith.addi {byte_at}, {lines.index(at)} : index")
-                weights += self._halves(lines, lines.load("%w0", f"{row}, {byte}", self.weight_types[0], lanes, "i8"), joined)
+                weights += self._halves(
+                    lines, lines.load("%w0", f"{row}, {byte}", self.weight_types[0], lanes, "i8"), joined
+                )
             stored = lines.let(f"memref.load %w1[{row}, {group_at}] : {self.weight_types[1]}")
             scale = lines.splat(lines.let(f"arith.extf {stored} : f16 to f32"), held)
             for j, token in enumerate(x):

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from compiled_kernels.lanes import LaneError
-from compiled_kernels.triton_code.dots import dot, widened
+from compiled_kernels.triton_code.dots import dot, operand
 from compiled_kernels.triton_code.launch import Launch, blocks, check, power_below, power_of_two, processors, run
 
 ROW_BYTES = 8192  # of INT8 weights, half of INT4, that a program has under way in the one-row kernels
@@ -89,14 +89,10 @@ def one_row_int4(
 def columns_of(x, token, column, width, x_stride, EVEN: tl.constexpr):
     """x.T of these columns: [column, token]."""
     at = x + token[None, :] * x_stride + column[:, None]
-    if EVEN:
-        tile = tl.load(at)
-    else:
-        tile = tl.load(at, mask=(column < width)[:, None], other=0.0)
-    return tile
+    return tl.load(at) if EVEN else tl.load(at, mask=(column < width)[:, None], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "steps"])  # one kernel for all numbers of rows
 def product(
     x, weights, scales, bias, out, parts, tokens, width, outs, x_stride, steps,
     OUTS: tl.constexpr, TOKENS: tl.constexpr, BYTES: tl.constexpr, HALF: tl.constexpr, EVEN: tl.constexpr,
@@ -120,13 +116,13 @@ def product(
             scale = tl.load(scale_at) if EVEN else tl.load(scale_at, mask=(group * HALF < stride)[None, :], other=0.0)
             wide = tl.broadcast_to(scale.to(tl.float32)[:, :, None], [OUTS, BYTES // HALF, HALF])
             wide = tl.reshape(wide, [OUTS, BYTES])
-            low = (((codes & 15).to(tl.float32) - 8.0) * wide).to(x.dtype.element_ty)
-            high = (((codes >> 4).to(tl.float32) - 8.0) * wide).to(x.dtype.element_ty)
+            low = operand(((codes & 15).to(tl.float32) - 8.0) * wide, x.dtype.element_ty)
+            high = operand(((codes >> 4).to(tl.float32) - 8.0) * wide, x.dtype.element_ty)
             column = byte // HALF * (2 * HALF) + byte % HALF
             sums = dot(low, columns_of(x, token, column, width, x_stride, EVEN), sums)
             sums = dot(high, columns_of(x, token, column + HALF, width, x_stride, EVEN), sums)
         else:
-            sums = dot(widened(codes, x.dtype.element_ty), columns_of(x, token, byte, width, x_stride, EVEN), sums)
+            sums = dot(operand(codes, x.dtype.element_ty), columns_of(x, token, byte, width, x_stride, EVEN), sums)
     if not HALF:
         sums *= tl.load(scales + line).to(tl.float32)[:, None]
     at = token[None, :] * outs + line[:, None]
@@ -139,14 +135,15 @@ def product(
         tl.store(out + at, sums, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numbers", "splits"])
 def add_parts(
     parts, bias, out, numbers, outs, splits, SPLITS: tl.constexpr, NUMBERS: tl.constexpr, BIAS: tl.constexpr
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     split = tl.arange(0, SPLITS)
     inside = (split < splits)[:, None] & (at < numbers)[None, :]
-    result = tl.sum(tl.load(parts + split.to(tl.int64)[:, None] * numbers + at[None, :], mask=inside, other=0.0), axis=0)
+    part = tl.load(parts + split.to(tl.int64)[:, None] * numbers + at[None, :], mask=inside, other=0.0)
+    result = tl.sum(part, axis=0)
     if BIAS:
         result += tl.load(bias + at % outs, mask=at < numbers, other=0.0).to(tl.float32)
     tl.store(out + at, result, mask=at < numbers)
@@ -202,9 +199,10 @@ def _products(arguments: dict[str, Any], weights: Tensor, half: int, splits: int
     x, out, outs = arguments["x"], arguments["out"], arguments["outs"]
     tokens, width = x.shape
     few, narrow = tokens <= FEW, x.dtype.itemsize == 2
-    # Few rows: small tiles of long reads. Many: two warp groups of 64 outputs by up to 128 rows; float32 has no
-    # tensor cores here, and its tiles must fit the registers of plain arithmetic.
-    block_outs, most_tokens, size, warps = (64, FEW, 128, 4) if few else (128, 128, 64, 8) if narrow else (64, 64, 32, 4)
+    # Few rows: small tiles of long reads. Many: two warp groups of 64 outputs by up to 128 rows. float32 has no tensor
+    # cores here, and its tiles must fit the registers of plain arithmetic.
+    tensor_cores = (64, FEW, 128, 4) if few else (128, 128, 64, 8)
+    block_outs, most_tokens, size, warps = tensor_cores if narrow else (32, FEW, 16, 4)
     block_tokens = min(most_tokens, power_of_two(tokens, LEAST_DOT))
     size = max(half, LEAST_DOT, min(size, power_of_two(weights.shape[1])))
     steps = blocks(weights.shape[1], size)

@@ -53,9 +53,7 @@ def paged_attention(
     if lane is Lane.INDUCTOR and decode_only:
         return decode(q, keys, values, page_table, context_lengths, scale, mask, softcap, sink_logits)
     if lane is Lane.INDUCTOR and not torch.compiler.is_compiling():
-        return by_spans(
-            q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits
-        )
+        return by_spans(q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits)
     if lane is Lane.EAGER and not torch.compiler.is_compiling():
         return reference(q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits)
     # Walking spans reads their lengths, which no graph can: inside one, these lanes are opaque too.

@@ -179,7 +179,9 @@ return
             row = lines.let(f"arith.minui {slot}, {last} : index")
             token = lines.let(f"arith.addi %token, {lines.let(f'arith.divui {row}, {share} : index')} : index")
             tokens.append(token)
-            heads.append(lines.let(f"arith.addi {first_head}, {lines.let(f'arith.remui {row}, {share} : index')} : index"))
+            heads.append(
+                lines.let(f"arith.addi {first_head}, {lines.let(f'arith.remui {row}, {share} : index')} : index")
+            )
             positions.append(lines.let(f"arith.addi %before, {token} : index"))
         scores = self._scores(lines, tokens, heads)
         for i, position in enumerate(positions):
@@ -311,7 +313,9 @@ return
         for first in range(0, len(columns), most):
             run = [lines.index(at) for at in columns[first : first + most]]
             kind, count = f"vector<{lanes}xf32>", ROWS * len(run)
-            sums = [lines.load("%sums", f"{slot}, {column}", t["sums"], lanes, "f32") for slot in slots for column in run]
+            sums = [
+                lines.load("%sums", f"{slot}, {column}", t["sums"], lanes, "f32") for slot in slots for column in run
+            ]
             names = [f"%m{first}_{i}" for i in range(count)]
             kinds, ends = ", ".join([kind] * count), lines.index(BLOCK // self.each)
             initial = ", ".join(f"{name} = {start}" for name, start in zip(names, sums, strict=True))
@@ -320,7 +324,9 @@ return
             )
             value = [lines.load("%values", f"%at, %d, {column}", t["values"], lanes, self.packed) for column in run]
             if self.pairs:
-                value = [lines.let(f"vector.bitcast {v} : vector<{lanes}xi32> to vector<{2 * lanes}xbf16>") for v in value]
+                value = [
+                    lines.let(f"vector.bitcast {v} : vector<{lanes}xi32> to vector<{2 * lanes}xbf16>") for v in value
+                ]
             key = lines.let(f"arith.muli %d, {lines.index(self.each)} : index")
             new = []
             for i, place in enumerate(places):
@@ -381,7 +387,9 @@ return
 
     def _entry(self) -> str:
         t = self.types
-        sinks, sunk, sunk_type = (f"%sinks: {t['sinks']}, ", "%sinks, ", f"{t['sinks']}, ") if self.sink_logits else ("", "", "")
+        sinks, sunk, sunk_type = (
+            (f"%sinks: {t['sinks']}, ", "%sinks, ", f"{t['sinks']}, ") if self.sink_logits else ("", "", "")
+        )
         window = f"""
     %earliest = arith.addi %before, %token : index
     %reach = arith.constant {self.window} : index

@@ -108,7 +108,8 @@ return
             return loaded if self.pairs else lines.wide(loaded, lanes, self.kind)
 
         queries = [
-            [vector("%q", f"{lines.index(head)}, {column}", self.types["queries"]) for column in columns] for head in heads
+            [vector("%q", f"{lines.index(head)}, {column}", self.types["queries"]) for column in columns]
+            for head in heads
         ]
         zero = lines.let(f"arith.constant dense<0.0> : vector<{held}xf32>")
         lines.say("scf.for %o = %from to %to step %one {")
@@ -125,7 +126,10 @@ return
         offsets in use; what stands there is scored and then ignored."""
         columns = [lines.index(at) for at in range(0, self.dim, 32)]
         queries = [
-            [lines.load("%q", f"{lines.index(head)}, {column}", self.types["queries"], 32, "bf16") for column in columns]
+            [
+                lines.load("%q", f"{lines.index(head)}, {column}", self.types["queries"], 32, "bf16")
+                for column in columns
+            ]
             for head in heads
         ]
         zero = lines.let("arith.constant dense<0.0> : vector<16xf32>")
@@ -199,7 +203,8 @@ return
         """c tanh(score / c), with tanh x = 1 - 2 / (exp(2x) + 1)."""
         kind = f"vector<{self.run}xf32>"
         double, one, two, cap = (
-            lines.let(f"arith.constant dense<{number(value)}> : {kind}") for value in (2 / self.softcap, 1.0, 2.0, self.softcap)
+            lines.let(f"arith.constant dense<{number(value)}> : {kind}")
+            for value in (2 / self.softcap, 1.0, 2.0, self.softcap)
         )
         power = lines.let(f"func.call @exp({lines.let(f'arith.mulf {score}, {double} : {kind}')}) : ({kind}) -> {kind}")
         part = lines.let(f"arith.divf {two}, {lines.let(f'arith.addf {power}, {one} : {kind}')} : {kind}")
@@ -231,7 +236,9 @@ return
                 f"%r{mark}:{len(sums)} = scf.for %o = {single} to %to step %one iter_args({heads}) -> ({kinds}) {{"
             )
             value = [
-                lines.wide(lines.load("%v", f"%page, %group, %o, {c}", self.types["pages"], lanes, self.kind), lanes, self.kind)
+                lines.wide(
+                    lines.load("%v", f"%page, %group, %o, {c}", self.types["pages"], lanes, self.kind), lanes, self.kind
+                )
                 for c in run
             ]
             new = []
@@ -260,7 +267,8 @@ return
         values = []
         for column in run[::2]:
             both = [
-                lines.load("%v", f"%page, %group, {o}, {column}", self.types["pages"], 32, "bf16") for o in ("%o", partner)
+                lines.load("%v", f"%page, %group, {o}, {column}", self.types["pages"], 32, "bf16")
+                for o in ("%o", partner)
             ]
             woven = lines.let(f"vector.interleave {both[0]}, {both[1]} : vector<32xbf16> -> vector<64xbf16>")
             for at in (0, 32):

@@ -66,13 +66,17 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, m
     return rearrange(mixed, "1 head token dim -> token head dim")
 
 
-def eager_form(q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits) -> Tensor:
+def eager_form(
+    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits
+) -> Tensor:
     """The specification as an operation that a graph may hold."""
     mask = SlidingWindow(window, sinks) if window else Causal()
     return reference(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits)
 
 
-def inductor_form(q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits) -> Tensor:
+def inductor_form(
+    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits
+) -> Tensor:
     """`by_spans` as an operation that a graph may hold."""
     mask = SlidingWindow(window, sinks) if window else Causal()
     return by_spans(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits)

@@ -203,7 +203,10 @@ def test_a_name_that_is_nothing(name: str, told: str) -> None:
     [
         ({"dtype": "flaot32"}, "unknown dtype 'flaot32'; did you mean 'float32'"),
         ({"dtype": torch.int8}, "unknown dtype 'int8'"),
-        ({"lane": "egaer"}, "unknown lane 'egaer'; did you mean 'eager'[?]; known here: auto, eager, inductor, triton, mlir"),
+        (
+            {"lane": "egaer"},
+            "unknown lane 'egaer'; did you mean 'eager'[?]; known here: auto, eager, inductor, triton, mlir",
+        ),
         ({"device": "cdua"}, "device 'cdua' does not work here"),
         ({"device": "cuda:77"}, "device 'cuda:77' does not work here .*; cpu always does"),
         ({"overflow": "wrap"}, "unknown overflow 'wrap'; known: refuse, cut_oldest"),

@@ -43,7 +43,9 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
     generate(ours, [request(f"{seed}-{i}", 3 + 5 * i, 4 + i) for i in range(together + 1)])
 
 
-@pytest.mark.parametrize("format", [WeightFormat.of("int8"), WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)])
+@pytest.mark.parametrize(
+    "format", [WeightFormat.of("int8"), WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)]
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:
     """The oracle multiplies with the same quantized values, made dense."""

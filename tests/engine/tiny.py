@@ -27,9 +27,7 @@ def layer(heads: int = 2, groups: int = 1, dim: int = 4, window: int | None = No
 
 def spec_of(*layers: LayerKind, tied: bool = True, end_ids: tuple[int, ...] = ()) -> ModelSpec:
     kinds = layers or (layer(), layer())
-    return ModelSpec(
-        name="tiny", vocab=VOCAB, width=8, layers=kinds, context=CONTEXT, tied=tied, end_ids=end_ids
-    )
+    return ModelSpec(name="tiny", vocab=VOCAB, width=8, layers=kinds, context=CONTEXT, tied=tied, end_ids=end_ids)
 
 
 specs = st.builds(

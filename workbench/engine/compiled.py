@@ -59,9 +59,7 @@ class CompiledExecutor:
         wanted[:samples] = batch.sample_rows
         return self._head(self.model, x[wanted])[:samples]
 
-    def _mixed(
-        self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer
-    ) -> Tensor:
+    def _mixed(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
         q, k, v = self._before(block, x, cos, sin)
         cache.write(k, v, batch)
         attention = block.attention

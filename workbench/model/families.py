@@ -138,9 +138,7 @@ def _head_dim(config: Fields, width: int, heads: int) -> int:
 
 def _refuse_what_is_not_carried_out(config: Fields) -> None:
     architectures = config.get("architectures")
-    if architectures is not None and (
-        not isinstance(architectures, list) or "LlamaForCausalLM" not in architectures
-    ):
+    if architectures is not None and (not isinstance(architectures, list) or "LlamaForCausalLM" not in architectures):
         raise config.wrong("architectures", architectures, '["LlamaForCausalLM"]')
     activation = config.get("hidden_act")
     if activation not in (None, "silu"):

@@ -41,9 +41,7 @@ def _read(config: Fields, fields: Fields) -> Rotary:
     _refuse_partial(fields)
     kind = fields.get("rope_type") or fields.get("type") or "default"
     if kind not in KINDS:
-        raise WorkbenchError(
-            f"{fields.where}: rope type {kind!r} is not carried out; read: {', '.join(KINDS)}"
-        )
+        raise WorkbenchError(f"{fields.where}: rope type {kind!r} is not carried out; read: {', '.join(KINDS)}")
     base = _base(config, fields)
     if kind == "linear":
         return Rotary(base=base, scaling=RotaryScaling(kind="linear", factor=fields.number("factor")))

@@ -47,9 +47,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             start = stream.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
             if start == b"version ":
-                raise WorkbenchError(
-                    f"{file}: is a Git LFS pointer, not the weights; run `git lfs pull` there"
-                )
+                raise WorkbenchError(f"{file}: is a Git LFS pointer, not the weights; run `git lfs pull` there")
             if len(start) < 8 or length > size - 8:
                 raise WorkbenchError(f"{file}: is cut short in its header ({size:,} bytes); {_AGAIN}")
             if length > MOST_HEADER_BYTES:
@@ -86,9 +84,7 @@ def _entries(file: Path, header: object, data_bytes: int) -> dict[str, StoredTen
             raise corrupt(file, f"the header's entry for {name} is malformed") from error
         found[name] = StoredTensor(file, dtype, shape)
     if promised > data_bytes:
-        raise WorkbenchError(
-            f"{file}: is cut short ({data_bytes:,} of {promised:,} bytes of data are there); {_AGAIN}"
-        )
+        raise WorkbenchError(f"{file}: is cut short ({data_bytes:,} of {promised:,} bytes of data are there); {_AGAIN}")
     return found
 
 

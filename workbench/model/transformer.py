@@ -23,9 +23,7 @@ DENSE = WeightFormat()
 RunBlock = Callable[[Block, Tensor, Tensor, Tensor, TokenBatch, DenseLayer], Tensor]
 
 
-def run_block(
-    block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer
-) -> Tensor:
+def run_block(block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
     return block(x, cos, sin, batch, cache)
 
 
@@ -97,7 +95,9 @@ class Transformer(nn.Module):
     def value_bytes(self) -> tuple[float, float]:
         """Bytes that a value of a matrix takes, scales included: in the blocks, and in the head."""
         linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
-        stored = sum(linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears)
+        stored = sum(
+            linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
+        )
         values = sum(linear.width * linear.weight.shape[0] for linear in linears)
         return stored / values, self.head_bytes / (self.spec.vocab * self.spec.width)
 

@@ -76,9 +76,7 @@ def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wante
     missing = [part.name for part in wanted if part.name not in stored]
     extra = [name for name in stored if name not in known and not _harmless(name, spec)]
     if missing or extra:
-        faults = [
-            f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has extra", extra)) if names
-        ]
+        faults = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has extra", extra)) if names]
         if missing == ["lm_head.weight"]:
             faults.append("if the head is the embedding, config.json must say tie_word_embeddings: true")
         raise WorkbenchError(f"{folder}: the weights are not those of config.json ({'; '.join(faults)})")
@@ -86,9 +84,7 @@ def _check(folder: Path, spec: ModelSpec, stored: dict[str, StoredTensor], wante
         tensor = stored[part.name]
         if tensor.shape != part.shape:
             shape, right = list(tensor.shape), list(part.shape)
-            raise WorkbenchError(
-                f"{tensor.file}: {part.name} has shape {shape}, config.json asks for {right}"
-            )
+            raise WorkbenchError(f"{tensor.file}: {part.name} has shape {shape}, config.json asks for {right}")
         if tensor.dtype not in READABLE:
             raise WorkbenchError(
                 f"{tensor.file}: {part.name} is stored as {tensor.dtype}; read are {', '.join(READABLE)}: "
