@@ -64,7 +64,10 @@ class MlirExecutor:
             self.steps[rows] = MlirStep(self.model, self.store, rows)
         with torch.inference_mode():
             batch = pack(plan, self.store.page_size, self.model.device, rows)
-            return self.steps[rows](batch)[batch.sample_rows]
+            logits = self.steps[rows](batch)
+            # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
+            samples = len(batch.sample_rows)
+            return logits[:samples] if samples == len(plan.spans) else logits[batch.sample_rows]
 
 
 def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block") -> Executor:
