@@ -97,7 +97,7 @@ def case_of(suite: Suite, name: str | None) -> Case:
 
 def known(kind: str, word: str, words: Iterable[str]) -> str:
     """`word`, where it is one of `words`; else LaneError with the nearest and all of them."""
-    words = list(words)
+    words = [str(each) for each in words]
     if word in words:
         return word
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)

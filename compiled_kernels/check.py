@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from compiled_kernels.cases import Case, Suite, disagreement, suite_of, suites
 from compiled_kernels.compiled import one_call
 from compiled_kernels.gaps import known_gap
-from compiled_kernels.interpreted import needs_interpreter, rows_of_interpreter
+from compiled_kernels.interpreted import interpreting, needs_interpreter
 from compiled_kernels.lanes import Lane, LaneError, interpreted, lane_problems
 
 ON_CUDA = (Lane.TRITON,)  # lanes whose kernels are for a GPU, and take tensors that lie there
@@ -21,7 +22,8 @@ ON_CUDA = (Lane.TRITON,)  # lanes whose kernels are for a GPU, and take tensors 
 class Row:
     """One case on one lane: `status` is `ok`, `gap` or `failed`, and `reason` says why it is not ok.
 
-    `form` is how it ran: `as written`, `compiled` (one graph), `interpreted` (by Triton, on the CPU), or nothing.
+    `form` is how it ran: `as written`, `compiled` (in one graph), `by hand` (a kernel), `interpreted` (a kernel in
+    Triton's interpreter), or nothing.
     """
 
     operator: str
@@ -38,42 +40,58 @@ def check(
     """A row for each operator, lane and case, as they are found; a lane that does not work here is a gap.
 
     `compiled` compiles what the lane inductor would (the first time, minutes), else its traced form runs as
-    written. `interpret` runs Triton's kernels in its interpreter, in a process of their own, where no GPU is at
-    hand. Raises LaneError for an unknown operator.
+    written. `interpret` runs Triton's kernels in its interpreter where no GPU is at hand, in a process of its own
+    meanwhile; their rows come last. Raises LaneError for an unknown operator.
     """
-    for suite in suites() if operator is None else (suite_of(operator),):
-        for lane in lanes:
-            if lane is Lane.TRITON and interpret and needs_interpreter():
-                yield from (Row(**row) for row in rows_of_interpreter(suite.operator))
-            else:
-                yield from _rows(suite, lane, compiled and lane is Lane.INDUCTOR)
+    chosen = suites() if operator is None else (suite_of(operator),)
+    asked = tuple(lanes)
+    apart = interpret and Lane.TRITON in asked and needs_interpreter()
+    with interpreting([suite.operator for suite in chosen]) if apart else nullcontext(()) as interpreted_rows:
+        for suite in chosen:
+            for lane in asked:
+                if not (apart and lane is Lane.TRITON):
+                    yield from _rows(suite, lane, compiled and lane is Lane.INDUCTOR)
+        yield from (Row(**row) for row in interpreted_rows)
 
 
 def _rows(suite: Suite, lane: Lane, compiled: bool) -> Iterator[Row]:
     form = one_call(suite, lane) if compiled else None
-    how = "compiled" if compiled else "interpreted" if lane is Lane.TRITON and interpreted() else "as written"
     for case in suite.cases:
         status, reason = verdict(suite, case, lane, form)
-        yield Row(suite.operator, str(lane), case.name, status, reason, "" if lane_problems()[lane] else how)
+        yield Row(suite.operator, str(lane), case.name, status, reason, _form(lane, compiled))
+
+
+def _form(lane: Lane, compiled: bool) -> str:
+    if lane_problems()[lane]:
+        return ""
+    if lane in (Lane.EAGER, Lane.INDUCTOR):
+        return "compiled" if compiled else "as written"
+    return "interpreted" if lane is Lane.TRITON and interpreted() else "by hand"
 
 
 def verdict(suite: Suite, case: Case, lane: Lane, form: Callable[..., Any] | None = None) -> tuple[str, str]:
-    """(status, reason) of one case; `form(*inputs)` is the lane's call, compiled."""
+    """(status, reason) of one case; `form(*inputs)` is the lane's call, compiled. What has a gap there alone must be
+    right as written."""
     gap = known_gap(suite.operator, lane, case.name, compiled=form is not None)
     if problem := lane_problems()[lane]:
         return "gap", gap.reason if gap else problem
-    try:
-        inputs = moved(suite.make(case), device_of(lane))
-        wrong = disagreement(suite, case, inputs, lane, form)
-    except LaneError as error:
-        wrong = str(error)
-    except Exception as error:  # whatever a kernel throws is its failure, and the rest goes on
-        wrong = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    if wrong and gap:
+    wrong = _wrong(suite, case, lane, form)
+    if gap and not wrong:
+        return "failed", f"this gap has closed; take it out of the table: {gap.reason}"
+    if gap and gap.compiled and (wrong := _wrong(suite, case, lane, None)):
+        return "failed", f"as written: {wrong}"
+    if gap:
         return "gap", gap.reason
-    if wrong:
-        return "failed", wrong
-    return ("failed", f"this gap has closed; take it out of the table: {gap.reason}") if gap else ("ok", "")
+    return ("failed", wrong) if wrong else ("ok", "")
+
+
+def _wrong(suite: Suite, case: Case, lane: Lane, form: Callable[..., Any] | None) -> str | None:
+    try:
+        return disagreement(suite, case, moved(suite.make(case), device_of(lane)), lane, form)
+    except LaneError as error:
+        return str(error)
+    except Exception as error:  # whatever a kernel throws is its failure, and the rest goes on
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def device_of(lane: Lane) -> str:

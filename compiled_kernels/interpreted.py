@@ -1,4 +1,4 @@
-"""Triton's interpreter, which a process has on or off from its start: the check of that lane in a process of its own."""
+"""Triton's interpreter, which a process has on or off from its start: that lane's check in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -21,30 +24,42 @@ def needs_interpreter() -> bool:
     return bool(importlib.util.find_spec("triton")) and not interpreted() and not torch.cuda.is_available()
 
 
-def rows_of_interpreter(operator: str) -> Iterator[dict]:
-    """The fields of `check`'s rows of the lane triton, interpreted, as they are found. Raises LaneError if the
-    process breaks."""
+@contextmanager
+def interpreting(operators: Sequence[str]) -> Iterator[Iterator[dict]]:
+    """Check the lane triton, interpreted, while the caller does something else; gives the fields of `check`'s rows.
+
+    They come as they are found, one operator after another. Reading them raises LaneError if the process breaks.
+    """
     place = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
     surroundings = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": place}
-    command = [sys.executable, "-m", "compiled_kernels.interpreted", operator]
-    with subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "compiled_kernels.interpreted", *operators]
+    with (
+        tempfile.TemporaryFile() as words,
+        subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=words, text=True) as process,
+    ):
         try:
-            yield from map(json.loads, process.stdout or ())
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise LaneError(f"lane triton: the interpreter's process ended with {process.returncode} in {operator}")
+            yield _rows(process, words)
+        finally:
+            process.kill()  # nothing, where it has ended
 
 
-def main(operator: str) -> None:
+def _rows(process: subprocess.Popen, words: IO[bytes]) -> Iterator[dict]:
+    yield from map(json.loads, process.stdout or ())
+    if process.wait():
+        words.seek(0)
+        last = words.read().decode(errors="replace").strip().splitlines()[-1:]
+        raise LaneError(f"lane triton: the interpreter's process ended with {process.returncode}: {' '.join(last)}")
+
+
+def main(operators: Sequence[str]) -> None:
     from compiled_kernels.check import check
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a kernel prints is no row
-    for row in check((Lane.TRITON,), operator):
-        print(json.dumps(asdict(row)), file=answers)
+    for operator in operators:
+        for row in check((Lane.TRITON,), operator):
+            print(json.dumps(asdict(row)), file=answers)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

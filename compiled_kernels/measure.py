@@ -1,7 +1,7 @@
 """Lanes of one case timed beside each other: in turn, on data from where it comes from in a model, medians.
 
-A lane is timed as a model runs it, several calls in one compiled graph; the lane eager runs them one by one. One that is
-not correct is not timed.
+A lane is timed as a model runs it, several calls in one compiled graph; the lane eager runs them one by one. One that
+is not correct is not timed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measure(
         device = device_of(lane)
         if device not in copies:
             copies[device] = [[_copied(moved(inputs, device)) for _ in range(calls)] for _ in range(groups)]
-        form = many_calls(suite, lane)
+        form = many_calls(suite, case, lane)
         if reason := _refusal(suite, case, lane, form, copies[device][0]):
             refused[lane] = reason
         else:
@@ -135,10 +135,12 @@ def _refusal(
         return problem
     if lane is Lane.TRITON and interpreted():
         return "interpreted: what it takes says nothing of the kernel"
-    if gap := known_gap(suite.operator, lane, case.name, compiled=True):
+    if gap := known_gap(suite.operator, lane, case.name):
         return gap.reason
     try:
         with compiling():
+            form(copies)
+        with _quick_calls():
             outputs = form(copies)
         wrong = (disagreement(suite, case, copies[at], lane, lambda *_, at=at: outputs[at]) for at in (0, -1))
         return next(filter(None, wrong), "")

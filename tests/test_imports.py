@@ -21,6 +21,7 @@ ORDER = [
     ("workbench.sampling",),
     ("workbench.engine",),
     ("workbench.study",),
+    ("workbench.peers",),
     ("workbench.testing",),
     ("experiments",),
     ("workbench.cli",),

@@ -3,7 +3,22 @@
 Importing this package imports neither torch-mlir nor IREE; what is compiled already needs neither to run.
 """
 
-from compiled_kernels.mlir.compile import compile_text
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compiled_kernels.mlir.compile import compile_function, compile_text
 from compiled_kernels.mlir.execute import Kernel
 
-__all__ = ["Kernel", "compile_text"]
+if TYPE_CHECKING:
+    from compiled_kernels.cases import Case
+    from compiled_kernels.mlir.show import Shown
+
+__all__ = ["Kernel", "compile_function", "compile_text", "stages"]
+
+
+def stages(operator: str, case: Case | None = None) -> Shown:
+    """The stages of the code that runs a case, with its artifact's digest (see show.py)."""
+    from compiled_kernels.mlir import show
+
+    return show.stages(operator, case)

@@ -64,6 +64,19 @@ class Artifacts:
         return paths
 
 
+    def name(self, recipe: str, key: str) -> None:
+        """Note that `recipe`, cheap to compute, leads to the entry `key`. May raise OSError."""
+        _write(self.directory / f"{recipe}.name", key.encode())
+
+    def named(self, recipe: str) -> str | None:
+        """The entry a recipe led to; None where that is not known."""
+        try:
+            key = (self.directory / f"{recipe}.name").read_text()
+        except (OSError, ValueError):
+            return None
+        return key if len(key) == 64 and set(key) <= set("0123456789abcdef") else None
+
+
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all, whoever else writes it: never into a file that another process may have mapped."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +98,7 @@ def _checksum(path: Path) -> str:
 @cache
 def machine() -> dict[str, str]:
     """What compiled code depends on besides its source: compiler versions, CPU model and features."""
-    return {"machine": platform.machine(), **_cpu(), **{name: _version(name) for name in ("torch-mlir", "torch")}}
+    return {"machine": platform.machine(), **_cpu(), **{name: version_of(name) for name in ("torch-mlir", "torch")}}
 
 
 def _cpu() -> dict[str, str]:
@@ -99,7 +112,8 @@ def _cpu() -> dict[str, str]:
     return {"model": known.get("model name", platform.processor()), "features": features}
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The installed version of a package; empty where it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -7,15 +7,18 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from compiled_kernels.lanes import LaneError
 from compiled_kernels.mlir.artifacts import Artifacts, cache_directory, key_of
-from compiled_kernels.mlir.execute import Code, Engine, Kernel, SharedObject, _open_globally
-from compiled_kernels.mlir.pipeline import passes_to_llvm
+from compiled_kernels.mlir.execute import Code, Engine, Kernel, SharedObject, open_globally
+from compiled_kernels.mlir.lower import lower, sources
+from compiled_kernels.mlir.pipeline import passes, passes_to_llvm
 
 OPT_LEVEL = 3
 
@@ -36,29 +39,67 @@ def compile_text(
     text came through, kept with it. `directory` is where artifacts lie, by default the user's cache.
     Raises LaneError with MLIR's message where the text does not compile.
     """
-    return _compiled(text, entry, lowered_from, libraries, directory or cache_directory(), tuple((before or {}).items()))
+    earlier = tuple((before or {}).items())
+    return _compiled(text, entry, lowered_from, libraries, directory or cache_directory(), earlier)
+
+
+def compile_function(
+    function: Callable[..., Any],
+    examples: Iterable[Tensor],
+    name: str,
+    *,
+    recipe: Mapping[str, object],
+    lanes: int = 0,
+    directory: Path | None = None,
+) -> Kernel:
+    """A torch function for the shapes of `examples`: bare pointers of the inputs, then of the results.
+
+    `recipe` must tell everything that decides what `function` computes; where it was compiled before, on this machine
+    and from these sources, torch-mlir is not even imported. `lanes` as in `lower`.
+    """
+    examples = tuple(examples)
+    shapes = [(list(each.shape), str(each.dtype)) for each in examples]
+    artifacts = Artifacts(directory or cache_directory())
+    cooked = key_of(recipe=dict(recipe), name=name, shapes=shapes, lanes=lanes, sources=sources())
+    if (key := artifacts.named(cooked)) and (paths := artifacts.load(key)):
+        return Kernel(name, key, _loaded(paths, ()), paths.get("library"), paths["stages"])
+    stages = lower(function, examples, name, lanes)
+    kernel = compile_text(
+        stages.pop("bufferized"), name, lowered_from="bufferized", directory=artifacts.directory, before=stages
+    )
+    try:
+        artifacts.name(cooked, kernel.digest)
+    except OSError as error:
+        _not_kept(error)
+    return kernel
 
 
 @cache
 def _compiled(
     text: str, entry: str, level: str, libraries: tuple[str, ...], directory: Path, before: tuple[tuple[str, str], ...]
 ) -> Kernel:
-    key = key_of(text=text, passes=passes_to_llvm(level), opt_level=OPT_LEVEL, linker=linker() is not None)
+    content = {"text": text, "before": before, "passes": passes_to_llvm(level), "linked": linker() is not None}
+    key = key_of(**content, opt_level=OPT_LEVEL)
     artifacts = Artifacts(directory)
-    if (paths := artifacts.load(key)) is None:
-        stages, engine, library = _build(text, level, libraries)
-        stages = {**dict(before), **stages}
-        files = {"stages": (json.dumps(stages).encode(), ".json")}
-        if library is not None:
-            files["library"] = (library, ".so")
-        try:
-            paths = artifacts.store(key, files)
-        except OSError as error:
-            warnings.warn(f"mlir: compiled code is not kept on disk ({error})", stacklevel=2)
-            return Kernel(entry, key, Engine(engine), None, stages)
-        if library is None:
-            return Kernel(entry, key, Engine(engine), None, stages)
-    return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])
+    if paths := artifacts.load(key):
+        return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])
+    llvm = run_passes(text, passes_to_llvm(level))
+    engine = engine_of(llvm, libraries)
+    stages = {**dict(before), level: text, "llvm": llvm}
+    files = {"stages": (json.dumps(stages).encode(), ".json")}
+    if (library := _linked(engine)) is not None:
+        files["library"] = (library, ".so")
+    try:
+        paths = artifacts.store(key, files)
+    except OSError as error:
+        _not_kept(error)
+        return Kernel(entry, key, Engine(engine), None, stages)
+    code = _loaded(paths, libraries) if library is not None else Engine(engine)
+    return Kernel(entry, key, code, paths.get("library"), paths["stages"])
+
+
+def _not_kept(error: OSError) -> None:
+    warnings.warn(f"mlir: compiled code is not kept on disk ({error})", stacklevel=3)
 
 
 def _loaded(paths: Mapping[str, Path], libraries: tuple[str, ...]) -> Code:
@@ -67,23 +108,16 @@ def _loaded(paths: Mapping[str, Path], libraries: tuple[str, ...]) -> Code:
     return Engine(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
 
 
-def _build(text: str, level: str, libraries: tuple[str, ...]) -> tuple[dict[str, str], Any, bytes | None]:
-    llvm = run_passes(text, passes_to_llvm(level))
-    engine = engine_of(llvm, libraries)
-    return {level: text, "llvm": llvm}, engine, _linked(engine)
-
-
-def run_passes(text: str, passes: str) -> str:
-    """The module after `passes`; raises LaneError with MLIR's message."""
+def run_passes(text: str, pipeline: str) -> str:
+    """The module of `text` after `pipeline`; raises LaneError with MLIR's message."""
     from torch_mlir.ir import Context, Location, MLIRError, Module
-    from torch_mlir.passmanager import PassManager
 
     with Context(), Location.unknown():
         try:
             module = Module.parse(text)
-            PassManager.parse(f"builtin.module({passes})").run(module.operation)
         except MLIRError as error:
             raise LaneError(f"mlir: {' '.join(str(error).split())[:600]}") from None
+        passes(module, pipeline)
         return str(module)
 
 
@@ -92,10 +126,12 @@ def engine_of(llvm: str, libraries: tuple[str, ...]) -> Any:
     from torch_mlir.execution_engine import ExecutionEngine
     from torch_mlir.ir import Context, Location, Module
 
-    _open_globally(libraries)
+    open_globally(libraries)
     with Context(), Location.unknown():
-        module = Module.parse(llvm)
-        return ExecutionEngine(module, opt_level=OPT_LEVEL, shared_libs=list(libraries), enable_pic=True)
+        try:
+            return ExecutionEngine(Module.parse(llvm), opt_level=OPT_LEVEL, shared_libs=list(libraries), enable_pic=True)
+        except RuntimeError as error:
+            raise LaneError(f"mlir: LLVM does not compile this module: {' '.join(str(error).split())[:300]}") from None
 
 
 @cache
@@ -103,7 +139,7 @@ def linker() -> tuple[str, ...] | None:
     """The command that makes a shared object, without its files; None where this machine has none."""
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
-            return (path, "-shared", "-Wl,-Bsymbolic", "-Wl,--no-as-needed")
+            return (path, "-shared", "-Wl,-Bsymbolic")
     for name in ("ld", "ld.lld"):
         if path := shutil.which(name):
             return (path, "-shared", "-Bsymbolic")
@@ -114,12 +150,12 @@ def _linked(engine: Any) -> bytes | None:
     command = linker()
     if command is None:
         return None
+    mathematics = ["-lm"] if "-Wl,-Bsymbolic" in command else []
     with tempfile.TemporaryDirectory() as folder:
         compiled, shared = f"{folder}/kernel.o", f"{folder}/kernel.so"
         engine.dump_to_object_file(compiled)
-        mathematics = ["-lm"] if "-Wl,-Bsymbolic" in command else []
-        arguments = [*command, compiled, "-o", shared, *mathematics]
-        run = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        line = [*command, compiled, "-o", shared, *mathematics]
+        run = subprocess.run(line, capture_output=True, text=True, check=False)
         if run.returncode:
             raise LaneError(f"mlir: the linker failed: {' '.join(run.stderr.split())[:300]}")
         return Path(shared).read_bytes()

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from compiled_kernels.lanes import LaneError
+
 
 class Code(Protocol):
     """Machine code, in memory."""
@@ -29,16 +31,22 @@ class SharedObject:
     """Code that a linker made a shared object of; neither MLIR nor LLVM is needed to run it."""
 
     def __init__(self, path: Path, libraries: tuple[str, ...] = ()):
-        _open_globally(libraries)
+        open_globally(libraries)
         self.library = ctypes.CDLL(str(path))
 
     def packed(self, function: str) -> int:
-        return ctypes.cast(self.library[f"_mlir_{function}"], ctypes.c_void_p).value or 0
+        return ctypes.cast(self._found(f"_mlir_{function}"), ctypes.c_void_p).value or 0
 
     def callable(self, function: str, arguments: int) -> Callable[..., None]:
-        call = self.library[function]
+        call = self._found(function)
         call.argtypes, call.restype = [ctypes.c_void_p] * arguments, None
         return call
+
+    def _found(self, symbol: str) -> Any:
+        try:
+            return self.library[symbol]
+        except AttributeError:
+            raise LaneError(f"mlir: the compiled module has no function {symbol.removeprefix('_mlir_')!r}") from None
 
 
 class Engine:
@@ -48,7 +56,9 @@ class Engine:
         self.engine = engine
 
     def packed(self, function: str) -> int:
-        return self.engine.raw_lookup(function)
+        if not (address := self.engine.raw_lookup(function)):
+            raise LaneError(f"mlir: the compiled module has no function {function!r}")
+        return address
 
     def callable(self, function: str, arguments: int) -> Callable[..., None]:
         call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.packed(function))
@@ -61,6 +71,14 @@ class Engine:
             call(pointers(*range(first, first + arguments * step, step)))
 
         return run
+
+
+class Stages(dict[str, str]):
+    """The text of each stage by its name, in order; `digest` names the artifact they were read from."""
+
+    def __init__(self, digest: str, texts: Mapping[str, str]):
+        super().__init__(texts)
+        self.digest = digest
 
 
 @dataclass(frozen=True)
@@ -86,15 +104,14 @@ class Kernel:
         return self.code.callable(name or self.entry, arguments)
 
     @cached_property
-    def stages(self) -> Mapping[str, str]:
+    def stages(self) -> Stages:
         """The text of each stage the code went through; `asm` is what the shared object holds."""
-        texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else dict(self.texts)
-        if self.library is not None and (assembly := _disassembled(self.library)):
-            texts["asm"] = assembly
-        return texts
+        texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else self.texts
+        assembly = "" if self.library is None else _disassembled(self.library)
+        return Stages(self.digest, {**texts, **({"asm": assembly} if assembly else {})})
 
 
-def _open_globally(libraries: tuple[str, ...]) -> None:
+def open_globally(libraries: tuple[str, ...]) -> None:
     for library in libraries:
         ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
 

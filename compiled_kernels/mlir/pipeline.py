@@ -1,34 +1,60 @@
 """The passes between the levels of MLIR, as text that MLIR's pass manager parses.
 
-Levels, each lowered from by what follows it: `linalg` (on tensors), `bufferized` (linalg on memrefs), `vector`
+Levels, each lowered from by what follows it: `linalg` (on tensors), `bufferized` (linalg or scf on memrefs), `vector`
 (vector, scf, memref, arith, math), `llvm`.
 """
 
 from __future__ import annotations
 
-LEVELS = ("linalg", "bufferized", "vector", "llvm")
+from typing import Any
 
+from compiled_kernels.lanes import LaneError
+from compiled_kernels.mlir.artifacts import machine
+
+TO_LINALG = "torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline"
+NAMELESS = "func.func(linalg-generalize-named-ops,linalg-fold-unit-extent-dims,canonicalize,cse)"
 FUSE = (
-    "func.func(linalg-generalize-named-ops,linalg-fuse-elementwise-ops,linalg-fold-unit-extent-dims,canonicalize,cse,"
-    "linalg-fuse-elementwise-ops),eliminate-empty-tensors,canonicalize,cse"
+    "func.func(linalg-fuse-elementwise-ops,linalg-fold-unit-extent-dims,canonicalize,cse,linalg-fuse-elementwise-ops,"
+    "canonicalize,cse)"
 )
+# Powers as products before the fast-math flags are set, so that they fuse with the additions around them.
+SIMPLER_MATH = "func.func(math-expand-ops{ops=fpowi,rsqrt})"
+# Results are arguments already (see rewrites.py), so nothing is allocated but what lies between two loops.
 BUFFERIZE = (
-    "one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map},canonicalize,cse,"
-    "buffer-results-to-out-params{hoist-static-allocs=1 modify-public-functions=1},buffer-deallocation-pipeline,"
-    "canonicalize,cse"
+    "eliminate-empty-tensors,one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map},"
+    "canonicalize,cse,drop-equivalent-buffer-results{modify-public-functions=1},func.func(buffer-loop-hoisting),"
+    "buffer-deallocation-pipeline,canonicalize,cse"
 )
-LOOPS = "convert-bufferization-to-memref,func.func(convert-linalg-to-loops,promote-buffers-to-stack)"
-TO_LLVM = (
-    "canonicalize,cse,convert-vector-to-scf,lower-affine,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
-    "arith-expand,math-expand-ops{ops=rsqrt,exp2f,fpowi},convert-vector-to-llvm{reassociate-fp-reductions=1},"
-    "convert-math-to-llvm,convert-math-to-libm,finalize-memref-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"
-    "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
-    "reconcile-unrealized-casts"
-)
+LOOPS = "convert-bufferization-to-memref,func.func(scf-forall-to-for,convert-linalg-to-loops,promote-buffers-to-stack)"
+
+
+def passes(module: Any, text: str) -> None:
+    """Run a pass pipeline on `module`, in place; raises LaneError with MLIR's message."""
+    from torch_mlir.ir import Location, MLIRError
+    from torch_mlir.passmanager import PassManager
+
+    with module.context, Location.unknown():
+        try:
+            PassManager.parse(f"builtin.module({text})").run(module.operation)
+        except MLIRError as error:
+            raise LaneError(f"mlir: {' '.join(str(error).split())[:600]}") from None
 
 
 def passes_to_llvm(level: str) -> str:
     """The pipeline from `level` (`bufferized` or `vector`) down to the LLVM dialect."""
     if level not in ("bufferized", "vector"):
         raise ValueError(f"no pass pipeline lowers from {level!r}; known here: bufferized, vector")
-    return f"{LOOPS},{TO_LLVM}" if level == "bufferized" else TO_LLVM
+    return f"{LOOPS},{_to_llvm()}" if level == "bufferized" else _to_llvm()
+
+
+def _to_llvm() -> str:
+    # Without instructions for bfloat16, LLVM would call a library for each conversion.
+    bfloat16 = "" if "avx512_bf16" in machine().get("features", "") else "{include-bf16=true}"
+    return (
+        "canonicalize,cse,convert-vector-to-scf,lower-affine,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
+        f"arith-expand{bfloat16},func.func(math-expand-ops{{ops=rsqrt,exp2f,fpowi}}),"
+        "convert-vector-to-llvm{reassociate-fp-reductions=1},convert-math-to-llvm,convert-math-to-libm,"
+        "finalize-memref-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"
+        "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"
+        "reconcile-unrealized-casts"
+    )

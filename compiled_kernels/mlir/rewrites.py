@@ -6,18 +6,21 @@ import math
 from typing import Any
 
 # What a reduction may do in another order, and no more: NaN and infinity keep their meaning (masks are made of them).
-FASTMATH = "#arith.fastmath<reassoc,nsz,arcp,contract>"
+REORDERED = "#arith.fastmath<reassoc,nsz,arcp,contract>"
+# A product and a sum as one instruction, in the order written: the two parts of ln 2 must stay two.
+AS_WRITTEN = "#arith.fastmath<contract>"
 
 LOG2_E = 1 / math.log(2)
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first times any exponent is exact in float32
-EXP_TERMS = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720)  # of Taylor's series: 2.3e-8 of the value within ln(2) / 2
+# (exp(r) - 1 - r) / r² at Chebyshev nodes over |r| <= ln(2) / 2, in float32: exp(r) to 1.1e-8 of its value.
+EXP_TERMS = (0.5, 0.16666576266288757, 0.041666463017463684, 0.008363205008208752, 0.001393368816934526)
 
 
 def allow_reordering(module: Any) -> None:
     """Set the fast-math flags that let LLVM vectorize reductions and use fused multiply-adds."""
     from torch_mlir.ir import Attribute
 
-    flags = Attribute.parse(FASTMATH, module.context)
+    flags = Attribute.parse(REORDERED, module.context)
     for op in found(module, "arith.", "math."):
         if "fastmath" in op.attributes:
             op.attributes["fastmath"] = flags
@@ -29,17 +32,24 @@ def polynomial_exp(module: Any) -> None:
     exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2. -inf gives 0, inf gives inf, NaN stays; results below
     2e-38 are 0.
     """
-    from torch_mlir.dialects import arith, math as math_ops
-    from torch_mlir.ir import F32Type, FloatAttr, InsertionPoint, IntegerAttr, IntegerType, Location
+    from torch_mlir.dialects import arith
+    from torch_mlir.dialects import math as math_ops
+    from torch_mlir.ir import Attribute, F32Type, FloatAttr, InsertionPoint, IntegerAttr, IntegerType, Location
 
     with module.context, Location.unknown():
-        f32, i32 = F32Type.get(), IntegerType.get_signless(32)
+        f32, i32, order = F32Type.get(), IntegerType.get_signless(32), Attribute.parse(AS_WRITTEN)
 
         def number(value: float) -> Any:
             return arith.ConstantOp(f32, FloatAttr.get(f32, value)).result
 
         def integer(value: int) -> Any:
             return arith.ConstantOp(i32, IntegerAttr.get(i32, value)).result
+
+        def times(a: Any, b: Any) -> Any:
+            return arith.MulFOp(a, b, fastmath=order).result
+
+        def plus(a: Any, b: Any) -> Any:
+            return arith.AddFOp(a, b, fastmath=order).result
 
         for op in found(module, "math.exp"):
             x = op.operands[0]
@@ -50,17 +60,17 @@ def polynomial_exp(module: Any) -> None:
                 low, high = number(-87.3), number(89.0)
                 x = arith.SelectOp(arith.CmpFOp(arith.CmpFPredicate.OLT, x, low).result, low, x).result
                 x = arith.SelectOp(arith.CmpFOp(arith.CmpFPredicate.OGT, x, high).result, high, x).result
-                n = math_ops.RoundEvenOp(arith.MulFOp(x, number(LOG2_E)).result).result
+                n = math_ops.RoundEvenOp(times(x, number(LOG2_E))).result
                 r = x
                 for part in (LN2_HIGH, LN2_LOW):
-                    r = arith.SubFOp(r, arith.MulFOp(n, number(part)).result).result
+                    r = plus(r, times(n, number(-part)))
                 y = number(EXP_TERMS[-1])
                 for term in (*EXP_TERMS[-2::-1], 1.0, 1.0):
-                    y = arith.AddFOp(arith.MulFOp(y, r).result, number(term)).result
+                    y = plus(times(y, r), number(term))
                 # 2^n as 2 * 2^(n - 1): n = 128 has no float32 of its own, though exp(88.5) has.
                 bits = arith.AddIOp(arith.FPToSIOp(i32, n).result, integer(126)).result
                 scale = arith.BitcastOp(f32, arith.ShLIOp(bits, integer(23)).result).result
-                y = arith.MulFOp(arith.MulFOp(y, scale).result, number(2.0)).result
+                y = times(times(y, scale), number(2.0))
             op.results[0].replace_all_uses_with(y)
             op.erase()
 
@@ -89,18 +99,72 @@ def separate_arguments(module: Any) -> None:
             op.attributes["arg_attrs"] = ArrayAttr.get(separate)
 
 
-def repeat_casts(module: Any) -> None:
-    """Give each reader of a widened tensor its own cast: fused, it costs less than the memory it would be kept in."""
+def repeat_cheap(module: Any) -> None:
+    """Give each reader of a cheap elementwise result its own computation of it: once fused, that costs less than the
+    memory the result would be kept in. Results of the function, and sums of two whole tensors, are kept."""
     from torch_mlir.ir import InsertionPoint
 
-    for op in found(module, "linalg.generic"):
-        inside = [each.operation.name for each in op.regions[0].blocks[0]]
-        if inside != ["arith.extf", "linalg.yield"]:
+    for op in reversed(found(module, "linalg.generic")):
+        users = [use.owner.name for use in op.results[0].uses]
+        if len(users) < 2 or len(op.results) > 1 or "func.return" in users or not _is_cheap(op):
             continue
         for use in list(op.results[0].uses)[1:]:
             with InsertionPoint(op):
                 again = op.operation.clone()
             use.owner.operands[use.operand_number] = again.results[0]
+
+
+def _is_cheap(op: Any) -> bool:
+    cheap = {f"arith.{name}" for name in ("extf", "truncf", "addf", "subf", "mulf", "negf")} | {"linalg.yield"}
+    elementwise = not any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
+    whole = [each for each in list(op.operands)[:-1] if extents(each) == extents(op.results[0])]
+    return elementwise and len(whole) < 2 and {each.operation.name for each in op.regions[0].blocks[0]} <= cheap
+
+
+def extents(value: Any) -> list[int]:
+    """A tensor's shape; none for a number."""
+    return list(getattr(value.type, "shape", ()))
+
+
+def results_as_arguments(module: Any) -> None:
+    """Let the function write each result into a further argument; one made elsewhere is copied there."""
+    from torch_mlir.ir import FunctionType, InsertionPoint, Location, Operation, TypeAttr
+
+    (function,) = found(module, "func.func")
+    block = function.regions[0].blocks[0]
+    leave = list(block.operations)[-1]
+    results = list(leave.operands)
+    with module.context, Location.unknown():
+        for number, result in enumerate(results):
+            place = block.add_argument(result.type, Location.unknown())
+            if result not in results[:number] and _starts_in(result, place):
+                continue
+            with InsertionPoint(leave):
+                copied = Operation.create(
+                    "bufferization.materialize_in_destination", results=[result.type], operands=[result, place]
+                )
+            leave.operands[number] = copied.result
+        inputs = [*function.type.inputs, *function.type.results]
+        function.attributes["function_type"] = TypeAttr.get(FunctionType.get(inputs, function.type.results))
+
+
+def _starts_in(result: Any, place: Any) -> bool:
+    """Whether what fills a new tensor to make `result` could be made to fill `place` instead."""
+    from torch_mlir.ir import Block
+
+    while not isinstance(result.owner, Block):
+        maker = result.owner
+        into = 1 if maker.name == "tensor.insert_slice" else len(maker.operands) - 1
+        if maker.name != "tensor.insert_slice" and not (maker.name.startswith("linalg.") and len(maker.results) == 1):
+            return False
+        start = maker.operands[into]
+        if not isinstance(start.owner, Block) and start.owner.name == "tensor.empty":
+            maker.operands[into] = place
+            return True
+        if maker.name != "tensor.insert_slice" or len(list(start.uses)) > 1:
+            return False
+        result = start
+    return False
 
 
 def found(module: Any, *prefixes: str) -> list[Any]:

@@ -1,15 +1,8 @@
 """Flash attention over pages (Dao et al., 2022; split over the context: Dao et al., 2023), grouped heads together.
 
-A program takes all query heads of one group for a few tokens of one span, as the rows of one matrix, so that a key
-is read once for all of them:
-
-    row r  =  token r // share, head r % share of its group          rows [0, TOKENS * share) of ROWS are used
-
-It walks the tiles of keys that its queries may see: those of the first `sinks` positions, then from the window's
-left edge to its last query. Where programs are too few to fill the device, the walk is split: each part leaves its
-normalised result and the logarithm of its sum, and `merge` weighs them. Nothing here waits for the device: lengths
-are read by the programs, and spans of one token and longer ones have launches of their own shape, each of which
-leaves the other's spans alone.
+Where programs are too few to fill the device, their walks over the context are split and merged. Nothing here waits
+for the device: lengths are read by the programs, and spans of one token and longer ones have launches of their own
+shape, each of which leaves the other's spans alone.
 """
 
 from __future__ import annotations
@@ -17,16 +10,11 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from compiled_kernels.lanes import LaneError
-from compiled_kernels.triton_code.dots import dot, operand
+from compiled_kernels.triton_code.attention import ANY, LONGER, SINGLE, attend, merge
 from compiled_kernels.triton_code.launch import Launch, blocks, check, power_below, power_of_two, processors, run
-
-LOG2E = tl.constexpr(1.4426950408889634)
-ANY, SINGLE, LONGER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # which spans a launch takes
 
 LEAST_DOT = 16  # the tensor cores' smallest tile
 TILE_BYTES = 16 * 1024  # of keys, and as much of values: 64 keys of dim 128 in bfloat16
@@ -40,206 +28,6 @@ AT_ONCE = 3  # programs of a decode that a processor holds: 70 KiB of shared mem
 LEAST_TILES = 2  # a part of a split walk, so that what it leaves is small beside what it reads
 MOST_SPLITS = 64
 GOOD_ENOUGH = 0.85  # of the best share of places taken
-
-
-@triton.jit
-def span_of(span_starts, seqs, block, TOKENS: tl.constexpr):
-    """The sequence of a block, where sequence s has the blocks from starts[s] // TOKENS + s on (at least its
-    tokens need, at most one more); with TOKENS 0, the sequence of a token."""
-    low = 0
-    high = seqs - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        begin = tl.load(span_starts + middle)
-        if TOKENS > 0:
-            begin = begin // TOKENS + middle
-        if begin <= block:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-@triton.jit
-def fold(
-    sums, peak, total, q, keys, values, table, tile, positions, first, last, scale,
-    page_stride, dim, softcap, window, sinks,
-    SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-):  # fmt: skip
-    """One tile of keys into the running softmax (Milakov and Gimelshein, 2018), base 2. `MASKED` tiles hold keys
-    that some query may not see; what none may see is not read."""
-    key = tile * TILE + tl.arange(0, TILE)
-    column = tl.arange(0, DIM)
-    wanted = key <= last
-    if WINDOW:
-        wanted = wanted & ((key > first - window) | (key < sinks))
-    if SIZE % TILE == 0:  # the tile lies within one page
-        page = tl.load(table + tile * TILE // SIZE).to(tl.int64)
-    elif MASKED:
-        page = tl.load(table + key // SIZE, mask=wanted, other=0).to(tl.int64)
-    else:
-        page = tl.load(table + key // SIZE).to(tl.int64)
-    at = (page * page_stride + key % SIZE * dim)[:, None] + column[None, :]
-    if MASKED:
-        read = wanted[:, None] & (column < dim)[None, :]
-        k = tl.load(keys + at, mask=read, other=0.0)
-        v = tl.load(values + at, mask=read, other=0.0)
-    elif WHOLE_DIM:
-        k = tl.load(keys + at)
-        v = tl.load(values + at)
-    else:
-        k = tl.load(keys + at, mask=(column < dim)[None, :], other=0.0)
-        v = tl.load(values + at, mask=(column < dim)[None, :], other=0.0)
-
-    scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], TILE], tl.float32))
-    if SOFTCAP:
-        capped = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (scores * (scale / softcap))))  # tanh
-        scores = capped * (softcap * LOG2E)
-    else:
-        scores = scores * (scale * LOG2E)
-    if MASKED:
-        allowed = key[None, :] <= positions[:, None]
-        if WINDOW:
-            allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
-        scores = tl.where(allowed, scores, -float("inf"))
-    higher = tl.maximum(peak, tl.max(scores, axis=1))
-    base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing yet
-    weights = tl.exp2(scores - base[:, None])
-    fade = tl.exp2(peak - base)
-    total = total * fade + tl.sum(weights, axis=1)
-    sums = dot(operand(weights, v.dtype), v, sums * fade[:, None])
-    return sums, higher, total
-
-
-@triton.jit(do_not_specialize=["seqs", "table_stride", "splits", "window", "sinks"])  # one kernel for all of them
-def attend(
-    q, keys, values, page_table, span_starts, context_lengths, sink_logits, out, parts, logs,
-    seqs, table_stride, heads, groups, dim, splits, q_token, q_head, q_dim, page_stride, group_stride,
-    scale, softcap, window, sinks,
-    SHARE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SIZE: tl.constexpr,
-    DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr,
-):  # fmt: skip
-    block = tl.program_id(0)
-    group = tl.program_id(1)
-    split = tl.program_id(2)
-    if KIND == SINGLE:
-        seq = block
-        start = tl.load(span_starts + seq)
-        within = 0
-    else:
-        seq = span_of(span_starts, seqs, block, TOKENS)
-        start = tl.load(span_starts + seq)
-        within = (block - (start // TOKENS + seq)) * TOKENS
-    span = tl.load(span_starts + seq + 1) - start
-    if within >= span:
-        return
-    if KIND == SINGLE and span != 1:
-        return
-    if KIND == LONGER and span == 1:
-        return
-
-    context = tl.load(context_lengths + seq)
-    row = tl.arange(0, ROWS)
-    token = within + row // SHARE
-    head = group * SHARE + row % SHARE
-    used = (row < TOKENS * SHARE) & (token < span)
-    positions = context - span + token
-    first = context - span + within
-    last = tl.minimum(first + TOKENS, context) - 1
-
-    column = tl.arange(0, DIM)
-    written = used[:, None] & (column < dim)[None, :]
-    line = (start + token).to(tl.int64)
-    q_at = (line * q_token + head * q_head)[:, None] + (column * q_dim)[None, :]
-    queries = tl.load(q + q_at, mask=written, other=0.0)
-
-    # Tiles in the order of the walk: `early` ones of the sinks, then [begin, end).
-    end = last // TILE + 1
-    early = 0
-    begin = 0
-    if WINDOW:
-        early = tl.minimum((sinks + TILE - 1) // TILE, end)
-        begin = tl.maximum(early, tl.maximum(first - window + 1, 0) // TILE)
-    steps = early + end - begin
-    each = (steps + splits - 1) // splits
-    step = split * each
-    stop = tl.minimum(step + each, steps)
-    clear = step  # where tiles begin that hold keys some query may not see
-    if not WINDOW:
-        clear = tl.maximum(step, tl.minimum((first + 1) // TILE, stop))
-
-    sums = tl.zeros([ROWS, DIM], tl.float32)
-    peak = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    table = page_table + seq.to(tl.int64) * table_stride
-    k_group = keys + group * group_stride
-    v_group = values + group * group_stride
-    if not WINDOW:
-        for i in range(step, clear):
-            sums, peak, total = fold(
-                sums, peak, total, queries, k_group, v_group, table, i, positions, first, last, scale,
-                page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, False, False, SOFTCAP,
-            )  # fmt: skip
-    for i in range(clear, stop):
-        tile = i
-        if WINDOW:
-            tile = tl.where(i < early, i, i - early + begin)
-        sums, peak, total = fold(
-            sums, peak, total, queries, k_group, v_group, table, tile, positions, first, last, scale,
-            page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP,
-        )  # fmt: skip
-
-    if SPLIT:
-        place = (line * heads + head) * splits + split
-        tl.store(logs + place, peak + tl.log2(total), mask=used)
-        share = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(parts + place[:, None] * dim + column[None, :], share, mask=written)
-    else:
-        if SINK_LOGITS:
-            sink = tl.load(sink_logits + head, mask=used, other=0.0).to(tl.float32) * LOG2E
-            higher = tl.maximum(peak, sink)
-            base = tl.where(higher == -float("inf"), 0.0, higher)
-            fade = tl.exp2(peak - base)
-            total = total * fade + tl.exp2(sink - base)
-            sums = sums * fade[:, None]
-        mixed = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out + ((line * heads + head) * dim)[:, None] + column[None, :], mixed, mask=written)
-
-
-@triton.jit(do_not_specialize=["seqs", "splits"])
-def merge(
-    parts, logs, sink_logits, span_starts, out, seqs, heads, dim, splits,
-    SPLITS: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SINK_LOGITS: tl.constexpr,
-):  # fmt: skip
-    """One head of one token: its parts, each weighed by its share of the sum of exponentials."""
-    token = tl.program_id(0)
-    head = tl.program_id(1)
-    if KIND != ANY:
-        seq = span_of(span_starts, seqs, token, 0)
-        single = tl.load(span_starts + seq + 1) - tl.load(span_starts + seq) == 1
-        if single != (KIND == SINGLE):
-            return
-    line = token.to(tl.int64) * heads + head
-    split = tl.arange(0, SPLITS)
-    column = tl.arange(0, DIM)
-    inside = split < splits
-    log = tl.load(logs + line * splits + split, mask=inside, other=-float("inf"))
-    peak = tl.max(log, axis=0)
-    sink = -float("inf")
-    if SINK_LOGITS:
-        sink = tl.load(sink_logits + head).to(tl.float32) * LOG2E
-        peak = tl.maximum(peak, sink)
-    base = tl.where(peak == -float("inf"), 0.0, peak)
-    weights = tl.exp2(log - base)
-    total = tl.sum(weights, axis=0)
-    if SINK_LOGITS:
-        total += tl.exp2(sink - base)
-    at = (line * splits + split)[:, None] * dim + column[None, :]
-    part = tl.load(parts + at, mask=inside[:, None] & (column < dim)[None, :], other=0.0)
-    mixed = tl.sum(part * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + line * dim + column, mixed, mask=column < dim)
 
 
 def splits_for(programs: int, processors: int, most: int, decode: bool) -> int:

@@ -70,8 +70,11 @@ def artifacts(operator: str, sm: int = 90) -> tuple[Artifact, ...]:
 def stages(operator: str, sm: int = 90) -> dict[str, str]:
     """The text of each stage (source, ttir, ttgir, llir, ptx), one kernel after another."""
     found = artifacts(operator, sm)
-    text = {stage: "\n".join(f"{COMMENT[stage]} {_title(one)}\n{one.stages[stage]}" for one in found) for stage in STAGES}
-    return _Stages(operator, text)
+
+    def text(stage: str) -> str:
+        return "\n".join(f"{COMMENT[stage]} {_title(one)}\n{one.stages[stage]}" for one in found)
+
+    return _Stages(operator, {stage: text(stage) for stage in STAGES})
 
 
 class _Stages(dict[str, str]):
@@ -124,11 +127,10 @@ def _specialized(launch: Launch) -> tuple[dict, dict, dict]:
     signature, constants, attributes = {}, {}, {}
     for place, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if parameter.is_constexpr or value is None or (whole and value == 1 and not parameter.do_not_specialize):
+        if parameter.is_constexpr or (type(value) is int and value == 1 and not parameter.do_not_specialize):
             signature[parameter.name], constants[parameter.name] = "constexpr", value
             continue
-        if whole:
+        if isinstance(value, int):
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             aligned = value % 16 == 0 and not parameter.do_not_specialize
         elif isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The one place where a matrix product is asked of the tensor cores."""
+"""The one place where a matrix product is asked of the tensor cores, and where the interpreter is helped."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ import triton.language as tl
 
 from compiled_kernels.lanes import interpreted
 
-# Triton's interpreter multiplies the bits of bfloat16 as if they were integers (see the test of it); wider is right.
+# Triton's interpreter keeps bfloat16 as its bits: it multiplies them, and converts integers to them, as if they were
+# integers, and cuts float32 to them where a GPU rounds (tests hold it to that). In float32 it is right.
 UPCAST = tl.constexpr(interpreted())
+
+
+@triton.jit
+def operand(numbers, dtype: tl.constexpr):
+    """Numbers made in registers as an operand of `dtype`; the interpreter keeps them in float32."""
+    return numbers.to(tl.float32 if UPCAST else dtype)
 
 
 @triton.jit

@@ -61,11 +61,14 @@ def kv_write() -> Examples:
 def attention() -> Examples:
     from compiled_kernels.paged_attention.triton import plan
 
-    def one(seqs: int, tokens: int, held: int, window: int = 0, sinks: int = 0, size: int = SIZE) -> list[Launch]:
+    def one(
+        seqs: int, tokens: int, held: int, window: int = 0, sinks: int = 0, size: int = SIZE, softcap: float = 0.0
+    ) -> list[Launch]:
         pages = meta(4096, GROUPS, size, DIM)
+        sink_logits = meta(HEADS, dtype=torch.float32) if softcap else None
         return plan(
             meta(tokens, HEADS, DIM), pages, pages, ints(seqs, held), ints(seqs + 1), ints(seqs), DIM**-0.5,
-            window, sinks, tokens == seqs, 0.0, None,
+            window, sinks, tokens == seqs, softcap, sink_logits,
         )[0]  # fmt: skip
 
     return {
@@ -73,6 +76,7 @@ def attention() -> Examples:
         "decode, pages of 64": one(1, 1, 64, size=64),
         "decode 64": one(64, 64, 256),
         "decode, window and sinks": one(16, 16, 256, window=1024, sinks=4),
+        "decode, soft-cap and sink logits": one(1, 1, 256, softcap=30.0),
         "prefill": one(1, 512, 32),
         "prefill, pages of 64": one(1, 512, 8, size=64),
         "mixed": one(8, 512, 256),

@@ -48,7 +48,8 @@ def check(operator: str, *tensors: Tensor | None) -> None:
         if tensor.is_floating_point() and tensor.dtype not in DTYPES:
             raise LaneError(f"{operator}: lane triton knows {', '.join(map(str, DTYPES))}, not {tensor.dtype}")
         if tensor.device.type == "cpu" and not interpreted():
-            raise LaneError(f"{operator}: lane triton needs tensors on a CUDA device (or TRITON_INTERPRET=1), not on cpu")
+            wanted = "tensors on a CUDA device (or TRITON_INTERPRET=1)"
+            raise LaneError(f"{operator}: lane triton needs {wanted}, not on cpu")
 
 
 @functools.cache

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from compiled_kernels import Lane, lane_problems
 from workbench.cache.pages import pages_for
-from workbench.engine.load import load
+from workbench.engine.load import SHAPE, SHIPPED, load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.model.families import read_spec
+from workbench.model.shapes import named_shape
+from workbench.model.spec import ModelSpec
+from workbench.study.bench_rows import refused, row_of
 from workbench.study.bench_works import Figures, Pair, Work, most_tokens, repetition
 from workbench.study.ceilings import Ceilings, ceilings_for
 from workbench.study.environment import environment
 from workbench.study.fresh_process import cold_start, memory_in_decode
 from workbench.study.machine import cpu_times, others_cpu_share
 from workbench.study.measure_ceilings import thread_count
-from workbench.study.metrics import percentile
-from workbench.study.run_folder import write_atomically
 
 BATCHES, DEPTHS = (1, 16), (0, 4096)
-BUDGET = 512  # tokens a step at most
+MOST_TOKENS = 512  # that a step computes
 PAGE = 64
 
 
 def canonical(
     batches: Sequence[int] = BATCHES, depths: Sequence[int] = DEPTHS, prompt: int = 512, output: int = 128
 ) -> tuple[Work, ...]:
-    return tuple(
-        Work(kind, batch, depth, prompt, output) for batch in batches for depth in depths for kind in ("prefill", "decode")
-    )
+    places = [(batch, depth) for batch in batches for depth in depths]
+    return tuple(Work(kind, *place, prompt, output) for place in places for kind in ("prefill", "decode"))
 
 
 def mixed_work(lengths: Sequence[Pair]) -> Work:
@@ -61,24 +61,30 @@ def bench(
     before, surroundings = cpu_times(), environment()
     with thread_count(threads) as used:
         tell("loading")
-        runner = load(**settings, max_num_batched_tokens=BUDGET, page_size=PAGE, **_room(works, _context(model)))
-        spec = runner.model.spec
-        possible = [work for work in works if most_tokens(work, BUDGET) <= spec.context]
+        spec, budget = _spec(model), step_tokens(works)
+        possible = [work for work in works if most_tokens(work, budget) <= spec.context]
+        runner = load(**settings, max_num_batched_tokens=budget, page_size=PAGE, **_room(possible, budget))
         found: dict[Work, list[Figures]] = {work: [] for work in possible}
         for turn in range(repetitions + 1):
             for work in possible:
-                name = f"repetition {turn}/{repetitions}" if turn else "warm-up"
-                tell(f"{name}: {work.kind}, batch {work.batch}, depth {work.depth}")
-                found[work] += [repetition(runner, work, turn)] if turn else [repetition(runner, work, turn)][1:]
+                tell(f"{f'{turn}/{repetitions}' if turn else 'warm-up'}: {work.kind} {work.batch} at {work.depth}")
+                figures = repetition(runner, work, turn)
+                found[work] += [figures] if turn else []
         busy = others_cpu_share(before)
         tell("measuring what this machine reads and multiplies at best")
-        rows = [_row(work, found.get(work, []), runner, used) for work in works]
-        batches = sorted({work.batch for work in possible if work.kind == "decode"})
+        rows = [
+            row_of(work, found[work], runner, _ceilings(runner, found[work], used))
+            if work in found
+            else refused(work, f"{most_tokens(work, budget)} tokens, the model's context is {spec.context}")
+            for work in works
+        ]
+        decodes = [work for work in possible if work.kind == "decode" and not work.depth] if memory else []
         record = {
             "question": "How fast is this model on this machine, and how near to its limits?",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": {"name": model, "parameters": spec.parameters, "weight_bytes": runner.model.weight_bytes},
-            "settings": {**settings, "threads": used, "repetitions": repetitions, "lane_used": str(runner.model.lane)},
+            "settings": {**settings, "threads": used, "repetitions": repetitions, "lane_used": str(runner.lanes)},
+            "lane_reason": runner.lanes.reason,
             "rows": rows,
             "memory": [],
             "cold_start": None,
@@ -86,24 +92,46 @@ def bench(
             "environment": surroundings,
         }
     del runner  # its memory is no part of what the other processes find
-    for batch in batches if memory else ():
-        tell(f"memory in decode, batch {batch}")
-        record["memory"].append(memory_in_decode(settings, used, batch, 512, 32))
+    for work in decodes:
+        tell(f"memory in decode, batch {work.batch}")
+        record["memory"].append(memory_in_decode(settings, used, work.batch, work.prompt, work.output))
     if cold:
         tell("cold start")
         record["cold_start"] = cold_start(settings, used)
     return record
 
 
-def write_record(record: Mapping[str, Any], folder: Path) -> Path:
-    """`bench-MODEL-DATE.json` in `folder`, whole or not at all. Raises WorkbenchError where it cannot be written."""
-    date = "".join(character for character in record["date"][:19] if character.isdigit())
-    model = Path(str(record["model"]["name"]).removeprefix("shape:")).name
-    path = folder / f"bench-{model}-{date[:8]}-{date[8:]}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-        write_atomically(path, lambda file: file.write(text.encode()))
-    except OSError as error:
-        raise WorkbenchError(f"{path}: the record cannot be written there ({error})") from error
-    return path
+def step_tokens(works: Sequence[Work]) -> int:
+    """Tokens a step computes at most, so that a step of prefill begins at every depth. Raises WorkbenchError where
+    depths and prompts do not allow it."""
+    budget = min([MOST_TOKENS, *(work.prompt for work in works if work.kind != "mixed")])
+    for work in works:
+        if work.depth % budget:
+            raise WorkbenchError(f"depth {work.depth}: must be a multiple of {budget}, the tokens of a step of prefill")
+        if work.batch >= budget:
+            raise WorkbenchError(f"batch {work.batch}: must be below {budget}, the tokens of a step")
+    return budget
+
+
+def _ceilings(runner: Runner, figures: Sequence[Figures], threads: int) -> Ceilings:
+    """At the size that a step of this work reads."""
+    name = str(runner.model.dtype).removeprefix("torch.")
+    rated = (name if name in ("float32", "bfloat16") else "float32",)
+    size = runner.model.weight_bytes + max(each.kv_bytes for each in figures)
+    return ceilings_for(size, threads=threads, dtypes=rated, compiled=lane_problems()[Lane.INDUCTOR] is None)
+
+
+def _spec(model: str) -> ModelSpec:
+    if model.startswith(SHAPE):
+        return named_shape(model.removeprefix(SHAPE))
+    return read_spec(SHIPPED.get(model, Path(model)))
+
+
+def _room(works: Sequence[Work], budget: int) -> dict[str, Any]:
+    """What of the runner's limits depends on the works."""
+    pages = [
+        sum(pages_for(prompt + output, PAGE) for prompt, output in work.lengths)
+        or work.batch * pages_for(most_tokens(work, budget), PAGE)
+        for work in works
+    ]
+    return {"max_num_seqs": max((work.batch for work in works), default=1), "pages": max(pages, default=1)}

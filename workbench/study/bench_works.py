@@ -55,7 +55,7 @@ def repetition(runner: Runner, work: Work, seed: int) -> Figures:
     """Run `work` once with prompts of its own. Raises WorkbenchError where a request does not run."""
     before, steps = runner.executor.compiles, list(_measured_steps(runner, work, seed))
     return Figures(
-        tokens=sum(step.decode_tokens if work.kind != "prefill" else step.prefill_tokens for step in steps),
+        tokens=_tokens(work, steps),
         wall_seconds=math.fsum(step.wall_seconds for step in steps),
         forward_seconds=math.fsum(step.forward_seconds for step in steps),
         flops=math.fsum(step.predicted_flops for step in steps),
@@ -69,6 +69,12 @@ def repetition(runner: Runner, work: Work, seed: int) -> Figures:
 def most_tokens(work: Work, budget: int) -> int:
     """The longest a sequence may become while `work` runs: in decode the first ones wait, decoding, for the last."""
     return work.longest + (_waiting_steps(work, budget) if work.kind == "decode" else 0)
+
+
+def _tokens(work: Work, steps: Sequence[Stepped]) -> int:
+    if work.kind == "mixed":  # the first token of a request comes with a step of prefill
+        return sum(output for _, output in work.lengths)
+    return sum(step.prefill_tokens if work.kind == "prefill" else step.decode_tokens for step in steps)
 
 
 def _measured_steps(runner: Runner, work: Work, seed: int) -> Iterator[Stepped]:

@@ -13,12 +13,16 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.study.memory import activation_bytes, peak_bytes, resident_bytes, weight_bytes
+from workbench.trace.events import Decoded, Finished, Stepped
 
 ROOT = Path(__file__).resolve().parents[2]
 COLD_PROMPT = 32
+SMALL = "shape:tiny"  # run before memory is measured: what code and compilers take is no part of the model
 
 
 def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str, float]]:
@@ -33,7 +37,7 @@ def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str,
 def memory_in_decode(settings: Mapping[str, Any], threads: int, batch: int, prompt: int, output: int) -> dict[str, Any]:
     """Bytes of weights, cache and activations by formula and measured, and the process's peak."""
     job = {"settings": dict(settings), "threads": threads, "batch": batch, "prompt": prompt, "output": output}
-    return in_fresh_process(job)["memory"]
+    return in_fresh_process({**job, "small_first": True})["memory"]
 
 
 def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -54,46 +58,52 @@ def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | N
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """What one process saw: `seconds` since the job began, and `memory`."""
     import torch
-    import torch._inductor.compile_fx  # the compiler itself is no part of what a model takes
-
-    import workbench
-    from workbench.request import Request, SamplingParameters
-    from workbench.study.memory import activation_bytes, peak_bytes, resident_bytes, weight_bytes
-    from workbench.trace.events import Decoded, Stepped
 
     torch.set_num_threads(job["threads"])
-    torch.ones(64, 64) @ torch.ones(64, 64)
-    before = resident_bytes()
     seconds = {"imported": time.time() - job["began"]}
-    batch, prompt, output = job["batch"], job["prompt"], job["output"]
-    pages = batch * -(-(prompt + output) // 64)
-    runner = workbench.load(**job["settings"], max_num_seqs=batch, pages=pages)
-    seconds["loaded"] = time.time() - job["began"]
-    vocab = runner.model.spec.vocab
-    sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
-    requests = [Request(str(i), tuple((7 * i + j) % vocab for j in range(prompt)), sampling) for i in range(batch)]
-    resident, cache = [], 0
-    for event in runner.stream(requests):
-        if isinstance(event, Decoded) and event.index < 2:
-            seconds.setdefault(("first_token", "second_token")[event.index], time.time() - job["began"])
-        elif isinstance(event, Stepped):
-            cache = max(cache, event.kv_bytes)
-            resident += [resident_bytes()] if event.phase == "decode" else []
+    if job.get("small_first"):
+        import torch._inductor.compile_fx
+
+        _run({**job, "settings": {**job["settings"], "model": SMALL}, "prompt": 8, "output": 4}, {})
+    before = resident_bytes()
+    runner, steps = _run(job, seconds)
     formula = {
         "weights_bytes": weight_bytes(runner),
-        "cache_bytes": cache,
-        "activations_bytes": activation_bytes(runner.model.spec, batch, runner.model.dtype.itemsize),
+        "cache_bytes": max(step.kv_bytes for step, _ in steps),
+        "activations_bytes": activation_bytes(runner.model.spec, job["batch"], runner.model.dtype.itemsize),
     }
-    measured = [each - before for each in resident if each is not None and before is not None]
+    resident = [size for step, size in steps if step.phase == "decode" and size is not None]
     memory = {
-        "batch": batch,
+        "batch": job["batch"],
         **formula,
         "formula_bytes": sum(formula.values()),
-        "measured_bytes": sorted(measured)[len(measured) // 2] if measured else None,
+        "measured_bytes": int(median(resident)) - before if resident and before is not None else None,
         "before_load_bytes": before,
         "process_peak_bytes": peak_bytes(),
     }
     return {"seconds": seconds, "memory": memory}
+
+
+def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[tuple[Stepped, int | None]]]:
+    """The runner, and its steps with what lay in memory after each."""
+    import workbench
+    from workbench.request import Request, SamplingParameters
+
+    batch, prompt, output = job["batch"], job["prompt"], job["output"]
+    runner = workbench.load(**job["settings"], max_num_seqs=batch, pages=batch * -(-(prompt + output) // 64))
+    seconds["loaded"] = time.time() - job["began"]
+    vocab = runner.model.spec.vocab
+    sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
+    requests = [Request(str(i), tuple((7 * i + j) % vocab for j in range(prompt)), sampling) for i in range(batch)]
+    steps: list[tuple[Stepped, int | None]] = []
+    for event in runner.stream(requests):
+        if isinstance(event, Decoded) and event.index < 2:
+            seconds.setdefault(("first_token", "second_token")[event.index], time.time() - job["began"])
+        elif isinstance(event, Finished) and event.error:
+            raise WorkbenchError(event.error)
+        elif isinstance(event, Stepped):
+            steps.append((event, resident_bytes()))
+    return runner, steps
 
 
 if __name__ == "__main__":

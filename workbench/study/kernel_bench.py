@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +12,10 @@ from compiled_kernels.cases import Case, Suite, suite_of, suites
 from compiled_kernels.check import device_of
 from compiled_kernels.lanes import Lane
 from compiled_kernels.measure import PAST_CACHES, Measurement, Timing, measure
-from workbench.errors import WorkbenchError
 from workbench.study.ceilings import Ceilings, ceilings_for
 from workbench.study.environment import environment
 from workbench.study.machine import cpu_times, last_level_cache, others_cpu_share
 from workbench.study.measure_ceilings import thread_count
-from workbench.study.run_folder import write_atomically
 
 LEAST_READ = 2**20  # a read test of less times its own call, not the memory
 RATED = ("float32", "bfloat16")
@@ -77,19 +73,6 @@ def rows_of(
             yield {**row, "status": "ok", "reason": "", **_figures(case, found, timing, eager, ceilings)}
         else:
             yield {**row, "status": "not timed", "reason": found.refused.get(lane, "")}
-
-
-def write_record(record: dict[str, Any], folder: Path) -> Path:
-    """`kernels-DATE.json` in `folder`, whole or not at all. Raises WorkbenchError where it cannot be written."""
-    date = "".join(character for character in record["date"][:19] if character.isdigit())
-    path = folder / f"kernels-{date[:8]}-{date[8:]}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-        write_atomically(path, lambda file: file.write(text.encode()))
-    except OSError as error:
-        raise WorkbenchError(f"{path}: the record cannot be written there ({error})") from error
-    return path
 
 
 def _measured(suite: Suite, case: Case, asked: tuple[Lane, ...], budget_seconds: float) -> Measurement:

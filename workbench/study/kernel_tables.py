@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +30,8 @@ def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     counts = Counter((row["operator"], row["lane"], row["status"]) for row in rows)
     forms = {(row["operator"], row["lane"]): row["form"] for row in rows}
     table = _table("operator", "lane", *STATES, "ran")
-    for (operator, lane), form in forms.items():
+    order = list(dict.fromkeys(operator for operator, _ in forms))
+    for (operator, lane), form in sorted(forms.items(), key=lambda item: order.index(item[0][0])):
         numbers = [counts[operator, lane, status] for status in STATES]
         cells = [str(number or "") for number in numbers]
         table.add_row(operator, lane, *cells, form, style="red" if numbers[-1] else None)
@@ -48,8 +50,7 @@ def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def show_bench(record: Mapping[str, Any], console: Console) -> None:
-    columns = ("microseconds", "p10 to p90", "GB/s", "GFLOP/s", "of ceiling", "x eager", "data in")
-    table = _table("case", "lane", *columns)
+    table = _table("case", "lane", "us", "p10 to p90", "GB/s", "GFLOP/s", "of ceiling", "x eager", "data in")
     before = None
     for row in record["rows"]:
         heading = f"{row['operator']} {row['case']}"
@@ -77,7 +78,7 @@ def show_stages(told: Mapping[str, Any], console: Console) -> None:
     predicted, generated, measured = told["predicted"], told["generated"], told["measured"]
     console.print(f"at the least  {predicted['bytes']:,} bytes, {predicted['flops']:,} FLOPs")
     if generated:
-        console.print(f"generated     {generated['bytes']:,} bytes of buffers read and written, by the compiler's account")
+        console.print(f"generated     {generated['bytes']:,} bytes read and written, by the compiler's own account")
     if measured:
         rates = f"{measured['bytes_per_s'] / 1e9:,.1f} GB/s, {measured['flops_per_s'] / 1e9:,.1f} GFLOP/s"
         console.print(f"measured      {measured['seconds'] * 1e6:,.1f} us, {rates}, data in {measured['data']}")
@@ -102,8 +103,8 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        left = column in ("operator", "lanes", "lane", "case", "stage", "what it computes", "ran", "data in")
-        table.add_column(column, justify="left" if left else "right")
+        left = column in ("operator", "lane", "case", "stage", "ran", "data in")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
     return table

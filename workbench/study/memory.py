@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from workbench.engine.runner import Runner
-from workbench.model.spec import ModelSpec
+if TYPE_CHECKING:  # a fresh process notes the time before it imports torch
+    from workbench.engine.runner import Runner
+    from workbench.model.spec import ModelSpec
 
 
 def weight_bytes(runner: Runner) -> int:

@@ -1,4 +1,4 @@
-"""The command line: `workbench run | generate | reproduce | inspect | doctor`.
+"""The command line: `workbench run | generate | reproduce | inspect | doctor | bench | kernels`.
 
 Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
 70 a fault of the workbench itself, 130 interrupted.
@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the su
 from __future__ import annotations
 
 import io
-import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from workbench.cli import bench, kernels
+from workbench.cli.shared import AsJson, print_json
 from workbench.errors import WorkbenchError
 
 app = typer.Typer(
@@ -30,8 +31,9 @@ app = typer.Typer(
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting; may be repeated")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 Out = Annotated[Path, typer.Option(help="folder in which the run folder is made")]
+app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135m --format md`")(bench.bench)
+app.add_typer(kernels.app, name="kernels")
 
 
 @app.command(epilog="Example: `workbench run experiments/first_light.yaml --set sampling.seed=7`")
@@ -49,7 +51,7 @@ def run(
     experiment = Experiment.read(file, tuple(set_ or ()))
     record = run_experiment(experiment, out, file.stem, progress=not as_json)
     if as_json:
-        _print_json({"run": str(record.path), "summary": record.summary, "requests": record.requests.to_pylist()})
+        print_json({"run": str(record.path), "summary": record.summary, "requests": record.requests.to_pylist()})
     else:
         report.show(record, Console())
     failed = record.summary["requests"]["by_finish_reason"]
@@ -84,7 +86,7 @@ def generate(
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
     result = generation(prompt, model, lane, dtype, sampling, show)
     if as_json:
-        _print_json(result)
+        print_json(result)
     else:
         show("\n")
     if result["finish_reason"] == "error":
@@ -103,7 +105,7 @@ def reproduce(
 
     comparison = run_again(Record.open(folder), out, progress=not as_json)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "identical": comparison.identical,
                 "requests": comparison.requests,
@@ -130,7 +132,7 @@ def inspect(
     record = Record.open(folder)
     record.verify()
     if as_json:
-        _print_json({"run": str(record.path), "environment": record.environment, "summary": record.summary})
+        print_json({"run": str(record.path), "environment": record.environment, "summary": record.summary})
     else:
         report.show(record, Console())
 
@@ -142,13 +144,9 @@ def doctor(as_json: AsJson = False) -> None:
 
     found = findings()
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         show(found, Console())
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,78 @@
+"""Which operations became one kernel, and where two did not, why."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from compiled_kernels.inductor_code.watch import Seen
+
+UNTOLD = "the scheduler logged no reason: the backend does not join loops over {first} with loops over {second}"
+
+
+def fusion(seen: Seen) -> dict:
+    """`kernels` (name, groups of scheduler nodes, their operations in the graph, bytes of the buffers they read and
+    write), `nodes`, and `apart` (pairs of groups that were not fused, with the scheduler's reason)."""
+    homes = {part: kernel for kernel, parts in seen.kernels.items() for part in parts}
+    kernels: dict[str, list[dict]] = {}
+    for group in seen.groups:
+        home = next((homes[part] for part in group["parts"] if part in homes), group["library"] or "(no kernel)")
+        kernels.setdefault(home, []).append(group)
+    return {
+        "kernels": [
+            {
+                "kernel": kernel,
+                "fused": [group["parts"] for group in groups],
+                "operations": sorted({origin for group in groups for origin in group["origins"]}),
+                "bytes": sum(group["bytes"] or 0 for group in groups),
+            }
+            for kernel, groups in kernels.items()
+        ],
+        "nodes": [{key: node[key] for key in ("name", "kind", "origins", "iteration")} for node in seen.nodes],
+        "apart": _apart(seen),
+    }
+
+
+def text_of(found: Mapping) -> str:
+    lines = []
+    for kernel in found["kernels"]:
+        lines.append(kernel["kernel"])
+        lines.append(f"  operations: {', '.join(kernel['operations']) or '-'}")
+        lines.append(f"  reads and writes {kernel['bytes']:,} bytes of buffers")
+        lines += [f"  loop nest {' + '.join(parts)}" for parts in kernel["fused"]]
+    lines.append("")
+    for node in found["nodes"]:
+        lines.append(f"{node['name']} {', '.join(node['origins'])} over {' and '.join(node['iteration'])}")
+    lines.append("")
+    lines += [f"{pair['first']} and {pair['second']} apart: {pair['reason']}" for pair in found["apart"]]
+    return "\n".join(lines if found["apart"] else [*lines, "nothing that shares a buffer was left apart"])
+
+
+def _apart(seen: Seen) -> list[dict]:
+    """Groups that share a buffer first, then others that the scheduler tried."""
+    group_of = {part: group["name"] for group in seen.groups for part in group["parts"]}
+    told: dict[frozenset[str], list[str]] = {}
+    exact: set[frozenset[str]] = set()  # pairs of groups, as they are in the end, that a reason names
+    for first, second, reason in seen.reasons:
+        names = [next((group_of[p] for p in name.split("_") if p in group_of), name) for name in (first, second)]
+        pair = frozenset(names)
+        if len(pair) == 2:
+            whole = names == [first, second]
+            exact |= {pair} if whole else set()
+            words = reason if whole else f"{first} with {second}: {reason}"
+            told[pair] = list(dict.fromkeys([*told.get(pair, ()), words]))
+    found = []
+    for first, second in itertools.combinations(seen.groups, 2):
+        pair = frozenset((first["name"], second["name"]))
+        shared = {*first["reads"], *first["writes"]} & {*second["reads"], *second["writes"]}
+        if shared and pair not in exact:
+            untold = UNTOLD.format(first=_loops(first), second=_loops(second))
+            told[pair] = [*told.get(pair, ()), untold]
+        if pair in told:
+            reason = "; ".join(told[pair])
+            found.append({"first": first["name"], "second": second["name"], "shared": sorted(shared), "reason": reason})
+    return sorted(found, key=lambda each: not each["shared"])
+
+
+def _loops(group: Mapping) -> str:
+    return " and ".join(dict.fromkeys(group["iteration"]))

@@ -1,0 +1,211 @@
+"""What torch.compile does with one call, watched while it does it. All use of torch's private names is here.
+
+Inductor's own debug folder has the graphs, the scheduler's nodes and the code; its log of fusions has the reasons; the
+backends' `define_kernel` tells which nodes a kernel holds. Where this torch lacks one of them, that part is empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+FILES = {
+    "decomposed": "fx_graph_readable.py",
+    "post_grad": "fx_graph_transformed.py",
+    "ir": "ir_pre_fusion.txt",
+    "fused_ir": "ir_post_fusion.txt",
+}
+CODE = "output_code.py"
+COUNTED = re.compile(r"^# AOT ID: .*$", re.MULTILINE)
+WHY_NOT = re.compile(r"cannot fuse (\S+) with (\S+): (.*)", re.DOTALL)
+BACKENDS = (
+    ("torch._inductor.codegen.cpp", "CppScheduling"),
+    ("torch._inductor.codegen.triton", "TritonScheduling"),
+)
+
+
+@dataclass
+class Seen:
+    """`texts` by stage; `nodes` before fusion and the `groups` they became; `reasons` of pairs left apart; which nodes
+    each of `kernels` holds; the generated `code`."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    nodes: list[dict] = field(default_factory=list)
+    groups: list[dict] = field(default_factory=list)
+    reasons: list[tuple[str, str, str]] = field(default_factory=list)
+    kernels: dict[str, list[str]] = field(default_factory=dict)
+    code: str = ""
+
+
+def watched(call: Callable[..., Any], inputs: tuple) -> Seen:
+    """Compile `call` for these inputs and run it; what was seen on the way."""
+    from torch._functorch import config as autograd
+    from torch._inductor import config as inductor
+
+    seen = Seen()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for part in (_kernels(seen), _reasons(seen), _silent(), warnings.catch_warnings(), torch.inference_mode()):
+            stack.enter_context(part)
+        warnings.simplefilter("ignore")
+        # Whole graphs are not taken from the cache, so that they are seen; the code made of them is the same.
+        stack.enter_context(autograd.patch(enable_autograd_cache=False))
+        debug = {"trace.enabled": True, "trace.debug_dir": folder, "fx_graph_cache": False}
+        hooks = {"_pre_fusion_custom_pass": _noting(seen.nodes), "_post_fusion_custom_pass": _noting(seen.groups)}
+        stack.enter_context(inductor.patch({**debug, **hooks}))
+        torch.compile(call, fullgraph=True, dynamic=False, backend=_backend(seen))(*inputs)
+        for file in sorted(Path(folder).rglob("*")):
+            for stage in (stage for stage, name in FILES.items() if name == file.name):
+                seen.texts[stage] = file.read_text()
+            if file.name == CODE:
+                seen.code = file.read_text()
+    return seen
+
+
+def loaded_code() -> dict[str, str]:
+    """Source of the generated modules that this process runs, by digest."""
+    from torch._inductor.codecache import PyCodeCache
+
+    files = [Path(module.__file__) for module in PyCodeCache.modules if module.__file__]
+    sources = [file.read_text() for file in files if file.is_file()]
+    return {code_digest(source): source for source in sources}
+
+
+def code_digest(code: str) -> str:
+    """SHA-256 of generated code, but for the line that counts the graphs of the process."""
+    return hashlib.sha256(COUNTED.sub("", code).strip().encode()).hexdigest()
+
+
+def _backend(seen: Seen) -> Callable[..., Any]:
+    def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        from torch._inductor.compile_fx import compile_fx
+
+        seen.texts["graph"] = graph.print_readable(print_output=False)
+        return compile_fx(graph, inputs)  # type: ignore[return-value]
+
+    return backend
+
+
+def _noting(found: list[dict]) -> Callable[[list], list]:
+    """A pass over the scheduler's nodes that changes nothing."""
+
+    def note(nodes: list) -> list:
+        found.extend(_node(node) for node in nodes)
+        return nodes
+
+    return note
+
+
+def _node(node: Any) -> dict:
+    parts = list(node.get_nodes())
+    return {
+        "name": node.get_name(),
+        "kind": type(node).__name__,
+        "parts": [part.get_name() for part in parts],
+        "origins": sorted({origin.name for part in parts for origin in _origins(part)}),
+        "iteration": [_iteration(part) for part in parts],
+        "reads": sorted(dep.name for dep in node.read_writes.reads),
+        "writes": sorted(dep.name for dep in node.read_writes.writes),
+        "bytes": _bytes(node),
+        "library": next((_library(part) for part in parts if _library(part)), ""),
+    }
+
+
+def _origins(part: Any) -> list:
+    return list(part.node.get_origins()) if getattr(part, "node", None) is not None else []
+
+
+def _iteration(part: Any) -> str:
+    """Lengths of a node's loops, `512 x 64`, those of its reduction after a bar, `512 | 64`."""
+    group = getattr(part, "group", None)
+    sizes = group[1] if group and isinstance(group[1], tuple) else ()
+    return " | ".join(" x ".join(map(str, each)) for each in sizes if each) or "no loops of its own"
+
+
+def _bytes(node: Any) -> int | None:
+    """What it reads and writes in memory, by the scheduler's own account."""
+    try:
+        return int(node.get_read_write_buffers_sizes())
+    except (AttributeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def _library(part: Any) -> str:
+    """The function a library provides, where the node is no loop of Inductor's own."""
+    node = getattr(part, "node", None)
+    name = getattr(node, "python_kernel_name", None) or getattr(node, "op_overload", None)
+    return str(name) if name else ""
+
+
+@contextmanager
+def _kernels(seen: Seen) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, name in BACKENDS:
+            backend = getattr(__import__(module, fromlist=[name]), name, None)
+            original = getattr(backend, "define_kernel", None)
+            if original is not None:
+                stack.enter_context(mock.patch.object(backend, "define_kernel", _telling(seen, original)))
+        yield
+
+
+def _telling(seen: Seen, original: Callable) -> Callable:
+    def define_kernel(self: Any, code: Any, nodes: Any, *rest: Any, **named: Any) -> Any:
+        kernel = original(self, code, nodes, *rest, **named)
+        names = [part.get_name() for node in nodes if hasattr(node, "get_nodes") for part in node.get_nodes()]
+        seen.kernels.setdefault(str(kernel), []).extend(names)
+        return kernel
+
+    return define_kernel
+
+
+class Listener(logging.Handler):
+    def __init__(self, seen: Seen):
+        super().__init__(logging.DEBUG)
+        self.seen = seen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = WHY_NOT.match(record.getMessage())
+        if found:
+            first, second, reason = found.groups()
+            self.seen.reasons.append((first, second, " ".join(reason.split())))
+
+
+@contextmanager
+def _reasons(seen: Seen) -> Iterator[None]:
+    from torch._inductor import scheduler
+
+    log = getattr(scheduler, "fusion_log", None)
+    if log is None:
+        yield
+        return
+    listener, level, upwards = Listener(seen), log.level, log.propagate
+    log.addHandler(listener)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(listener)
+        log.setLevel(level)
+        log.propagate = upwards
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Inductor announces its debug folder as a warning."""
+    log = logging.getLogger("torch._inductor.debug")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

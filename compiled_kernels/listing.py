@@ -1,0 +1,58 @@
+"""The operators as a reader meets them: what each computes, where it is written, on which lanes."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiled_kernels
+from compiled_kernels.cases import Suite, suites
+from compiled_kernels.gaps import known_gap
+from compiled_kernels.lanes import Lane
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def operators() -> list[dict[str, Any]]:
+    """One entry an operator: name, formula, source (of the idea), place, lanes, number of cases and of those timed,
+    and gaps (lane, cases, reason)."""
+    return [_entry(suite) for suite in suites()]
+
+
+def _entry(suite: Suite) -> dict[str, Any]:
+    call = inspect.unwrap(getattr(compiled_kernels, suite.operator))
+    module = inspect.getmodule(call)
+    place = Path(inspect.getsourcefile(call) or "").resolve()
+    return {
+        "operator": suite.operator,
+        "formula": _first_line(call.__doc__),
+        "source": _first_line(module.__doc__ if module else ""),
+        "place": f"{place.relative_to(ROOT).as_posix()}:{inspect.getsourcelines(call)[1]}",
+        "lanes": [str(lane) for lane in Lane if _has(suite.operator, lane)],
+        "cases": len(suite.cases),
+        "timed": sum(case.timed for case in suite.cases),
+        "gaps": _gaps(suite),
+    }
+
+
+def _has(operator: str, lane: Lane) -> bool:
+    return lane in (Lane.EAGER, Lane.INDUCTOR) or hasattr(torch.ops.compiled_kernels, f"{operator}_{lane}")
+
+
+def _gaps(suite: Suite) -> list[dict[str, Any]]:
+    found = Counter(
+        (str(lane), gap.reason)
+        for lane in Lane
+        for case in suite.cases
+        if (gap := known_gap(suite.operator, lane, case.name, compiled=True))
+    )
+    return [{"lane": lane, "cases": count, "reason": reason} for (lane, reason), count in found.items()]
+
+
+def _first_line(text: str | None) -> str:
+    """The first sentence or line of a docstring, whole."""
+    return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())

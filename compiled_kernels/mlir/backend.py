@@ -1,0 +1,202 @@
+"""`torch.compile(backend="workbench_mlir")`: subgraphs that suit it through this lane, in process.
+
+Importing this module registers the backend under that name. Whatever is left runs where the report says: operations
+around a subgraph that was taken run in eager torch, graphs of which nothing was taken are Inductor's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.passes.tools_common import legalize_graph
+from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
+
+from compiled_kernels.lanes import LaneError, _mlir_problem
+from compiled_kernels.mlir import suited
+from compiled_kernels.mlir.compile import compile_text
+from compiled_kernels.mlir.lower import lower_graph
+from compiled_kernels.mlir.report import Report, Subgraph, names
+
+NAME = "workbench_mlir"
+
+
+class Backend:
+    """A backend for torch.compile that remembers what it did; `backend=Backend()` keeps a report of its own."""
+
+    def __init__(self) -> None:
+        self._done: list[Subgraph] = []
+        self._graphs = itertools.count()
+
+    def report(self) -> Report:
+        return Report(tuple(self._done))
+
+    def __call__(self, graph: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch_mlir.extras.fx_decomp_util import get_decomposition_table
+
+        if problem := _mlir_problem():
+            raise LaneError(f"backend {NAME}: {problem}")
+        compiler = aot_autograd(
+            fw_compiler=self._leave_training,
+            bw_compiler=self._leave_training,
+            inference_compiler=self._take,
+            decompositions=get_decomposition_table(),
+            keep_inference_input_mutations=True,
+        )
+        return compiler(graph, inputs)
+
+    def _leave_training(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
+        return self._leave_all(next(self._graphs), graph, inputs, "gradients are wanted: this backend is for inference")
+
+    def _leave_all(self, number: int, graph: GraphModule, inputs: Sequence[Any], reason: str) -> Any:
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        self._done.append(Subgraph(number, False, names(_targets(graph)), "inductor", reason))
+        return compile_fx_inner(graph, inputs)
+
+    def _take(self, graph: GraphModule, inputs: Sequence[Any]) -> Any:
+        from functorch.compile import make_boxed_func
+
+        called = {node: names([node.target])[0] for node in graph.graph.nodes if node.op == "call_function"}
+        number = next(self._graphs)
+        reasons = {node: suited.obstacle(node) for node in called if not _writes_input(node)}
+        parts = _partitions(graph, reasons)
+        if not parts or any(suited.base_name(node.target) == "as_strided" for node in reasons):
+            why = next((f"{called[node]}: {why}" for node, why in reasons.items() if why), "nothing to compute")
+            return self._leave_all(number, graph, inputs, why)
+        written = _split_off_writes(graph)
+        taken = {node for part in parts for node in part}
+        reasons |= {node: "a view, nothing to compute" for node, why in reasons.items() if not why and node not in taken}
+        for index, part in enumerate(parts):
+            reasons |= dict.fromkeys(part, self._place_kernel(graph, part, number, f"kernel_{number}_{index}"))
+        legalize_graph(graph)
+        graph.recompile()
+        for why in dict.fromkeys(why for why in reasons.values() if why):
+            left = [name for node, name in called.items() if reasons.get(node) == why]
+            self._done.append(Subgraph(number, False, tuple(left), "eager", why))
+        return make_boxed_func(_with_writes(graph, written))
+
+    def _place_kernel(self, graph: GraphModule, part: Sequence[Node], number: int, name: str) -> str | None:
+        """Compile a part and let its kernel take its place; gives why not, where it does not lower."""
+        module, inputs, outputs = fuse_as_graphmodule(graph, list(part), name)
+        for place, node in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            place.meta = dict(node.meta)
+        try:
+            kernel = SubgraphKernel(module, outputs)
+        except (LaneError, ValueError, RuntimeError) as error:  # MLIR raises all of these
+            return " ".join(str(error).split())[:300]
+        self._done.append(Subgraph(number, True, names([node.target for node in part]), "mlir", "", kernel.kernel.digest))
+        graph.add_submodule(name, kernel)
+        with graph.graph.inserting_before(part[0]):
+            called = graph.graph.call_module(name, tuple(inputs))
+            results = [called] if len(outputs) == 1 else [
+                graph.graph.call_function(operator.getitem, (called, place)) for place in range(len(outputs))
+            ]  # fmt: skip
+        for old, new in zip(outputs, results, strict=True):
+            new.meta = dict(old.meta)
+            old.replace_all_uses_with(new)
+        for node in reversed(part):
+            graph.graph.erase_node(node)
+        return None
+
+
+class SubgraphKernel(torch.nn.Module):
+    """One subgraph as one compiled function on the tensors' own memory."""
+
+    def __init__(self, module: GraphModule, outputs: Sequence[Node]):
+        super().__init__()
+        name = "subgraph"  # one name, so that equal subgraphs are one artifact
+        stages = lower_graph(module.graph, name, lanes=64)
+        text = stages.pop("bufferized")
+        self.kernel = compile_text(text, name, lowered_from="bufferized", before=stages)
+        self.shapes = [(tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in outputs]
+        places = len(module.graph.find_nodes(op="placeholder"))
+        self.run = self.kernel.function(places + len(outputs))
+
+    def forward(self, *inputs: Tensor) -> Any:
+        read = [each.contiguous() for each in inputs]
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self.shapes]
+        self.run(*[each.data_ptr() for each in read], *[each.data_ptr() for each in made])
+        return made[0] if len(made) == 1 else tuple(made)
+
+
+def _partitions(graph: GraphModule, reasons: dict[Node, str | None]) -> list[list[Node]]:
+    """Connected groups of suited operations, as large as the others allow, each with something to compute."""
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+    from torch.fx.passes.operator_support import OperatorSupportBase
+
+    class Suited(OperatorSupportBase):
+        def is_node_supported(self, submodules: Any, node: Node) -> bool:
+            return node in reasons and reasons[node] is None
+
+    partitioner = CapabilityBasedPartitioner(graph, Suited(), allows_single_node_partition=True)
+    order = {node: place for place, node in enumerate(graph.graph.nodes)}
+    parts = [sorted(part.nodes, key=order.__getitem__) for part in partitioner.propose_partitions()]
+    parts = [_without_last_views(part) for part in parts]
+    return [part for part in parts if any(suited.computes(node) for node in part)]
+
+
+def _without_last_views(part: list[Node]) -> list[Node]:
+    """Less the views that nothing of the part reads: outside they cost nothing, inside each would be a copy."""
+    while idle := {node for node in part if suited.is_view(node) and not any(user in part for user in node.users)}:
+        part = [node for node in part if node not in idle]
+    return part
+
+
+def _writes_input(node: Node) -> bool:
+    return node.target is torch.ops.aten.copy_.default
+
+
+def _split_off_writes(graph: GraphModule) -> list[int]:
+    """Let the graph give what it would write into its inputs as further results; gives the inputs' places. Nothing
+    then stands in the graph whose order matters."""
+    places = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    writes = [node for node in graph.graph.nodes if node.op == "call_function" and _writes_input(node)]
+    (output,) = graph.graph.find_nodes(op="output")
+    values = [node.args[1] for node in writes]
+    written = [places[node.args[0]] for node in writes]
+    for node in writes:
+        node.replace_all_uses_with(node.args[0])
+    output.args = ((*output.args[0], *values),)
+    for node in writes:
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return written
+
+
+def _with_writes(graph: GraphModule, written: Sequence[int]) -> Callable[..., Any]:
+    def run(*inputs: Any) -> Any:
+        results = graph(*inputs)
+        count = len(results) - len(written)
+        for place, value in zip(written, results[count:], strict=True):
+            inputs[place].copy_(value)
+        return results[:count]
+
+    return run
+
+
+def _targets(graph: GraphModule) -> list[Any]:
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+BACKEND = Backend()
+
+
+def report() -> Report:
+    """What `torch.compile(backend="workbench_mlir")` did in this process."""
+    return BACKEND.report()
+
+
+def workbench_mlir(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """The registered backend, as torch's entry point group `torch_dynamo_backends` finds it too."""
+    return BACKEND(graph, inputs, **options)
+
+
+if NAME not in torch._dynamo.list_backends(exclude_tags=()):
+    torch._dynamo.register_backend(workbench_mlir, name=NAME)

@@ -1,0 +1,101 @@
+"""A leaf operator on this lane: one kernel for each combination of shapes, strides, types and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.lanes import LaneError
+from compiled_kernels.mlir.compile import compile_function
+from compiled_kernels.mlir.execute import Kernel
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel for one combination: `run` takes addresses; `copied` are the inputs it needs contiguous."""
+
+    run: Callable[..., None]
+    kernel: Kernel
+    copied: frozenset[int]
+
+    def __call__(self, inputs: Sequence[Tensor], outputs: Iterable[Tensor]) -> None:
+        if self.copied:
+            inputs = [each.contiguous() if place in self.copied else each for place, each in enumerate(inputs)]
+        self.run(*[each.data_ptr() for each in inputs], *[each.data_ptr() for each in outputs])
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """`function(*tensors, *constants)` is the specification that is compiled; `source` is the file it stands in.
+
+    Rows that are slices of wider rows are read where they lie; other strides are made contiguous first.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    lanes: int = 0
+    prepared: dict[tuple, Prepared] = field(default_factory=dict)
+
+    def prepare(self, inputs: Sequence[Tensor], *constants: float) -> Prepared:
+        """The kernel for inputs like these, compiled where it is not known yet."""
+        key = (*[(each.shape, each.stride(), each.dtype, each.device) for each in inputs], constants)
+        found = self.prepared.get(key)
+        if found is None:
+            found = self.prepared[key] = self._compiled(inputs, constants)
+        return found
+
+    def _compiled(self, inputs: Sequence[Tensor], constants: tuple[float, ...]) -> Prepared:
+        if any(each.device.type != "cpu" for each in inputs):
+            raise LaneError(f"{self.name}: lane mlir runs on the CPU; {[str(each.device) for each in inputs]} given")
+        shapes = [tuple(each.shape) for each in inputs]
+        wide = [wider_rows(each.shape, each.stride()) for each in inputs]
+        stored = [whole or shape for whole, shape in zip(wide, shapes, strict=True)]
+
+        def function(*whole: Tensor) -> Any:
+            parts = [_slice(each, shape) for each, shape in zip(whole, shapes, strict=True)]
+            return self.function(*parts, *constants)
+
+        examples = [torch.empty(shape, dtype=each.dtype) for shape, each in zip(stored, inputs, strict=True)]
+        source = Path(self.function.__code__.co_filename).read_text()
+        recipe = {"function": self.function.__qualname__, "source": source, "slices": shapes, "constants": constants}
+        kernel = compile_function(function, examples, self.name, recipe=recipe, lanes=self.lanes)
+        with torch.no_grad():
+            made = self.function(*(each.to("meta") for each in inputs), *constants)
+        results = 1 if isinstance(made, Tensor) else len(made)
+        copied = frozenset(place for place, whole in enumerate(wide) if whole is None)
+        return Prepared(kernel.function(len(inputs) + results), kernel, copied)
+
+
+def wider_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The contiguous shape of which a tensor so laid out is the leading slice of each axis; None where there is none.
+
+    >>> wider_rows((5, 9, 64), (11 * 64, 64, 1))
+    (5, 11, 64)
+    >>> wider_rows((4, 3), (1, 4)) is None
+    True
+    """
+    stored, inside = [], 1  # from the last axis to the first: how many numbers one step of the axis covers
+    for place in reversed(range(len(shape))):
+        if place == 0:
+            stored.append(shape[0])
+            return tuple(reversed(stored)) if shape[0] == 1 or strides[0] == inside else None
+        if shape[place] != 1 and strides[place] != inside:
+            return None
+        outer = strides[place - 1] if shape[place - 1] != 1 else inside * shape[place]
+        if outer % inside or outer < inside * shape[place]:
+            return None
+        stored.append(outer // inside)
+        inside = outer
+    return ()
+
+
+def _slice(whole: Tensor, shape: tuple[int, ...]) -> Tensor:
+    for axis, extent in enumerate(shape):
+        if whole.shape[axis] != extent:
+            whole = whole.narrow(axis, 0, extent)
+    return whole

@@ -1,0 +1,76 @@
+"""From a torch function and the shapes it is called with to code, through every level of MLIR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.lanes import LaneError
+from compiled_kernels.mlir import pipeline
+
+
+def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, lanes: int = 0) -> dict[str, str]:
+    """The text of each stage, in order: `torch` (dialect), `linalg` (fused, on tensors), `transformed` (where a
+    schedule ran) and `bufferized`, which is what `compile_text` takes.
+
+    `function` gives a tensor or a tuple of tensors and mutates nothing; its results become arguments after the
+    inputs. `lanes` > 0 vectorizes by a schedule where the shapes are whole multiples (see schedule.py).
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch_mlir.extras.fx_decomp_util import get_decomposition_table
+
+    with torch.no_grad():
+        trace = make_fx(function, decomposition_table=get_decomposition_table(), tracing_mode="fake")
+        graph = trace(*examples).graph
+    return lower_graph(graph, name, lanes)
+
+
+def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, str]:
+    """The same for a graph of core operations whose tensors have static shapes; raises LaneError where torch-mlir
+    does not know one."""
+    from torch_mlir.dialects import torch as torch_dialect
+    from torch_mlir.extras.fx_importer import FxImporter
+    from torch_mlir.ir import Context
+
+    from compiled_kernels.mlir import rewrites, schedule
+
+    context = Context()
+    torch_dialect.register_dialect(context)
+    importer = FxImporter(context=context)
+    try:
+        importer.import_stateless_graph(graph, func_name=name)
+    except (NotImplementedError, ValueError, TypeError, KeyError) as error:
+        raise LaneError(f"mlir: torch-mlir does not import this graph: {' '.join(str(error).split())[:300]}") from None
+    module = importer.module
+    stages = {"torch": str(module)}
+    pipeline.passes(module, pipeline.TO_LINALG)
+    pipeline.passes(module, pipeline.NAMELESS)
+    rewrites.repeat_cheap(module)
+    pipeline.passes(module, "func.func(linalg-fuse-elementwise-ops,canonicalize)")
+    rewrites.repeat_cheap(module)
+    pipeline.passes(module, pipeline.FUSE)
+    stages["linalg"] = str(module)
+    schedule.separate_parts(module)
+    rewrites.results_as_arguments(module)
+    pipeline.passes(module, pipeline.SIMPLER_MATH)
+    rewrites.allow_reordering(module)
+    rewrites.polynomial_exp(module)
+    scheduled = schedule.by_rows(module, alone=lanes > 0)
+    if lanes and schedule.vectors(module, lanes):
+        scheduled = True
+    if scheduled:
+        stages["transformed"] = str(module)
+    pipeline.passes(module, pipeline.BUFFERIZE)
+    rewrites.loops_for_copies(module)
+    rewrites.separate_arguments(module)
+    return {**stages, "bufferized": str(module)}
+
+
+def sources() -> str:
+    """The text that decides how a function is lowered: part of the name under which its code is kept."""
+    here = Path(__file__).parent
+    return "".join((here / f"{name}.py").read_text() for name in ("lower", "pipeline", "rewrites", "schedule"))

@@ -1,0 +1,48 @@
+"""The stages of the code that runs a case: read from its artifact, not lowered again."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from compiled_kernels.cases import PACKAGES, Case, suites
+from compiled_kernels.lanes import LaneError
+from compiled_kernels.mlir.leaf import Leaf
+
+
+@dataclass(frozen=True)
+class Shown:
+    """`digest` names the artifact; `stages` are texts in the order in which they were made."""
+
+    digest: str
+    stages: Mapping[str, str] = field(repr=False)
+
+
+def stages(operator: str, case: Case | None = None) -> Shown:
+    """What an operator's kernel for `case` (the first, where none is given) went through, `asm` last.
+
+    Raises LaneError for an operator that this lane does not have.
+    """
+    suite = next((suite for suite in suites() if suite.operator == operator), None)
+    if suite is None:
+        raise LaneError(f"unknown operator {operator!r}; known: {', '.join(each.operator for each in suites())}")
+    case = case or suite.cases[0]
+    for package in PACKAGES:
+        name = f"compiled_kernels.{package}.mlir"
+        if importlib.util.find_spec(name) is None:
+            continue
+        module = importlib.import_module(name)
+        leaf = getattr(module, operator.upper(), None)
+        if isinstance(leaf, Leaf):
+            inputs = suite.make(case)
+            tensors = [each for each in inputs if isinstance(each, Tensor)]
+            kernel = leaf.prepare(tensors, *(each for each in inputs if not isinstance(each, Tensor))).kernel
+            return Shown(kernel.digest, kernel.stages)
+        if suite.inputs.__module__ == f"compiled_kernels.{package}.cases" and hasattr(module, "stages"):
+            made = module.stages(case, operator)
+            return Shown(made.digest, made)
+    raise LaneError(f"{operator} has no stages on lane mlir")

@@ -1,0 +1,89 @@
+"""What was measured on this machine, in one plain JSON file that may be deleted at any time."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+MOST = 2000  # entries; older ones, of other versions as a rule, make room
+VERSIONS = ("torch", "triton", "torch-mlir")
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """Entries by key in `file`. A damaged file is as if it had never been; where none can be written, nothing is
+    kept. A reader sees a file whole, whoever writes."""
+
+    file: Path
+
+    def load(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self.file.read_bytes())["entries"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def add(self, key: str, entry: Mapping[str, Any]) -> None:
+        kept = {**self.load(), key: dict(entry)}  # what another process added meanwhile stays
+        text = json.dumps({"entries": dict(list(kept.items())[-MOST:])}, indent=1)
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=f".{self.file.name}-")
+        except OSError:
+            return
+        try:
+            with os.fdopen(handle, "w") as out:
+                out.write(text)
+            os.replace(temporary, self.file)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def directory() -> Path:
+    """`$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench."""
+    given = os.environ.get("WORKBENCH_CACHE_DIR")
+    return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
+
+
+@functools.cache
+def machine() -> dict[str, str]:
+    """What a measurement depends on: the processor, the GPU, the compilers' versions and this package's own code."""
+    return {
+        "cpu": f"{cpu_model()} x {os.cpu_count()}",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "code": _own_code(),
+        **{name: _version(name) for name in VERSIONS},
+    }
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith(("model name", "Processor")))
+    except (OSError, StopIteration, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def _own_code() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).resolve().parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

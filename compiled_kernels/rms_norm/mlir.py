@@ -1,0 +1,24 @@
+"""The norms through torch-mlir: the specification itself, lowered for one shape at a time (see mlir/leaf.py)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.mlir.leaf import Leaf
+from compiled_kernels.rms_norm import reference
+
+RMS_NORM = Leaf("rms_norm", reference.rms_norm, lanes=64)
+ADD_RMS_NORM = Leaf("add_rms_norm", reference.add_rms_norm, lanes=64)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    RMS_NORM.prepare((x, weight), eps)((x, weight), (out,))
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total, out = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    ADD_RMS_NORM.prepare((x, residual, weight), eps)((x, residual, weight), (total, out))
+    return total, out

@@ -1,0 +1,96 @@
+"""Every stage between an operator's specification and the code that runs, whichever lane made it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiled_kernels.cases import Case, Suite
+from compiled_kernels.lanes import Lane, LaneError, lane_problems
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`text` to read, and `data` where a stage has more structure than its text (JSON-ready)."""
+
+    text: str
+    data: Any = None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """`artifact` is the content hash of what ran (or, of a lane that is compiled ahead of time here, would run); `note`
+    says what it is."""
+
+    artifact: str
+    note: str
+    stages: Mapping[str, Stage] = field(default_factory=dict)
+
+
+def stages_of(suite: Suite, case: Case, lane: Lane) -> Stages:
+    """The stages of one case on one lane, in the order in which they are made. Raises LaneError where the lane has not
+    this operator, or does not work here."""
+    if lane is Lane.TRITON:
+        return _triton(suite)
+    if problem := lane_problems()[lane]:
+        raise LaneError(f"lane {lane} does not work here: {problem}")
+    if lane is Lane.EAGER:
+        return _eager(suite)
+    if lane is Lane.INDUCTOR:
+        from compiled_kernels import inductor_code
+
+        return inductor_code.stages(suite, case)
+    return _mlir(suite, case)
+
+
+def _eager(suite: Suite) -> Stages:
+    package = inspect.getmodule(suite.inputs)
+    name = package.__name__.rpartition(".")[0] if package else ""
+    try:
+        text = inspect.getsource(importlib.import_module(f"{name}.reference"))
+    except (ImportError, OSError) as error:
+        raise LaneError(f"{suite.operator}: its reference cannot be read: {error}") from None
+    return Stages(digest(text), "the specification, which runs as written", {"source": Stage(text)})
+
+
+def _triton(suite: Suite) -> Stages:
+    try:
+        from compiled_kernels.triton_code import artifacts, stages
+    except ImportError as error:
+        raise LaneError(f"lane triton: its code cannot be imported: {error}") from None
+    made = artifacts(suite.operator)
+    data = [
+        {
+            "kernel": each.name,
+            "sm": each.sm,
+            "constants": {name: str(value) for name, value in each.constexprs.items()},
+            "warps": each.num_warps,
+            "registers": each.registers,
+            "shared_bytes": each.shared_bytes,
+            "spill_bytes": each.spill_bytes,
+            "cubin": digest(each.cubin),
+        }
+        for each in made
+    ]
+    texts = {name: Stage(text, data) for name, text in stages(suite.operator).items()}
+    whole = digest(b"".join(each.cubin for each in made))
+    note = f"its cubins for sm_{made[0].sm}, compiled ahead of time as Triton would on a GPU"
+    return Stages(whole, note, texts)
+
+
+def _mlir(suite: Suite, case: Case) -> Stages:
+    try:
+        from compiled_kernels.mlir import stages  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise LaneError(f"lane mlir: its stages cannot be imported: {error}") from None
+    made = stages(suite.operator, case)
+    texts = {name: Stage(text) for name, text in made.stages.items()}
+    return Stages(made.digest, "the entry in the cache of artifacts that runs", texts)
+
+
+def digest(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()

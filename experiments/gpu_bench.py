@@ -1,0 +1,133 @@
+"""Triton's kernels and the whole model on one GPU: `python -m experiments.gpu_bench [--quick]`; at most ten minutes.
+
+(a) every kernel against its specification in float64, (b) each timed case beside torch's own form and the card's
+measured ceilings, (c) decode and prefill of `shape:llama-3.1-8b` beside transformers. Every part is a process of its
+own, so that one that breaks, hangs or spoils the device leaves the others their results; it needs no network.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+HERE = Path(__file__).resolve().parent
+SECONDS = 570  # of the whole
+CHECKED = (
+    "rms_norm", "add_rms_norm", "rotary", "gated_silu", "linear_int8", "linear_int4", "kv_write", "paged_attention",
+    "top_logprobs",
+)  # fmt: skip
+# Seconds each part may take; it gets less where less is left. Checks compile at once and time nothing.
+PARTS = {"kernels": 150, "model dense": 110, "model int8": 110, "model int4": 110, "transformers": 100}
+CHECK_SECONDS = 150
+
+
+def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
+    """The rows of one part, measured in this process."""
+    from experiments import gpu_works
+
+    kind, _, what = part.partition(" ")
+    if kind == "check":
+        yield from gpu_works.checked(what)
+    elif kind == "model":
+        yield from gpu_works.ours(what, quick)
+    elif kind == "transformers":
+        yield from gpu_works.theirs(quick)
+    else:
+        yield from gpu_works.kernels(quick)
+
+
+class Part:
+    """A part under way in a process of its own, which leaves a line a row."""
+
+    def __init__(self, name: str, quick: bool, folder: Path):
+        self.name, self.began = name, time.monotonic()
+        self._rows, self._words = folder / f"{name}.jsonl", folder / f"{name}.txt"
+        command = [sys.executable, "-m", "experiments.gpu_bench", "--part", name, "--rows", str(self._rows)]
+        with self._words.open("w") as words:
+            self._process = subprocess.Popen(
+                command + ["--quick"] * quick, cwd=HERE.parent, stdout=words, stderr=subprocess.STDOUT
+            )
+
+    def finished(self, seconds: float) -> dict[str, Any]:
+        """Its rows after `seconds` at most, and what went wrong."""
+        error = None
+        try:
+            if code := self._process.wait(max(1.0, seconds)):
+                error = f"ended with {code}: {self._words.read_text()[-500:].strip()}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            error = f"not done after {seconds:.0f} s"
+        lines = self._rows.read_text().splitlines() if self._rows.exists() else []
+        whole = [json.loads(line) for line in lines if line.endswith("}")]
+        took = time.monotonic() - self.began
+        return {"part": self.name, "seconds": took, "rows": whole, **({"error": error} if error else {})}
+
+
+def play(quick: bool, tell=print) -> list[dict[str, Any]]:
+    """All parts: the checks at once, then each of the others alone."""
+    began = time.monotonic()
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        checks = [Part(f"check {operator}", quick, Path(folder)) for operator in CHECKED]
+        for part in checks:
+            found.append(part.finished(CHECK_SECONDS - (time.monotonic() - began)))
+            tell(told(found[-1]))
+        for name, most in PARTS.items():
+            left = SECONDS - (time.monotonic() - began)
+            if left < 20:
+                found.append({"part": name, "rows": [], "error": "no time was left for it"})
+            else:
+                found.append(Part(name, quick, Path(folder)).finished(min(most, left)))
+            tell(told(found[-1]))
+    return found
+
+
+def told(part: dict[str, Any]) -> str:
+    """One line about a part."""
+    rows = part["rows"]
+    bad = [row for row in rows if row.get("status") == "failed" or "error" in row]
+    line = f"{part['part']}: {len(rows)} rows, {len(bad)} of them failed"
+    for row in bad[:3]:
+        what = f"{row.get('operator', row.get('work', ''))} {row.get('case', row.get('batch', ''))}"
+        line += f"\n  {what}: {row.get('reason') or row.get('error')}"
+    return line + (f"\n  {part['error']}" if "error" in part else "")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="folder of the record")] = HERE / "records",
+    quick: Annotated[bool, typer.Option("--quick", help="few repetitions and shapes")] = False,
+    part: Annotated[str | None, typer.Option(hidden=True)] = None,
+    rows: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Check and measure lane triton on the GPU of this machine, and record it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("gpu_bench needs a CUDA device, and there is none here")
+    if part is not None and rows is not None:
+        with rows.open("w", buffering=1) as lines:
+            for row in rows_of(part, quick):
+                lines.write(json.dumps(row) + "\n")
+        return
+    from workbench.study.environment import environment
+
+    record = {"experiment": "gpu_bench", "quick": quick, "environment": environment(), "parts": play(quick)}
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"gpu_bench-{stamp}.json"
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    print(file)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,153 @@
+"""The check itself: what it must not let pass, and a table of gaps that is held to the truth."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import compiled_kernels.check as check_module
+import compiled_kernels.gaps as gaps_module
+from compiled_kernels.cases import Case, Suite, case_of, suite_of, suites
+from compiled_kernels.check import check, verdict
+from compiled_kernels.compiled import one_call
+from compiled_kernels.gaps import GAPS, Gap, known_gap
+from compiled_kernels.interpreted import interpreting, needs_interpreter
+from compiled_kernels.lanes import Lane, LaneError, lane_problems
+
+COMPILES = lane_problems()[Lane.INDUCTOR]
+needs_compiler = pytest.mark.skipif(COMPILES is not None, reason=str(COMPILES))
+
+
+@pytest.fixture
+def gap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def add(operator: str, lane: Lane, case: str, **more: Any) -> None:
+        monkeypatch.setattr(gaps_module, "GAPS", (Gap(operator, lane, case, "known", **more),))
+
+    return add
+
+
+def rotary(call: Callable[..., Any]) -> Suite:
+    """The suite of rotary, with another call in its place; the specification stays."""
+    suite = suite_of("rotary")
+    return replace(suite, call=lambda *inputs, lane: call(suite.call(*inputs, lane=lane), lane), exact=suite.exact)
+
+
+def broken(outputs: torch.Tensor, lane: Lane) -> torch.Tensor:
+    return outputs if lane is Lane.EAGER else outputs + 1
+
+
+def throws(outputs: torch.Tensor, lane: Lane) -> torch.Tensor:
+    if lane is not Lane.EAGER:
+        raise RuntimeError("no\n such kernel")
+    return outputs
+
+
+@pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
+def test_every_small_case_is_right_as_written(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fits(operator: str, case: Case) -> bool:  # into a test: the others are the command's
+        return not case.timed and not known_gap(operator, lane, case.name, compiled=True)
+
+    small = [replace(s, cases=tuple(c for c in s.cases if fits(s.operator, c)), exact=s.exact) for s in suites()]
+    monkeypatch.setattr(check_module, "suites", lambda: small)
+    rows = list(check((lane,)))
+    assert len(rows) == sum(len(suite.cases) for suite in small) and all(suite.cases for suite in small)
+    assert [row for row in rows if row.status == "failed"] == []
+
+
+def test_every_gap_names_a_case() -> None:
+    names = [(suite.operator, case.name) for suite in suites() for case in suite.cases]
+    for gap in GAPS:
+        assert any(gap.covers(operator, gap.lane, case) for operator, case in names), gap
+        assert gap.reason
+
+
+def test_a_gap_that_has_closed_fails(gap: Callable[..., None]) -> None:
+    suite = suite_of("rotary")
+    gap("rotary", Lane.INDUCTOR, "5x3x2*")
+    status, reason = verdict(suite, case_of(suite, "5x3x2 float32"), Lane.INDUCTOR)
+    assert status == "failed" and "this gap has closed" in reason
+    assert verdict(suite, case_of(suite, "2x1x96 float32"), Lane.INDUCTOR) == ("ok", "")
+
+
+def test_a_wrong_result_in_a_gap_is_a_gap(gap: Callable[..., None]) -> None:
+    suite = rotary(broken)
+    assert verdict(suite, suite.cases[0], Lane.INDUCTOR)[0] == "failed"
+    gap("rotary", Lane.INDUCTOR, "*")
+    assert verdict(suite, suite.cases[0], Lane.INDUCTOR) == ("gap", "known")
+
+
+def test_a_gap_of_the_compiled_form_must_be_right_as_written(gap: Callable[..., None]) -> None:
+    def form(*inputs: Any) -> Any:
+        raise RuntimeError("no graph")
+
+    gap("rotary", Lane.INDUCTOR, "*", compiled=True)
+    right, wrong = suite_of("rotary"), rotary(broken)
+    case = right.cases[0]
+    assert verdict(right, case, Lane.INDUCTOR) == ("ok", "")
+    assert verdict(right, case, Lane.INDUCTOR, form) == ("gap", "known")
+    assert verdict(wrong, case, Lane.INDUCTOR, form)[0] == "failed"
+    status, reason = verdict(right, case, Lane.INDUCTOR, lambda *inputs: right.call(*inputs, lane=Lane.EAGER))
+    assert status == "failed" and "closed" in reason
+
+
+def test_what_a_kernel_throws_is_its_failure_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "suites", lambda: (rotary(throws), suite_of("rotary")))
+    rows = list(check((Lane.INDUCTOR,)))
+    half = len(rows) // 2
+    assert {row.status for row in rows[:half]} == {"failed"} and {row.status for row in rows[half:]} == {"ok"}
+    assert rows[0].reason == "RuntimeError: no such kernel"
+
+
+def test_a_lane_that_does_not_work_here_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "lane_problems", lambda: dict.fromkeys(Lane, "not here"))
+    assert {(row.status, row.reason, row.form) for row in check((Lane.MLIR,), "rotary")} == {("gap", "not here", "")}
+
+
+def test_an_unknown_operator_is_told_with_the_nearest() -> None:
+    with pytest.raises(LaneError, match="unknown operator 'rotray'; did you mean 'rotary'?"):
+        list(check(operator="rotray"))
+
+
+@needs_compiler
+def test_the_compiled_form_is_checked() -> None:
+    suite = suite_of("gated_silu")
+    cases = tuple(case for case in suite.cases if not case.timed)
+    form = one_call(suite, Lane.INDUCTOR)
+    assert [verdict(suite, case, Lane.INDUCTOR, form) for case in cases] == [("ok", "")] * len(cases)
+    wrong = replace(suite, call=lambda gate_up, lane: suite.call(gate_up, lane=lane) * (1 + 0.1 * (lane == "inductor")))
+    status, reason = verdict(replace(wrong, exact=suite.exact), cases[0], Lane.INDUCTOR, one_call(wrong, Lane.INDUCTOR))
+    assert status == "failed" and "against float64" in reason
+
+
+@pytest.mark.skipif(not needs_interpreter(), reason="needs triton (pip install triton), and no GPU")
+def test_the_interpreter_answers_in_a_process_of_its_own() -> None:
+    rows = list(check((Lane.TRITON, Lane.EAGER), "rotary", interpret=True))
+    assert {row.status for row in rows} == {"ok"}
+    for lane, form in (("eager", "as written"), ("triton", "interpreted")):
+        mine = [row for row in rows if row.lane == lane]
+        assert [row.case for row in mine] == [case.name for case in suite_of("rotary").cases]
+        assert {row.form for row in mine} == {form}
+
+
+def test_a_process_that_breaks_is_told() -> None:
+    with interpreting(["nothing"]) as rows, pytest.raises(LaneError, match="ended with 1: .*unknown operator 'nothing'"):
+        list(rows)
+
+
+def test_the_process_ends_when_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen] = []
+
+    class Watched(subprocess.Popen):
+        def __init__(self, *arguments: Any, **named: Any):
+            super().__init__(*arguments, **named)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    with interpreting(["linear_int4"]):
+        pass
+    assert [process.returncode is not None for process in started] == [True]

@@ -1,0 +1,175 @@
+"""The lane mlir's leaf operators against their specification; unwritten memory is NaN."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import compiled_kernels
+from compiled_kernels import Lane
+from compiled_kernels.cases import Case, Work, disagreement, suites
+from compiled_kernels.check import check
+from compiled_kernels.mlir import compile_function, stages
+from compiled_kernels.mlir.leaf import Leaf, wider_rows
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch_mlir") is None,
+    reason="torch-mlir is not installed: pip install 'inference-workbench[mlir]'",
+)
+OPERATORS = ("rms_norm", "add_rms_norm", "gated_silu", "rotary", "log_softmax")
+SUITES = {suite.operator: suite for suite in suites()}
+ROWS = st.integers(1, 5)
+ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
+    "rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.sampled_from([1, 63, 64, 65, 192])}),
+    "add_rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.sampled_from([1, 63, 64, 65, 192])}),
+    "rotary": st.fixed_dictionaries({"tokens": ROWS, "heads": ROWS, "dim": st.sampled_from([2, 6, 64])}),
+    "gated_silu": st.fixed_dictionaries({"tokens": ROWS, "hidden": st.sampled_from([1, 63, 128])}),
+    "log_softmax": st.fixed_dictionaries({"samples": ROWS, "vocab": st.sampled_from([5, 64, 257])}),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setenv("WORKBENCH_CACHE_DIR", str(directory))
+        yield directory / "mlir"
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """torch.empty gives NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_case_is_right(operator: str) -> None:
+    rows = list(check((Lane.MLIR,), operator))
+    assert rows and [row for row in rows if row.status != "ok"] == []
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> None:
+    suite = SUITES[operator]
+    arguments = data.draw(ARGUMENTS[operator])
+    dtypes = [torch.float32] if operator == "log_softmax" else [torch.float32, torch.bfloat16, torch.float64]
+    arguments |= {"dtype": data.draw(st.sampled_from(dtypes))}
+    inputs = suite.inputs(torch.Generator().manual_seed(data.draw(st.integers(0, 99))), **arguments)
+    assert disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, Lane.MLIR) is None
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_registered_forms_keep_torchs_rules(operator: str) -> None:
+    suite = SUITES[operator]
+    form = getattr(torch.ops.compiled_kernels, f"{operator}_mlir").default
+    torch.library.opcheck(form, suite.make(suite.cases[-1]))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_one_graph_holds_it_from_the_first_call(operator: str) -> None:
+    suite = SUITES[operator]
+    inputs = suite.make(suite.cases[-1])
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *given: suite.call(*given, lane=Lane.MLIR), backend="aot_eager", fullgraph=True)
+    ours, theirs = compiled(*inputs), suite.call(*inputs, lane=Lane.MLIR)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", ["every second row", "transposed", "inside wider rows", "expanded"])
+def test_any_layout_gives_what_contiguous_rows_give(layout: str) -> None:
+    x = torch.randn(6, 64)
+    given = {
+        "every second row": x[::2],
+        "transposed": x.t().contiguous().t(),
+        "inside wider rows": torch.cat([x, x.fill_(1.5)], dim=1)[:, 40:104],
+        "expanded": x[:1].expand(6, 64),
+    }[layout]
+    weight = torch.randn(64)
+    ours = compiled_kernels.rms_norm(given, weight, 1e-5, Lane.MLIR)
+    torch.testing.assert_close(ours, compiled_kernels.rms_norm(given.contiguous(), weight, 1e-5, Lane.MLIR))
+    torch.testing.assert_close(ours, compiled_kernels.rms_norm(given, weight, 1e-5))
+
+
+def test_masked_logits_stay_masked() -> None:
+    logits = torch.randn(3, 200)
+    logits[:, 50:150] = -torch.inf
+    out = compiled_kernels.log_softmax(logits, Lane.MLIR)
+    assert (out[:, 50:150] == -torch.inf).all()
+    torch.testing.assert_close(out.exp().sum(-1), torch.ones(3))
+
+
+def test_other_devices_are_refused() -> None:
+    leaf = Leaf("rms_norm", lambda x: x)
+    with pytest.raises(compiled_kernels.LaneError, match=r"rms_norm: lane mlir runs on the CPU; \['meta'\] given"):
+        leaf.prepare((torch.empty(2, 2, device="meta"),))
+
+
+SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 88.5, 88.73, 89.5, -86.0, -87.0, -87.4, -104.0, 1e-30, 3e38, -3e38]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-110, 95, width=32), st.floats(width=32), st.sampled_from([1e-7, 1e-3, 1.0]))
+def test_the_polynomial_is_the_exponential(centre: float, any_number: float, spread: float) -> None:
+    near = centre + spread * torch.linspace(-20, 20, 4096 - len(SPECIAL) - 1)
+    x = torch.cat([torch.tensor([*SPECIAL, any_number]), near])
+    kernel = compile_function(torch.exp, (x,), "exp", recipe={"function": "torch.exp"})
+    out = torch.empty_like(x)
+    kernel.function(2)(x.data_ptr(), out.data_ptr())
+    exact = x.double().exp()
+    exact = torch.where(exact > torch.finfo(torch.float32).max, torch.inf, exact)
+    assert torch.equal(out.isnan(), x.isnan())
+    assert torch.equal(out.isinf(), exact.float().isinf())
+    usual = exact.isfinite()
+    off = (out.double() - exact).abs()[usual]
+    assert (off <= 2 * torch.finfo(torch.float32).eps * exact[usual] + 3e-38).all(), float((off / exact[usual]).max())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=4))
+def test_leading_slices_are_known_by_their_strides(axes: list[tuple[int, int]]) -> None:
+    stored = [extent + more for extent, more in axes]
+    stored[0] = axes[0][0]  # rows beyond the last are nobody's business
+    part = torch.arange(math.prod(stored)).view(stored)
+    for axis, (extent, _) in enumerate(axes):
+        part = part.narrow(axis, 0, extent)
+    wide = wider_rows(part.shape, part.stride())
+    if wide is None:  # only where a row is not a whole number of the wider rows inside it
+        assert any(more for _, more in axes[1:])
+        return
+    offsets = sum(
+        torch.arange(extent).view(-1, *[1] * (len(axes) - axis - 1)) * stride
+        for axis, (extent, stride) in enumerate(zip(part.shape, torch.empty(wide).stride(), strict=True))
+    )
+    assert torch.equal(torch.as_tensor(offsets), part)  # where the kernel will read: each number is its own place
+
+
+def test_what_is_shown_is_what_runs(own_cache: Path) -> None:
+    suite = SUITES["add_rms_norm"]
+    case = next(case for case in suite.cases if case.name == "4x2048 float32")
+    shown = stages("add_rms_norm", case)
+    assert list(shown.stages) == ["torch", "linalg", "transformed", "bufferized", "llvm", "asm"]
+    assert (own_cache / f"{shown.digest}.json").exists()
+    inputs = suite.make(case)
+    from compiled_kernels.rms_norm.mlir import ADD_RMS_NORM
+
+    assert ADD_RMS_NORM.prepare(inputs[:3], inputs[3]).kernel.digest == shown.digest
+    assert "torch.aten.rsqrt" in shown.stages["torch"] and "linalg.generic" in shown.stages["linalg"]
+    assert "scf.forall" in shown.stages["transformed"] and "vector<64xf32>" in shown.stages["transformed"]
+    assert "llvm.noalias" in shown.stages["bufferized"] and "<add_rms_norm>" in shown.stages["asm"]
+
+
+def test_unknown_operators_have_no_stages() -> None:
+    with pytest.raises(compiled_kernels.LaneError, match="unknown operator 'rms'"):
+        stages("rms")

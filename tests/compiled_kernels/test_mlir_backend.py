@@ -1,0 +1,133 @@
+"""torch.compile(backend="workbench_mlir"): right whatever it takes, and it says what it took."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch_mlir") is None,
+    reason="torch-mlir is not installed: pip install 'inference-workbench[mlir]'",
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(True)  # torch.empty gives NaN
+    with torch.no_grad():
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+def backend():
+    from compiled_kernels.mlir.backend import Backend
+
+    return Backend()
+
+
+class Block(torch.nn.Module):
+    """A norm, two products, a gate, a residual; it writes to `cache` in three ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 256), torch.nn.Linear(128, 64)
+        self.weight = torch.nn.Parameter(torch.randn(64))
+
+    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weight
+        gate, up = self.up(normed).chunk(2, -1)
+        y = x + self.down(F.silu(gate) * up)
+        before = cache.sum()
+        cache.mul_(0.5).add_(y)
+        cache[1] = y[0] * 2
+        return torch.softmax(y, -1), before, cache.amax()
+
+
+def test_a_block_that_mutates_an_input_is_right() -> None:
+    block, own = Block(), backend()
+    compiled = torch.compile(block, backend=own, fullgraph=True)
+    for _ in range(2):
+        x, ours = torch.randn(5, 64), torch.randn(5, 64)
+        theirs = ours.clone()
+        torch.testing.assert_close(compiled(x, ours), block(x, theirs))
+        torch.testing.assert_close(ours, theirs)
+    report = own.report()
+    assert {"_softmax.default", "rsqrt.default", "sigmoid.default"} <= {
+        name for each in report.taken for name in each.operations
+    }
+    products = [each for each in report.left if "mm.default" in " ".join(each.operations)]
+    assert products and products[0].runs_on == "eager" and "products are a library's" in products[0].reason
+    assert all(len(each.digest) == 64 for each in report.taken)
+    assert len(report.data()) == len(report.subgraphs) == len(str(report).splitlines())
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "sum over the first axis": lambda a, b: (a - a.sum(0)) * b,
+    "softmax over the first axis": lambda a, b: torch.softmax(a, 0) + b,
+    "transposed results": lambda a, b: (a.t() @ b, (a + b).t() * 2),
+    "norm of a layer": lambda a, b: F.layer_norm(a, (6,)) + b,
+    "numbers from rows and columns": lambda a, b: (a.sum(1)[:, None] * b.sum(0)[None]).exp().sum(),
+    "masked softmax": lambda a, b: torch.where(a > b, a.exp(), -torch.inf).softmax(-1),
+    "concatenation": lambda a, b: torch.cat([a.exp(), b * 2], 0) + torch.cat([b, a], 0),
+    "two results of one": lambda a, b: (a.argmax(-1), a.amax(-1, keepdim=True) - b),
+    "integers and truth": lambda a, b: ((a * 10).to(torch.int64) + 3, (a > 0) & (b > 0)),
+    "sixteen bits": lambda a, b: (a.bfloat16() * b.bfloat16()).float().sum(),
+    "the input itself": lambda a, b: (a, a + b, b.view(36)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_agree_with_eager(name: str) -> None:
+    function, own = FUNCTIONS[name], backend()
+    a, b = torch.randn(6, 6) * 3, torch.randn(6, 6)
+    torch.testing.assert_close(torch.compile(function, backend=own)(a, b), function(a, b))
+    assert own.report().taken
+
+
+def test_inputs_of_any_layout() -> None:
+    function = torch.compile(lambda a, b: (a.exp() + b).sum(1), backend=backend(), dynamic=False)
+    a, b = torch.randn(6, 4).t(), torch.randn(8, 6)[::2]
+    torch.testing.assert_close(function(a, b), (a.exp() + b).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "runs_on", "reason"),
+    [
+        (lambda a: torch.linalg.svdvals(a), {}, "inductor", "not among the operations this backend lowers"),
+        (lambda a: a.exp(), {"dynamic": True}, "inductor", "a size is symbolic"),
+        (lambda a: a.cumsum(0).exp(), {}, "eager", "not among the operations this backend lowers"),
+    ],
+)
+def test_what_is_left_is_right_and_reported(function: Callable, options: dict, runs_on: str, reason: str) -> None:
+    own = backend()
+    a = torch.randn(4, 4)
+    torch.testing.assert_close(torch.compile(function, backend=own, **options)(a), function(a))
+    (left,) = own.report().left
+    assert left.runs_on == runs_on and reason in left.reason
+
+
+def test_graphs_for_training_are_left_to_inductor() -> None:
+    own = backend()
+    with torch.enable_grad():
+        a = torch.randn(4, 4, requires_grad=True)
+        torch.compile(lambda a: (a.sin() * a).sum(), backend=own)(a).backward()
+    torch.testing.assert_close(a.grad, a.detach().cos() * a.detach() + a.detach().sin())
+    assert {each.runs_on for each in own.report().subgraphs} == {"inductor"}
+    assert "gradients are wanted" in str(own.report())
+
+
+def test_it_is_known_to_torch_by_name() -> None:
+    from compiled_kernels.mlir.backend import report
+
+    before = len(report().subgraphs)
+    a = torch.randn(3)
+    torch.testing.assert_close(torch.compile(lambda a: a.exp() * 2, backend="workbench_mlir")(a), a.exp() * 2)
+    assert "workbench_mlir" in torch._dynamo.list_backends(exclude_tags=())
+    assert len(report().subgraphs) == before + 1 and report().subgraphs[-1].taken

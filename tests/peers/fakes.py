@@ -1,0 +1,38 @@
+"""Peers that need nothing installed."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.model.shapes import named_shape
+from workbench.peers.agreement import Reference
+from workbench.peers.catalog import SCRIPTS, Peer
+
+SCRIPT = Path(__file__).resolve().parent / "fake_peer.py"
+TINY = named_shape("tiny")
+
+
+@functools.cache
+def reference(formats: tuple[str, ...] = ("float32", "bfloat16")) -> Reference:
+    return Reference(TINY, 0, formats)
+
+
+def right_logits() -> list[float]:
+    return reference().exact["bfloat16"].tolist()
+
+
+def fake(name: str, note: Path, formats: tuple[str, ...] = ("bfloat16",), **options: Any) -> Peer:
+    """`note` is a file in which every measurement leaves a line."""
+    options = {"name": name, "note": str(note), "logits": right_logits(), **options}
+    return Peer(
+        name, "transformers", str(SCRIPT), "none", formats, ("torch", "no-such-distribution"), f"pip install {name}",
+        options=options, environment={"PYTHONPATH": str(SCRIPTS)},
+    )  # fmt: skip
+
+
+def noise() -> list[float]:
+    return torch.randn(TINY.vocab, generator=torch.Generator().manual_seed(3)).tolist()

@@ -1,0 +1,71 @@
+"""Exports: the folder holds the very weights, is made once, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.peers.fakes import TINY
+from workbench.model.families import read_spec
+from workbench.model.parameters import stored_parts
+from workbench.model.weights import load_weights, random_weights
+from workbench.peers import export
+from workbench.peers.export import ExportFailure, Exports
+from workbench.peers.scripts import gguf_layout
+from workbench.prompt.tokenizer import Tokenizer
+
+
+@pytest.mark.parametrize("format", ["float32", "bfloat16"])
+def test_the_folder_read_again_holds_the_same_model(tmp_path: Path, format: str) -> None:
+    folder, told = Exports(tmp_path, TINY, 5, 1).model("folder", format, "no python is needed")
+    assert told == f"weights {format}"
+    dtype = getattr(torch, format)
+    assert read_spec(folder).model_copy(update={"name": "tiny"}) == TINY
+    read, drawn = load_weights(folder, TINY, dtype), random_weights(TINY, dtype, 5)
+    assert read.keys() == drawn.keys()
+    assert all(torch.equal(read[name], drawn[name]) for name in drawn)
+    assert Tokenizer.from_folder(folder) is not None
+
+
+def test_weights_read_without_torch_are_the_same(tmp_path: Path) -> None:
+    folder, _ = Exports(tmp_path, TINY, 0, 1).model("folder", "bfloat16", "")
+    read = dict(gguf_layout.stored_tensors(folder))
+    drawn = random_weights(TINY, torch.bfloat16, 0)
+    for ours, parts in stored_parts(TINY).items():
+        whole = np.concatenate([read.pop(part.name) for part in parts])
+        assert np.array_equal(whole, drawn[ours].float().numpy())
+    assert not read
+    named = dict(gguf_layout.llama_tensors(folder, json.loads((folder / "config.json").read_text())))
+    value = drawn["blocks.1.attention.qkv.weight"].float().numpy()
+    query = TINY.layers[0].attention.heads * TINY.layers[0].attention.dim
+    assert np.array_equal(named["blk.1.attn_q.weight"], gguf_layout.permuted(value[:query], 4))
+    assert np.array_equal(named["blk.1.attn_v.weight"], value[-32:])
+
+
+def test_it_is_made_once_for_each_model_format_and_seed(tmp_path: Path) -> None:
+    first = Exports(tmp_path, TINY, 0, 1).model("folder", "float32", "")
+    stamp = (first[0] / "model.safetensors").stat().st_mtime_ns
+    assert Exports(tmp_path, TINY, 0, 1).model("folder", "float32", "") == first
+    assert (first[0] / "model.safetensors").stat().st_mtime_ns == stamp
+    others = [
+        Exports(tmp_path, TINY, 1, 1).model("folder", "float32", "")[0],
+        Exports(tmp_path, TINY, 0, 1).model("folder", "bfloat16", "")[0],
+        Exports(tmp_path, TINY.model_copy(update={"norm_eps": 0.1}), 0, 1).model("folder", "float32", "")[0],
+    ]
+    assert len({first[0], *others}) == 4
+
+
+def test_a_failed_export_leaves_nothing_and_tells_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(python: str, script: str, job: dict, **_: object) -> dict:
+        Path(job["target"], "half.bin").write_text("half")
+        return {"status": "absent", "reason": "No module named 'gguf'"}
+
+    monkeypatch.setattr(export, "run_script", fails)
+    with pytest.raises(ExportFailure, match="gguf") as failure:
+        Exports(tmp_path, TINY, 0, 1).model("gguf", "int8", "")
+    assert failure.value.status == "absent"
+    assert not list(tmp_path.rglob("half.bin")) and not list(tmp_path.rglob("gguf*"))

@@ -1,0 +1,101 @@
+"""A process a job: whatever happens inside is an answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.fakes import SCRIPT, fake
+from workbench.peers.catalog import SCRIPTS
+from workbench.peers.process import first_cores, run_script, surroundings, without_folders
+
+
+def run(tmp_path: Path, timeout: float = 30.0, python: str = sys.executable, **options: Any) -> dict:
+    peer = fake("fake", tmp_path / "note", **options)
+    requests = [{"prompt": [1, 2, 3], "output_tokens": 5}]
+    job = {"peer": "fake", "format": "bfloat16", "model": "/some/where/model", "options": dict(peer.options)}
+    return run_script(
+        python, str(SCRIPT), {**job, "kind": "decode", "repetitions": [requests] * 3}, threads=1,
+        packages=peer.packages, timeout=timeout, environment=peer.environment,
+    )  # fmt: skip
+
+
+def test_what_libraries_print_does_not_spoil_the_answer(tmp_path: Path) -> None:
+    answer = run(tmp_path, step=0.5)
+    assert answer["status"] == "ok" and answer["how"] == "invented"
+    assert answer["measured"] == [{"tokens": 4, "seconds": pytest.approx(2.0)}] * 2
+    assert answer["warm_up"]["tokens"] == 4
+    assert 1e6 < answer["peak_bytes"] < 1e9 and answer["load_seconds"] > 0
+    assert answer["versions"]["no-such-distribution"] is None
+    assert answer["versions"]["python"] == sys.version.split()[0]
+    assert answer["others_cpu_share"] is None or 0 <= answer["others_cpu_share"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "reason"),
+    [
+        ({"load": "absent"}, "absent", "No module named 'no_such_package'"),
+        ({"load": "unsupported"}, "unsupported", "it cannot"),
+        ({"load": "broken"}, "failed", "ValueError: no model in model.bin"),
+        ({"load": "dies"}, "failed", "ended with signal SIGABRT and no answer: "),
+        ({"generate": "short"}, "failed", "RuntimeError: 5 output tokens were asked for, 4 came"),
+    ],
+)
+def test_failures_are_answers(tmp_path: Path, options: dict, status: str, reason: str) -> None:
+    answer = run(tmp_path, **options)
+    assert answer["status"] == status
+    assert answer["reason"].startswith(reason) if reason.endswith(": ") else answer["reason"] == reason
+    if options.get("load") == "dies":
+        assert "out of luck" in answer["reason"]
+
+
+def test_a_peer_that_hangs_is_ended_with_its_helpers(tmp_path: Path) -> None:
+    answer = run(tmp_path, timeout=2.0, load="hangs")
+    assert answer == {"status": "failed", "reason": "no answer within 2 s"}
+    helper = int((tmp_path / "note").read_text())
+    for _ in range(50):
+        if not _alive(helper):
+            return
+        time.sleep(0.1)
+    pytest.fail("the helper lives on")
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_an_interpreter_that_is_none_is_an_answer(tmp_path: Path) -> None:
+    answer = run(tmp_path, python=str(tmp_path / "nothing"))
+    assert answer == {"status": "failed", "reason": "nothing could not be started (No such file or directory)"}
+
+
+def test_surroundings_hold_every_pool_and_no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    held = surroundings(3, {"TORCHINDUCTOR_FREEZING": "1"})
+    assert "PYTHONPATH" not in held and held["TORCHINDUCTOR_FREEZING"] == "1"
+    assert held["OMP_NUM_THREADS"] == held["MKL_NUM_THREADS"] == "3" and held["HF_HUB_OFFLINE"] == "1"
+    if hasattr(os, "sched_getaffinity"):
+        assert first_cores(1) == [min(os.sched_getaffinity(0))]
+
+
+def test_reasons_keep_names_and_lose_folders() -> None:
+    told = without_folders("cannot read /home/someone/x/model.bin:\n  see 3/4 and http://a.b/c")
+    assert told == "cannot read model.bin: see 3/4 and http://a.b/c"
+    assert len(without_folders("x" * 1000)) == 400
+
+
+def test_scripts_of_foreign_tools_never_import_workbench() -> None:
+    from tests.test_imports import imports_of
+
+    for path in SCRIPTS.glob("*.py"):
+        reaches = [name for name in imports_of(path) if name.split(".")[0] in ("workbench", "compiled_kernels")]
+        assert bool(reaches) == (path.name == "run_workbench.py"), path.name

@@ -1,0 +1,149 @@
+"""The whole bench, with peers that need nothing installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.peers.fakes import fake, noise, right_logits
+from workbench.errors import WorkbenchError
+from workbench.peers import catalog, interpreters, markdown, run_peers, tables, write_record
+from workbench.peers.catalog import Peer
+from workbench.peers.rows import rows_of
+from workbench.peers.works import Work, decode, mixed, prefill
+
+WORKS = (decode(0, 5), prefill(20))
+
+
+def bench(peers: list[Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works=WORKS, **settings) -> dict:
+    monkeypatch.setattr(catalog, "FOREIGN", tuple(peers))
+    settings = {"formats": ("bfloat16",), "rounds": 2, "repetitions": 2, "threads": 1, "lanes": (), **settings}
+    return run_peers("shape:tiny", works, folder=tmp_path / "exports", **settings)
+
+
+def rows(record: dict) -> dict[tuple[str, str], dict]:
+    return {(row["peer"], row["work"]): row for row in record["rows"]}
+
+
+def test_what_cannot_be_timed_is_a_row_and_the_rest_goes_on(tmp_path, monkeypatch) -> None:
+    note = tmp_path / "note"
+    peers = [
+        fake("honest", note, step=0.5),
+        fake("liar", note, logits=noise()),
+        fake("absent", note, load="absent"),
+        fake("dies", note, load="dies"),
+        fake("broken", note, generate="broken"),
+        fake("other", note, formats=("float32",)),
+    ]
+    record = bench(peers, tmp_path, monkeypatch, works=(*WORKS, decode(4096)))
+    found = rows(record)
+    statuses = {name: found[name, "prefill 20"]["status"] for name in ("honest", "liar", "absent", "dies", "broken")}
+    assert statuses == {
+        "honest": "ok", "liar": "disagrees", "absent": "absent", "dies": "failed", "broken": "failed",
+    }  # fmt: skip
+    assert found["honest", "decode at 0"]["tokens_per_s"] == pytest.approx(2.0)
+    assert "is allowed" in found["liar", "decode at 0"]["reason"]
+    assert found["absent", "decode at 0"]["reason"] == "No module named 'no_such_package'; install: pip install absent"
+    assert found["broken", "decode at 0"]["reason"] == "RuntimeError: lost its way"
+    assert found["other", "decode at 0"]["reason"] == "no bfloat16 here; it has float32"
+    assert found["honest", "decode at 4096"]["reason"] == "4224 tokens, the model's context is 256"
+    assert all("tokens_per_s" not in row for row in record["rows"] if row["status"] != "ok")
+    assert {line.split()[0] for line in note.read_text().splitlines()} == {"honest"}  # no other was timed
+    assert sum(run["peer"] == "broken" for run in record["runs"]) == len(WORKS)  # not again in the second round
+
+
+def test_rounds_are_interleaved_and_prompts_new_and_shared(tmp_path, monkeypatch) -> None:
+    note, told = tmp_path / "note", []
+    peers = [fake(name, note) for name in ("a", "b")]
+    bench(peers, tmp_path, monkeypatch, works=(decode(0, 5),), tell=told.append)
+    lines = [line.split() for line in note.read_text().splitlines()]
+    assert [name for name, _ in lines] == [*"aaa", *"bbb", *"bbb", *"aaa"]  # a warm-up and two repetitions each
+    firsts = [first for _, first in lines]
+    assert firsts[:3] == firsts[3:6] and firsts[6:9] == firsts[9:] and firsts[:3] != firsts[6:9]
+    assert told[0] == "logits: a bfloat16" and told[-1] == "round 2/2: decode at 0 bfloat16, a"
+
+
+def test_quantized_rows_need_the_peer_to_agree_with_dense_weights_too(tmp_path, monkeypatch) -> None:
+    near = [value * 1.05 for value in right_logits()]  # within the bound of INT4, not of bfloat16
+    peers = [fake("near", tmp_path / "note", ("bfloat16", "int4"), logits=near)]
+    record = bench(peers, tmp_path, monkeypatch, formats=("int4",))
+    assert [(each["format"], each["status"]) for each in record["agreement"]] == [
+        ("bfloat16", "disagrees"), ("int4", "ok"),
+    ]  # fmt: skip
+    assert {row["status"] for row in record["rows"]} == {"disagrees"}
+    assert record["rows"][0]["reason"].startswith("with bfloat16 weights: ")
+
+
+def test_medians_spread_and_ratios() -> None:
+    line = {"format": "bfloat16", "work": "w", "status": "ok", "reason": ""}
+    lines = [{**line, "peer": name} for name in ("workbench", "workbench mlir", "a", "b")]
+    seconds = {"workbench": [1, 2, 4, 4], "workbench mlir": [1, 1, 1, 1], "a": [2, 2, 2, 2], "b": [4, 4, 4, 8]}
+    runs = [
+        {
+            **line, "peer": name, "round": turn, "load_seconds": 1.0, "peak_bytes": turn,
+            "others_cpu_share": 0.1 * turn, "weights": "", "how": "so",
+            "measured": [{"tokens": 8, "seconds": each} for each in own[2 * turn :][:2]],
+        }
+        for name, own in seconds.items()
+        for turn in range(2)
+    ]  # fmt: skip
+    found = {row["peer"]: row for row in rows_of(lines, runs)}
+    assert found["workbench"]["tokens_per_s"] == 3 and found["workbench"]["spread"] == [2, 6]
+    assert found["workbench"]["peak_bytes"] == 1 and found["workbench"]["others_cpu_share"] == pytest.approx(0.1)
+    assert [found[name]["of_workbench"] for name in seconds] == [1, 8 / 3, 4 / 3, 2 / 3]
+    assert [found[name]["of_best_peer"] for name in seconds] == [3 / 4, 2, 1, 1 / 2]
+
+
+def test_record_and_tables(tmp_path, monkeypatch) -> None:
+    peers = [fake("honest", tmp_path / "note", step=0.5), fake("liar", tmp_path / "note", logits=noise())]
+    peers.append(fake("broken", tmp_path / "note", load="broken"))
+    record = bench(peers, tmp_path, monkeypatch)
+    path = write_record(record, tmp_path / "records")
+    assert path.name.startswith("peers-tiny-2") and json.loads(path.read_text()) == record
+    assert str(tmp_path) not in path.read_text() and sys.executable not in path.read_text()
+    text = markdown(record)
+    assert "| honest | 2.0 | 2.0 to 2.0 |" in text and "| liar | disagrees |" in text
+    assert "- honest: python" in text and record["environment"]["cpu"]["model"] in text
+    assert [table.title for table in tables(record)] == ["decode at 0, bfloat16", "prefill 20, bfloat16"]
+    assert [table.row_count for table in tables(record)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        ("demo", {}, "give shape:NAME"),
+        ("shape:huge", {}, "no shape 'huge'"),
+        ("shape:tiny", {"formats": ("int5",)}, "no format 'int5'; did you mean"),
+        ("shape:tiny", {"rounds": 0}, "rounds 0: must be at least 1"),
+        ("shape:tiny", {"peers": ["llama.cp"]}, "no peer 'llama.cp'; did you mean 'llama.cpp'"),
+    ],
+)
+def test_mistakes_are_told(tmp_path, model, settings, message) -> None:
+    with pytest.raises(WorkbenchError, match=message):
+        run_peers(model, WORKS, folder=tmp_path, **settings)
+
+
+def test_interpreters_are_named_on_the_command_line_or_in_the_environment(monkeypatch) -> None:
+    monkeypatch.setenv(catalog.VARIABLE, f"llama.cpp={sys.executable}:openvino=/bin/sh")
+    assert interpreters(["openvino=/bin/cat"]) == {"llama.cpp": sys.executable, "openvino": "/bin/cat"}
+    for wrong in ("llama.cpp", "nobody=/bin/sh", "openvino=/no/such/python", "openvino=/"):
+        with pytest.raises(WorkbenchError, match="--peer-python"):
+            interpreters([wrong])
+
+
+def test_the_workbench_and_transformers_agree_and_are_timed(tmp_path) -> None:
+    pytest.importorskip("transformers", reason="pip install transformers")
+    works: tuple[Work, ...] = (mixed(2, (4, 8), (2, 3), 12, 5),)
+    record = run_peers(
+        "shape:tiny", works, ("float32",), folder=tmp_path, rounds=1, repetitions=1, threads=1, lanes=("eager",),
+        peers=["transformers"], seed=3,
+    )  # fmt: skip
+    found = {each["peer"]: each for each in record["agreement"] if each["format"] == "float32"}
+    assert {name: each["status"] for name, each in found.items()} == {"workbench eager": "ok", "transformers": "ok"}
+    assert all(max(each["errors"].values()) < 1e-5 and len(each["errors"]) == 2 for each in found.values())
+    for row in record["rows"]:
+        assert row["status"] == "ok" and row["tokens_per_s"] > 0
+    assert record["peers"]["transformers"]["transformers"]

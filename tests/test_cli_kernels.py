@@ -1,0 +1,192 @@
+"""`workbench kernels` and `workbench bench`: what they print where, and with which code they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compiled_kernels.check as check_module
+import workbench.study.bench as bench_module
+import workbench.study.kernel_bench as kernel_bench_module
+import workbench.study.kernel_show as kernel_show_module
+from compiled_kernels.cases import case_of, suite_of, suites
+from compiled_kernels.check import Row
+from compiled_kernels.lanes import Lane
+from compiled_kernels.measure import Measurement, Timing
+from workbench.cli import main
+from workbench.study.ceilings import Ceiling, Ceilings
+
+OPERATORS = [suite.operator for suite in suites()]
+TIMES = {Lane.EAGER: Timing(4e-6, 3e-6, 5e-6, 9), Lane.INDUCTOR: Timing(2e-6, 1e-6, 3e-6, 9)}
+ROWS = [
+    Row("rotary", "eager", "a", "ok", "", "as written"),
+    Row("rotary", "mlir", "a", "gap", "not [yet]"),
+    Row("rotary", "mlir", "b", "gap", "not [yet]"),
+]
+
+
+def ceiling(kind: str, value: float, unit: str) -> Ceiling:
+    return Ceiling(kind, value, unit, "made up", 1, 1, 1.0, 1, dtype="bfloat16")
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lane is really timed; reads go at 8 GB/s and products at 1 TFLOP/s."""
+
+    def measure(suite: Any, case: Any, lanes: Any, *_: Any) -> Measurement:
+        there = {lane: TIMES[lane] for lane in lanes if lane in TIMES}
+        return Measurement("cache", 4, 1000, there, {lane: "not here" for lane in lanes if lane not in there})
+
+    made_up = Ceilings((ceiling("read", 8e9, "bytes/s"),), (ceiling("gemm", 1e12, "FLOP/s"),))
+    monkeypatch.setattr(kernel_bench_module, "measure", measure)
+    monkeypatch.setattr(kernel_show_module, "measure", measure)
+    for module in (kernel_bench_module, bench_module):
+        monkeypatch.setattr(module, "ceilings_for", lambda *_, **__: made_up)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+    rows = list(ROWS)
+    monkeypatch.setattr(check_module, "check", lambda *_, **__: iter(rows))
+    return rows
+
+
+def words(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["operator"] for entry in found] == OPERATORS
+    for entry in found:
+        assert entry["formula"] and entry["source"] and entry["lanes"][:2] == ["eager", "inductor"]
+        file, line = entry["place"].split(":")
+        source = Path(__file__).parents[1].joinpath(file).read_text().splitlines()
+        assert f"def {entry['operator']}(" in source[int(line) - 1]
+        assert entry["cases"] == len(suite_of(entry["operator"]).cases) >= entry["timed"]
+    assert main(["kernels", "list"]) == 0
+    told = words(capsys)
+    assert all(operator in told for operator in OPERATORS) and "gap on triton, 22 cases: dense products" in told
+
+
+def test_check_as_json_is_one_list(checked: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "check", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert err == "" and [row["status"] for row in found] == ["ok", "gap", "gap"]
+    assert all(set(row) >= {"operator", "lane", "case", "status", "reason"} for row in found)
+    checked.append(Row("rotary", "mlir", "c", "failed", "wrong by 3"))
+    assert main(["kernels", "check", "--json"]) == 1
+
+
+def test_check_counts_and_lists_gaps_and_failures(checked: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "check"]) == 0
+    out, err = capsys.readouterr()
+    assert "gap rotary on mlir, 2 cases: not [yet]" in " ".join(out.split()) and "1 ok, 2 gap, 0 failed" in out
+    assert "case" in err and "case" not in out.splitlines()[0]
+    checked += [Row("rotary", "mlir", case, "failed", "wrong by 3") for case in "cd"]
+    assert main(["kernels", "check"]) == 1
+    assert "failed rotary on mlir, c; d: wrong by 3" in words(capsys)
+
+
+def test_check_really_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "check", "--operator", "rotary", "--lane", "eager", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["case"] for row in found] == [case.name for case in suite_of("rotary").cases]
+    assert {row["status"] for row in found} == {"ok"} and {row["form"] for row in found} == {"as written"}
+
+
+@pytest.mark.usefixtures("timed")
+def test_bench_tells_shares_and_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["kernels", "bench", "--operator", "rms_norm", "--case", "1x2048 bfloat16", "--threads", "1"]
+    assert main([*asked, "--json", "--out", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    record = json.loads(out)
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("kernels-") and str(file) in err and json.loads(file.read_text()) == record
+    rows = {row["lane"]: row for row in record["rows"]}
+    work = case_of(suite_of("rms_norm"), "1x2048 bfloat16").work
+    assert rows["inductor"]["bound"] == "read" and rows["inductor"]["speedup_over_eager"] == 2.0
+    assert rows["inductor"]["share_of_ceiling"] == pytest.approx(work.bytes / 8e9 / 2e-6)
+    assert rows["mlir"]["status"] == "not timed" and rows["mlir"]["reason"] == "not here"
+    assert record["threads"] == 1 and record["environment"]["packages"]["torch"]
+    assert main([*asked, "--lane", "inductor"]) == 0
+    told = words(capsys)
+    assert "inductor 2.0 1.0 to 3.0" in told and "eager" not in told.split("x eager")[1]
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_product_of_many_rows_is_held_to_the_gemm_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "bench", "--operator", "linear", "--case", "512x576x3072 bfloat16", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert row["bound"] == "gemm"
+    assert row["share_of_ceiling"] == pytest.approx(2 * 512 * 576 * 3072 / 1e12 / row["seconds"])
+
+
+@pytest.mark.usefixtures("timed")
+def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["kernels", "show", "rms_norm", "--lane", "eager"]
+    assert main(asked) == 0
+    told = words(capsys)
+    assert "source" in told and "measured 4.0 us" in told and "at the least 4,608 bytes" in told
+    assert main([*asked, "--json", "--case", "3x70 bfloat16"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["case"] == "3x70 bfloat16" and found["stages"][0]["stage"] == "source" and len(found["artifact"]) == 64
+    assert main([*asked, "--stage", "source"]) == 0
+    out, err = capsys.readouterr()
+    assert "def rms_norm(" in out and f"artifact {found['artifact']}" in err
+    assert main([*asked, "--stage", "source", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == out.rstrip("\n") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (["kernels", "show", "rms_nrom"], "unknown operator 'rms_nrom'; did you mean 'rms_norm'?"),
+        (["kernels", "show", "rms_norm", "--lane", "egaer"], "unknown lane 'egaer'; did you mean 'eager'?"),
+        (["kernels", "show", "rms_norm", "--lane", "eager", "--stage", "sorce"], "did you mean 'source'?"),
+        (["kernels", "show", "rms_norm", "--case", "1x57"], "unknown case of rms_norm '1x57'"),
+        (["kernels", "check", "--operator", "rotery"], "did you mean 'rotary'?"),
+        (["kernels", "bench", "--lane", "mlri"], "did you mean 'mlir'?"),
+        (["kernels", "bench", "--operator", "rotary", "--case", "1x1"], "unknown timed case '1x1'"),
+        (["kernels", "lsit"], "No such command 'lsit'"),
+        (["bench", "--depth", "-1"], "--depth -1: must be at least 0"),
+        (["bench", "--batch", "0"], "--batch 0: must be at least 1"),
+        (["bench", "--repetitions", "0"], "repetitions 0: must be at least 1"),
+        (["bench", "--depth", "100"], "depth 100: must be a multiple of 512"),
+        (["bench", "--model", "shape:tyni"], "no shape 'tyni'"),
+        (["bench", "--model", "nowhere"], "nowhere: no such folder"),
+        (["bench", "--format", "xml"], "Invalid value for '--format'"),
+        (["bench", "--peers", "--model", "demo"], "give shape:NAME"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_code_2(asked: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(asked) == 2
+    out, err = capsys.readouterr()
+    (line,) = [line for line in err.replace("\r", "\n").splitlines() if line.startswith("error: ")]
+    assert out == "" and expected in line and "Traceback" not in err
+
+
+@pytest.mark.usefixtures("timed")
+@pytest.mark.parametrize("format", ["table", "md", "csv", "json"])
+def test_a_model_is_benched_in_every_format(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--prompt", "16", "--generate", "2", "--batch", "1", "--depth", "0", "--repetitions", "1", "--no-memory"]
+    asked = ["bench", "--model", "shape:tiny", "--lane", "eager", *small, "--format", format, "--out", str(tmp_path)]
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("bench-tiny-") and str(file) in err
+    assert "prefill 16" in out and "decode 2" in out
+    if format == "json":
+        assert json.loads(out) == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("asked", [["kernels"], ["kernels", "show"], ["kernels", "check"], ["bench"]])
+def test_help_tells(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*asked, "--help"]) == 0
+    assert f"workbench {' '.join(asked)}" in words(capsys)

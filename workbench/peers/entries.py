@@ -1,0 +1,67 @@
+"""What is to be timed and what not, and why: one entry for each work, format and peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from workbench.model.spec import ModelSpec
+from workbench.peers.catalog import DENSE, Peer
+from workbench.peers.works import Work
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table in the making: a peer, a format, a work, and why it is not timed ("ok": it is)."""
+
+    peer: Peer
+    format: str
+    work: Work
+    status: str = "ok"
+    reason: str = ""
+
+
+def fitting(entry: Entry, spec: ModelSpec) -> Entry:
+    """The entry, with a reason where the peer, as it is known here, or the model cannot do it."""
+    peer, format, work = entry.peer, entry.format, entry.work
+    reason = ""
+    if format not in peer.formats:
+        reason = f"no {format} here; it has {', '.join(peer.formats)}"
+    elif work.kind not in peer.kinds:
+        reason = f"does no {work.kind} here"
+    elif work.longest > spec.context:
+        reason = f"{work.longest} tokens, the model's context is {spec.context}"
+    return replace(entry, status="unsupported", reason=reason) if reason else entry
+
+
+def compared(entry: Entry) -> tuple[str, ...]:
+    """The formats in which the peer's logits must agree: for quantized weights dense ones too, where the bound is
+    narrow."""
+    if entry.format in DENSE:
+        return (entry.format,)
+    return "bfloat16" if "bfloat16" in entry.peer.formats else "float32", entry.format
+
+
+def to_compare(entries: Sequence[Entry]) -> list[tuple[Peer, str]]:
+    """Every (peer, format) whose logits are compared before anything is timed, each once."""
+    pairs = [(entry.peer, format) for entry in entries if entry.status == "ok" for format in compared(entry)]
+    return list({(peer.name, format): (peer, format) for peer, format in pairs}.values())
+
+
+def agreeing(entry: Entry, agreement: Sequence[dict]) -> Entry:
+    """The entry, with a reason where the peer's logits were not found to agree."""
+    if entry.status != "ok":
+        return entry
+    found = {each["format"]: each for each in agreement if each["peer"] == entry.peer.name}
+    for each in (found[format] for format in reversed(compared(entry))):
+        if each["status"] != "ok":
+            other = f"with {each['format']} weights: " if each["format"] != entry.format else ""
+            return replace(entry, status=each["status"], reason=other + each["reason"])
+    return entry
+
+
+def line_of(entry: Entry) -> dict:
+    return {
+        "peer": entry.peer.name, "format": entry.format, "work": entry.work.name, "status": entry.status,
+        "reason": entry.reason,
+    }  # fmt: skip

@@ -1,0 +1,151 @@
+"""Every peer on the same model: logits first, then rounds in turn, each measurement a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError, nearest
+from workbench.model.shapes import named_shape
+from workbench.model.spec import ModelSpec
+from workbench.peers.agreement import Reference
+from workbench.peers.catalog import FORMATS, Peer, foreign_peers, python_of, workbench_peer
+from workbench.peers.entries import Entry, agreeing, fitting, line_of, to_compare
+from workbench.peers.export import ExportFailure, Exports
+from workbench.peers.process import run_script
+from workbench.peers.rows import rows_of
+from workbench.peers.works import Work, standard_works
+from workbench.study.environment import environment
+from workbench.study.machine import cpu_times, others_cpu_share
+
+SHAPE = "shape:"
+
+
+def run_peers(
+    model: str,
+    works: Sequence[Work] | None = None,
+    formats: Sequence[str] = ("bfloat16", "int8", "int4"),
+    *,
+    folder: Path,
+    rounds: int = 3,
+    repetitions: int = 3,
+    threads: int = 2,
+    lanes: Sequence[str] = ("auto",),
+    peers: Sequence[str] | None = None,
+    pythons: Mapping[str, str] | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    timeout: float = 900.0,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time `peers` (None: all known) and the workbench on `lanes` on `model`, a `shape:NAME`; the record as a dict.
+
+    Works default to the standard five. Exports are kept in `folder`. In each round and for each work and format
+    every peer has one process: a warm-up, then `repetitions`. Never are two at work at once. `pythons` says which
+    interpreter a tool lives in (default: this one). `tell` receives a line before each process. A peer that is
+    absent, cannot do a work, disagrees with our logits or breaks is a row that says so. `settings` are further ones
+    of `workbench.load` (`weight_group`, `compile`).
+    """
+    spec = _checked(model, formats, rounds, repetitions, threads)
+    works, pythons = standard_works() if works is None else works, pythons or {}
+    every = (*(workbench_peer(lane, model, seed, settings or {}) for lane in lanes), *foreign_peers(peers))
+    before, surroundings = cpu_times(), environment()
+    bench = _Bench(Exports(folder, spec, seed, threads), pythons, threads, timeout, tell)
+    entries = [fitting(Entry(peer, format, work), spec) for work in works for format in formats for peer in every]
+    pairs = to_compare(entries)
+    agreement = bench.agree(pairs, Reference(spec, seed, [format for _, format in pairs]))
+    entries = [agreeing(entry, agreement) for entry in entries]
+    runs: list[dict] = []
+    for turn in range(rounds):
+        broken = {(run["peer"], run["format"], run["work"]) for run in runs if run["status"] != "ok"}
+        for entry in entries if turn % 2 == 0 else entries[::-1]:  # a machine that drifts favours nobody
+            if entry.status == "ok" and (entry.peer.name, entry.format, entry.work.name) not in broken:
+                runs.append(bench.measure(entry, turn, repetitions, rounds))
+    return {
+        "question": "How fast are other tools on the same model, the same machine and the same threads?",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": {"name": model, "seed": seed, "spec": spec.model_dump(mode="json")},
+        "works": [{**asdict(work), "requests": [list(pair) for pair in work.requests]} for work in works],
+        "settings": {
+            "rounds": rounds,
+            "repetitions": repetitions,
+            "threads": threads,
+            "formats": list(formats),
+            "workbench": dict(settings or {}),
+        },
+        "peers": {peer.name: _versions(peer, runs, agreement) for peer in every},
+        "agreement": agreement,
+        "rows": rows_of([line_of(entry) for entry in entries], runs),
+        "runs": runs,
+        "others_cpu_share": others_cpu_share(before),
+        "environment": surroundings,
+    }
+
+
+class _Bench:
+    """Runs the peers' scripts on exports of one model."""
+
+    def __init__(
+        self, exports: Exports, pythons: Mapping[str, str], threads: int, timeout: float, tell: Callable[[str], None]
+    ):
+        self.exports, self.pythons, self.threads = exports, pythons, threads
+        self.timeout, self.tell = timeout, tell
+
+    def agree(self, asked: Sequence[tuple[Peer, str]], reference: Reference) -> list[dict]:
+        """One finding for each (peer, format): status ok, disagrees, or what its process ended with."""
+        findings = []
+        for peer, format in asked:
+            self.tell(f"logits: {peer.name} {format}")
+            answer = self._run(peer, format, {"kind": "logits", "prompt": reference.prompt})
+            logits = answer.pop("logits", {})
+            if answer["status"] == "ok":
+                found = reference.disagreement(format, logits)
+                answer.update(found, status="disagrees" if found["reason"] else "ok")
+            findings.append({"peer": peer.name, "format": format, "reason": "", **answer})
+        return findings
+
+    def measure(self, entry: Entry, turn: int, repetitions: int, rounds: int) -> dict:
+        peer, work = entry.peer, entry.work
+        self.tell(f"round {turn + 1}/{rounds}: {work.name} {entry.format}, {peer.name}")
+        vocab, first = self.exports.spec.vocab, turn * (repetitions + 1)
+        asked = [work.repetition(vocab, first + index) for index in range(repetitions + 1)]
+        answer = self._run(peer, entry.format, {"kind": work.kind, "repetitions": asked})
+        return {"round": turn, "peer": peer.name, "format": entry.format, "work": work.name, **answer}
+
+    def _run(self, peer: Peer, format: str, job: dict) -> dict:
+        python = python_of(peer, self.pythons)
+        try:
+            model, weights = self.exports.model(peer.reads, format, python)
+        except ExportFailure as failure:
+            answer = {"status": failure.status, "reason": f"export: {failure}"}
+        else:
+            whole = {**job, "peer": peer.name, "format": format, "model": str(model), "options": dict(peer.options)}
+            answer = run_script(
+                python, peer.script, whole, threads=self.threads, packages=peer.packages, timeout=self.timeout,
+                environment=peer.environment,
+            )  # fmt: skip
+            answer["weights"] = weights
+        if answer["status"] == "absent":
+            answer["reason"] += f"; install: {peer.install}"
+        return answer
+
+
+def _checked(model: str, formats: Sequence[str], rounds: int, repetitions: int, threads: int) -> ModelSpec:
+    if not model.startswith(SHAPE):
+        raise WorkbenchError(f"--peers with model {model!r}: peers run seeded random weights; give shape:NAME")
+    for format in formats:
+        if format not in FORMATS:
+            raise WorkbenchError(f"no format {format!r}{nearest(format, FORMATS)}; known: {', '.join(FORMATS)}")
+    for name, value in (("rounds", rounds), ("repetitions", repetitions), ("threads", threads)):
+        if value < 1:
+            raise WorkbenchError(f"{name} {value}: must be at least 1")
+    return named_shape(model.removeprefix(SHAPE))
+
+
+def _versions(peer: Peer, runs: Sequence[dict], agreement: Sequence[dict]) -> dict:
+    """What the peer's own interpreter said of its packages."""
+    answers: Iterator[dict] = (each for each in (*runs, *agreement) if each["peer"] == peer.name)
+    return next((answer["versions"] for answer in answers if "versions" in answer), {})

@@ -1,0 +1,1 @@
+"""What runs inside another tool's interpreter: plain scripts that never import workbench (`run_workbench` apart)."""

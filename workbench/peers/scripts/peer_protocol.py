@@ -1,0 +1,150 @@
+"""One job in, one answer out: the frame of every peer's script. Standard library only.
+
+    stdin   {"peer", "format", "model", "threads", "cores", "packages", "options", "kind", "prompt" or "repetitions"}
+    stdout  {"status": "ok", "versions", "load_seconds", "how", "peak_bytes", and "logits" or
+             "warm_up", "measured", "others_cpu_share" (while measuring)}
+            {"status": "absent" | "unsupported" | "failed", "reason", "versions"}
+
+`kind` is `logits` (one `prompt`) or `decode`, `prefill`, `mixed` with `repetitions`: each a list of requests
+`{"prompt": [id], "output_tokens": n}`, of which the first repetition is the warm-up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+
+class Unsupported(Exception):
+    """The tool cannot do this work or format; the message says why."""
+
+
+class Engine(Protocol):
+    """A tool with the model loaded. `how` tells what a reader of the figures must know (cache format, batching)."""
+
+    how: str
+
+    def logits(self, prompt: list[int]) -> dict[str, list[float]]:
+        """Logits after the last token of `prompt`, [vocab]: `prefill` has them from the whole prompt at once,
+        `decode` (where the tool lets one choose the token) from the last token after the others were cached."""
+        ...
+
+    def generate(self, requests: list[dict]) -> list[list[float]]:
+        """Greedy, full length whatever comes: for every request the times (`time.perf_counter`) of its tokens."""
+        ...
+
+
+def serve(make: Callable[[dict], Engine]) -> None:
+    """Answer the job on stdin with the engine `make(job)` gives."""
+    answer_with(lambda job: _work(make, job))
+
+
+def answer_with(work: Callable[[dict], dict]) -> None:
+    """Answer the job on stdin with what `work` makes of it. Libraries may print what they like meanwhile."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what anything else writes to stdout, C code too, goes to stderr
+    job = json.load(sys.stdin)
+    try:
+        if job["cores"] and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, job["cores"])
+        answer = {"status": "ok", **work(job), "peak_bytes": peak_bytes()}
+    except ImportError as error:
+        answer = {"status": "absent", "reason": str(error)}
+    except Unsupported as error:
+        answer = {"status": "unsupported", "reason": str(error)}
+    except Exception as error:
+        traceback.print_exc()
+        answer = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+    answers.write(json.dumps({**answer, "versions": versions(job["packages"])}))
+    answers.close()
+    sys.stderr.flush()
+    os._exit(0)  # thread pools of some tools crash when they are torn down
+
+
+def _work(make: Callable[[dict], Engine], job: dict) -> dict:
+    began = time.perf_counter()
+    engine = make(job)
+    answer: dict = {"load_seconds": time.perf_counter() - began, "how": engine.how}
+    if job["kind"] == "logits":
+        engine.logits(job["prompt"][::-1])  # what a tool keeps of another prompt must not show in these
+        return {**answer, "logits": engine.logits(job["prompt"])}
+    first, *others = job["repetitions"]
+    answer["warm_up"] = measured(engine, job["kind"], first)
+    before = processor_seconds()
+    answer["measured"] = [measured(engine, job["kind"], each) for each in others]
+    return {**answer, "others_cpu_share": others_cpu_share(before, processor_seconds())}
+
+
+def measured(engine: Engine, kind: str, requests: list[dict]) -> dict:
+    """`tokens` in `seconds`: output tokens after the first (decode), prompt tokens until the first output token
+    (prefill), all output tokens until the last (mixed)."""
+    began = time.perf_counter()
+    times = engine.generate(requests)
+    for request, own in zip(requests, times, strict=True):
+        if len(own) != request["output_tokens"]:
+            raise RuntimeError(f"{request['output_tokens']} output tokens were asked for, {len(own)} came")
+    if kind == "decode":
+        tokens, seconds = len(times[0]) - 1, times[0][-1] - times[0][0]
+    elif kind == "prefill":
+        tokens, seconds = sum(len(request["prompt"]) for request in requests), max(own[0] for own in times) - began
+    else:
+        tokens, seconds = sum(map(len, times)), max(own[-1] for own in times) - began
+    return {"tokens": tokens, "seconds": seconds}
+
+
+def processor_seconds() -> tuple[float, float, float] | None:
+    """Seconds since boot over all cores, those they were busy, and those this process with its children took."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return None
+    seconds = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields]
+    own = os.times()
+    idle = seconds[3] + seconds[4]  # idle and waiting for disks
+    return sum(seconds), sum(seconds) - idle, own.user + own.system + own.children_user + own.children_system
+
+
+def others_cpu_share(before: tuple | None, after: tuple | None) -> float | None:
+    """Share of all cores that other processes took between the two, 0 to 1."""
+    if before is None or after is None or after[0] <= before[0]:
+        return None
+    others = (after[1] - before[1]) - (after[2] - before[2])
+    return min(1.0, max(0.0, others / (after[0] - before[0])))
+
+
+def most_tokens(job: dict) -> tuple[int, int]:
+    """How many sequences run at once, and the most tokens that one of them will have."""
+    if job["kind"] == "logits":
+        return 1, len(job["prompt"]) + 2
+    every = [request for requests in job["repetitions"] for request in requests]
+    longest = max(len(request["prompt"]) + request["output_tokens"] for request in every)
+    return max(map(len, job["repetitions"])), longest
+
+
+def peak_bytes() -> int:
+    """The most memory this process had resident. (`ru_maxrss` alone would count what it was forked from.)"""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def versions(packages: list[str]) -> dict[str, str | None]:
+    """Version of each distribution, null where it is not installed."""
+    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,87 @@
+"""A peers record as a reader sees it: on a terminal, as markdown, and as a file in experiments/records/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from workbench.study.dated_record import write_dated
+
+BUSY = 0.1  # share of the processor that others took above which a row is marked
+COLUMNS = ("peer", "tokens/s", "rounds", "of workbench", "of best peer", "load s", "peak MB", "how, or why not")
+
+
+def tables(record: Mapping[str, Any]) -> list[Table]:
+    """One rich table for each work and format."""
+    shown = []
+    for title, rows in _sections(record):
+        table = Table(title=title, title_justify="left", pad_edge=False)
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
+        for row in rows:
+            table.add_row(*_cells(row))
+        shown.append(table)
+    return shown
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The same as markdown, with the machine and every peer's versions."""
+    settings, cpu = record["settings"], record["environment"]["cpu"]
+    lines = [
+        f"{record['model']['name']}, seed {record['model']['seed']}, {settings['threads']} threads, "
+        f"{settings['rounds']} interleaved rounds of {settings['repetitions']}, {cpu['model']}, {record['date']}",
+        "",
+        *(f"- {name}: {_versions(found)}" for name, found in record["peers"].items()),
+    ]
+    for title, rows in _sections(record):
+        lines += ["", f"**{title}**", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
+        lines += [_line([cell.replace("|", "/") for cell in _cells(row)]) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def write_record(record: Mapping[str, Any], folder: Path) -> Path:
+    """`peers-SHAPE-DATE.json` in `folder`, whole or not at all. Raises WorkbenchError where it cannot be written."""
+    return write_dated(record, folder, f"peers-{record['model']['name'].partition(':')[2]}")
+
+
+def _sections(record: Mapping[str, Any]) -> list[tuple[str, list[dict]]]:
+    """(title, rows) for each work and format that has any row, timed rows first, fastest first."""
+    sections: dict[tuple[str, str], list[dict]] = {}
+    for row in record["rows"]:
+        sections.setdefault((row["work"], row["format"]), []).append(row)
+    return [
+        (f"{work}, {format}", sorted(rows, key=lambda row: -row.get("tokens_per_s", 0.0)))
+        for (work, format), rows in sections.items()
+    ]
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if "tokens_per_s" not in row:
+        return [row["peer"], row["status"], *[""] * 5, row["reason"]]
+    how, busy = row["how"], row["others_cpu_share"]
+    if busy is not None and busy > BUSY:
+        how += f" (others took {busy:.0%} of the processor: do not trust it)"
+    low, high = row["spread"]
+    return [
+        row["peer"], _number(row["tokens_per_s"]), f"{_number(low)} to {_number(high)}", _ratio(row["of_workbench"]),
+        _ratio(row["of_best_peer"]), f"{row['load_seconds']:.1f}", f"{row['peak_bytes'] / 1e6:,.0f}", how,
+    ]  # fmt: skip
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _versions(found: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version) or "not run"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

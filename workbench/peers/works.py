@@ -1,0 +1,95 @@
+"""What the peers are asked to do: decode, prefill, and sixteen requests at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.errors import WorkbenchError
+
+LEAST_PROMPT = 16  # tokens before a decode at depth 0
+Pair = tuple[int, int]  # prompt tokens, output tokens
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing that is timed. `requests` run together; `name` is its row in the table.
+
+    tokens/s are: output tokens after the first (`decode`), prompt tokens until the first output token
+    (`prefill`), all output tokens over the wall (`mixed`).
+    """
+
+    name: str
+    kind: Literal["decode", "prefill", "mixed"]
+    requests: tuple[Pair, ...]
+
+    @property
+    def longest(self) -> int:
+        return max(prompt + output for prompt, output in self.requests)
+
+    def repetition(self, vocab: int, seed: int) -> list[dict]:
+        """The requests with random prompts of their own: no cache of prefixes helps with the next repetition."""
+        draw = random.Random(f"{self.name}/{seed}")
+        return [
+            {"prompt": [draw.randrange(vocab) for _ in range(prompt)], "output_tokens": output}
+            for prompt, output in self.requests
+        ]
+
+
+def decode(depth: int = 0, output_tokens: int = 128) -> Work:
+    """One request that decodes after `depth` tokens (at least a short prompt)."""
+    return Work(f"decode at {depth}", "decode", ((max(depth, LEAST_PROMPT), output_tokens),))
+
+
+def prefill(tokens: int) -> Work:
+    """The time to the first token after a prompt of `tokens`."""
+    return Work(f"prefill {tokens}", "prefill", ((tokens, 1),))
+
+
+def mixed(
+    count: int = 16,
+    prompts: Pair = (32, 512),
+    outputs: Pair = (32, 128),
+    prompt_tokens: int = 4352,
+    output_tokens: int = 1274,
+    seed: int = 0,
+) -> Work:
+    """`count` requests at once, lengths drawn between the given ends so that they sum to the given totals."""
+    draw = random.Random(seed)
+    lengths = zip(_drawn(draw, count, prompts, prompt_tokens), _drawn(draw, count, outputs, output_tokens), strict=True)
+    return Work(f"mixed {count}", "mixed", tuple(lengths))
+
+
+def standard_works() -> tuple[Work, ...]:
+    return decode(0), decode(4096), prefill(512), prefill(2048), mixed()
+
+
+def works_named(names: Sequence[str]) -> tuple[Work, ...]:
+    """From the command line's words: `decode`, `decode@4096`, `prefill@512`, `mixed`; `all` is the standard five."""
+    chosen: list[Work] = []
+    for name in names:
+        kind, _, number = name.partition("@")
+        if name == "all":
+            chosen += standard_works()
+        elif kind == "decode" and (number.isdigit() or "@" not in name):
+            chosen.append(decode(int(number or 0)))
+        elif kind == "prefill" and number.isdigit() and int(number):
+            chosen.append(prefill(int(number)))
+        elif name == "mixed":
+            chosen.append(mixed())
+        else:
+            raise WorkbenchError(f"work {name!r}: is none of decode, decode@DEPTH, prefill@TOKENS, mixed, all")
+    return tuple(dict.fromkeys(chosen))
+
+
+def _drawn(draw: random.Random, count: int, ends: Pair, total: int) -> list[int]:
+    least, most = ends
+    if not count * least <= total <= count * most:
+        raise WorkbenchError(f"{count} lengths between {least} and {most} cannot sum to {total}")
+    lengths = [draw.randint(least, most) for _ in range(count)]
+    while (missing := total - sum(lengths)) != 0:
+        index = draw.randrange(count)
+        lengths[index] = min(most, max(least, lengths[index] + missing))
+    return lengths
