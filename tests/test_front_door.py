@@ -12,7 +12,8 @@ import pytest
 import workbench
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONAL = ("triton", "torch_mlir", "iree", "jupyterlab", "IPython", "ipywidgets", "transformers")
+# Not triton: torch imports it by itself where it is installed.
+OPTIONAL = ("torch_mlir", "iree", "jupyterlab", "IPython", "ipywidgets", "transformers")
 
 WATCHED = f"""
 import sys

@@ -1,0 +1,70 @@
+"""What of `gpu_bench` can be seen without a GPU: its cases, torch's forms beside ours, and how a part's end is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from compiled_kernels import Lane, cases
+from compiled_kernels.lanes import lane_problems
+from experiments import gpu_bench, gpu_works
+
+
+def test_every_operator_of_the_lane_is_checked() -> None:
+    assert set(gpu_bench.CHECKED) == {suite.operator for suite in cases.suites()} - {"linear", "log_softmax"}
+
+
+@pytest.mark.parametrize("operator", ["rms_norm", "add_rms_norm", "linear_int8", "linear_int4", "top_logprobs"])
+def test_torchs_forms_give_the_same(operator: str) -> None:
+    suite = cases.suite_of(operator)
+    exact = [case for case in suite.cases if case.arguments["dtype"] == torch.float32]
+    inputs = suite.make(min(exact, key=lambda case: case.work.bytes))
+    form = gpu_works.torch_form(operator, inputs)
+    assert form is not None
+    found, expected = form(), suite.call(*inputs, lane=Lane.EAGER)
+    if operator == "add_rms_norm":
+        expected = expected[1]
+    found, expected = (each if isinstance(each, tuple) else (each,) for each in (found, expected))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("spans", [(1, 1), (9, 9)])
+def test_attention_over_keys_in_order_gives_the_same(spans: tuple[int, int]) -> None:
+    suite = cases.suite_of("paged_attention")
+    shape = {"groups": 2, "share": 2, "dim": 8, "size": 4, "dtype": torch.float32}
+    inputs = suite.inputs(torch.Generator().manual_seed(0), contexts=(9, 9), spans=spans, **shape)
+    form = gpu_works.torch_form("paged_attention", inputs)
+    assert form is not None
+    found = form().transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(found, suite.call(*inputs, lane=Lane.EAGER), rtol=1e-5, atol=1e-5)
+
+
+def test_attention_of_ragged_contexts_has_no_form_in_order() -> None:
+    suite = cases.suite_of("paged_attention")
+    inputs = suite.make(next(case for case in suite.cases if case.shape == "decode 3 ragged"))
+    assert gpu_works.torch_form("paged_attention", inputs) is None
+
+
+def test_what_is_measured_has_names_of_its_own() -> None:
+    for quick in (True, False):
+        names = [(suite.operator, case.name) for suite, case in gpu_works.llama_cases(quick)]
+        assert len(set(names)) == len(names) > 10
+
+
+def test_spread() -> None:
+    found = gpu_works.spread([float(number) for number in range(11)])
+    assert (found["seconds"], found["p10"], found["p90"]) == (5, 1, 9)
+
+
+@pytest.mark.skipif(lane_problems()[Lane.TRITON] is None, reason="a GPU is here")
+def test_a_part_that_breaks_says_so_and_keeps_its_rows(tmp_path: Path) -> None:
+    part = gpu_bench.Part("check rotary", False, tmp_path)
+    (tmp_path / "check rotary.jsonl").write_text('{"status": "ok"}\n{"sta')
+    found = part.finished(60)
+    assert found["rows"] == [{"status": "ok"}] and "needs a CUDA device" in " ".join(found["error"].split())
+    assert "1 rows, 0 of them failed" in gpu_bench.told(found) and "ended with" in gpu_bench.told(found)
+    slow = gpu_bench.Part("check rotary", False, tmp_path)
+    assert "not done after" in slow.finished(0)["error"]
