@@ -15,7 +15,7 @@ import compiled_kernels.gaps as gaps_module
 from compiled_kernels.cases import Case, Suite, case_of, suite_of, suites
 from compiled_kernels.check import check, verdict
 from compiled_kernels.compiled import one_call
-from compiled_kernels.gaps import GAPS, Gap, known_gap
+from compiled_kernels.gaps import GAPS, Gap
 from compiled_kernels.interpreted import interpreting, needs_interpreter
 from compiled_kernels.lanes import Lane, LaneError, lane_problems
 
@@ -25,8 +25,8 @@ needs_compiler = pytest.mark.skipif(COMPILES is not None, reason=str(COMPILES))
 
 @pytest.fixture
 def gap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def add(operator: str, lane: Lane, case: str, **more: Any) -> None:
-        monkeypatch.setattr(gaps_module, "GAPS", (Gap(operator, lane, case, "known", **more),))
+    def add(operator: str, lane: Lane, case: str) -> None:
+        monkeypatch.setattr(gaps_module, "GAPS", (Gap(operator, lane, case, "known"),))
 
     return add
 
@@ -49,8 +49,9 @@ def throws(outputs: torch.Tensor, lane: Lane) -> torch.Tensor:
 
 @pytest.mark.parametrize("lane", [Lane.EAGER, Lane.INDUCTOR])
 def test_every_small_case_is_right_as_written(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fits(operator: str, case: Case) -> bool:  # into a test: the others are the command's
-        return not case.timed and not known_gap(operator, lane, case.name, compiled=True)
+    def fits(operator: str, case: Case) -> bool:  # into a test; the others are the command's
+        spans = operator == "paged_attention" and not case.name.startswith("decode")
+        return not case.timed and not spans
 
     small = [replace(s, cases=tuple(c for c in s.cases if fits(s.operator, c)), exact=s.exact) for s in suites()]
     monkeypatch.setattr(check_module, "suites", lambda: small)
@@ -79,20 +80,6 @@ def test_a_wrong_result_in_a_gap_is_a_gap(gap: Callable[..., None]) -> None:
     assert verdict(suite, suite.cases[0], Lane.INDUCTOR)[0] == "failed"
     gap("rotary", Lane.INDUCTOR, "*")
     assert verdict(suite, suite.cases[0], Lane.INDUCTOR) == ("gap", "known")
-
-
-def test_a_gap_of_the_compiled_form_must_be_right_as_written(gap: Callable[..., None]) -> None:
-    def form(*inputs: Any) -> Any:
-        raise RuntimeError("no graph")
-
-    gap("rotary", Lane.INDUCTOR, "*", compiled=True)
-    right, wrong = suite_of("rotary"), rotary(broken)
-    case = right.cases[0]
-    assert verdict(right, case, Lane.INDUCTOR) == ("ok", "")
-    assert verdict(right, case, Lane.INDUCTOR, form) == ("gap", "known")
-    assert verdict(wrong, case, Lane.INDUCTOR, form)[0] == "failed"
-    status, reason = verdict(right, case, Lane.INDUCTOR, lambda *inputs: right.call(*inputs, lane=Lane.EAGER))
-    assert status == "failed" and "closed" in reason
 
 
 def test_what_a_kernel_throws_is_its_failure_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
     """Every lane runs the specification, one call after another; mlir gives a wrong result. Who was called."""
     called: list[Lane] = []
 
-    def many_calls(suite: Any, case: Any, lane: Lane) -> Callable[[list[tuple]], list]:
+    def many_calls(suite: Any, lane: Lane) -> Callable[[list[tuple]], list]:
         def calls(inputs: list[tuple]) -> list:
             called.append(lane)
             wrong = 1.0 if lane is Lane.MLIR else 0.0
