@@ -14,6 +14,7 @@ import torch
 from compiled_kernels.mlir_text import Lines, Target, divisor, memref
 
 SUMS = 16  # vectors kept in registers, of the 32 there are
+NEAR = 8192  # bytes: with blocks of weights up to this size the next block is fetched while one is read
 MOST_ROWS = 4  # tokens whose sums are kept at once; more are more passes over weights that lie in the nearest cache
 
 
@@ -119,7 +120,21 @@ class Product:
         loaded = lines.load("%x", f"{place}, {column}", memref((self.rows, self.width), self.x), self.lanes, self.x)
         return loaded if self.pairs else lines.wide(loaded, self.lanes, self.x)
 
+    @property
+    def ahead(self) -> int:
+        """Rows from one that is read to one that is fetched meanwhile; 0 where rows are long enough for the processor
+        to see by itself where they go on."""
+        row_bytes = {"f32": 4.0, "bf16": 2.0, "i8": 1.0, "i4": 0.5}[self.kind] * self.width
+        return self.block if self.block * row_bytes <= NEAR else 0
+
+    def _fetch(self, lines: Lines, row: str, column: str) -> None:
+        """Ask for what the next block of rows reads there: the end of a short row is no end to the memory."""
+        if self.ahead:
+            later = lines.let(f"arith.addi {row}, {lines.index(self.ahead)} : index")
+            lines.say(f"memref.prefetch %w0[{later}, {column}], read, locality<3>, data : {self.weight_types[0]}")
+
     def _weight(self, lines: Lines, row: str) -> str:
+        self._fetch(lines, row, "%k")
         loaded = lines.load("%w0", f"{row}, %k", self.weight_types[0], self.lanes, self.kind)
         if not self.pairs:
             return lines.wide(loaded, self.lanes, self.kind)
@@ -148,6 +163,8 @@ class Product:
             weights: list[str] = []
             for at in runs:
                 byte = lines.let(f"arith.addi {byte_at}, {lines.index(at)} : index")
+                if at == 0:
+                    self._fetch(lines, row, byte)
                 weights += self._halves(
                     lines, lines.load("%w0", f"{row}, {byte}", self.weight_types[0], lanes, "i8"), joined
                 )
