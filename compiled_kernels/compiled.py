@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from compiled_kernels.cases import Case, Suite
-from compiled_kernels.gaps import known_gap
+from compiled_kernels.cases import Suite
 from compiled_kernels.graphs import MOST_GRAPHS
 from compiled_kernels.lanes import Lane
 
@@ -46,14 +45,11 @@ def one_call(suite: Suite, lane: Lane) -> Callable[..., Any]:
     return form
 
 
-def many_calls(suite: Suite, case: Case, lane: Lane) -> Callable[[list[tuple]], list[Any]]:
-    """Calls on each of a list of inputs, all in one graph, as a model's step holds many operators. The lane eager,
-    and what is known not to compile, runs them one after another."""
+def many_calls(suite: Suite, lane: Lane) -> Callable[[list[tuple]], list[Any]]:
+    """Calls on each of a list of inputs, all in one graph, as a model's step holds many operators. The lane eager
+    runs them one after another."""
 
     def calls(inputs: list[tuple]) -> list[Any]:
         return [suite.call(*each, lane=lane) for each in inputs]
 
-    gap = known_gap(suite.operator, lane, case.name, compiled=True)
-    if lane is Lane.EAGER or (gap and gap.compiled):
-        return calls
-    return torch.compile(calls, fullgraph=True, dynamic=False)
+    return calls if lane is Lane.EAGER else torch.compile(calls, fullgraph=True, dynamic=False)

@@ -10,28 +10,23 @@ from compiled_kernels.lanes import Lane
 
 @dataclass(frozen=True)
 class Gap:
-    """`case` is a pattern of case names, as in a shell; `compiled` are gaps of the compiled form alone."""
+    """`case` is a pattern of case names, as in a shell."""
 
     operator: str
     lane: Lane
     case: str
     reason: str
-    compiled: bool = False
 
     def covers(self, operator: str, lane: Lane, case: str) -> bool:
         return operator == self.operator and lane is self.lane and fnmatchcase(case, self.case)
 
 
 GAPS: tuple[Gap, ...] = (
-    *(
-        Gap("paged_attention", Lane.INDUCTOR, case, "spans of more than one token are walked as written", compiled=True)
-        for case in ("prefill*", "chunk*", "mixed*", "one head a group*")
-    ),
     Gap("linear", Lane.TRITON, "*", "dense products on CUDA are the vendor's (cuBLAS through torch), not written here"),
     Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
     Gap("top_logprobs", Lane.MLIR, "*", "selection has no vector form; log_softmax has"),
 )
 
 
-def known_gap(operator: str, lane: Lane, case: str, compiled: bool = False) -> Gap | None:
-    return next((gap for gap in GAPS if gap.covers(operator, lane, case) and (compiled or not gap.compiled)), None)
+def known_gap(operator: str, lane: Lane, case: str) -> Gap | None:
+    return next((gap for gap in GAPS if gap.covers(operator, lane, case)), None)

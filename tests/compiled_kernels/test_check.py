@@ -122,7 +122,8 @@ def test_the_interpreter_answers_in_a_process_of_its_own() -> None:
 
 
 def test_a_process_that_breaks_is_told() -> None:
-    with interpreting(["nothing"]) as rows, pytest.raises(LaneError, match="ended with 1: .*unknown operator 'nothing'"):
+    told = "ended with 1: .*unknown operator 'nothing'"
+    with interpreting(["nothing"]) as rows, pytest.raises(LaneError, match=told):
         list(rows)
 
 

@@ -122,6 +122,8 @@ def test_weights_are_read_from_memory_and_activations_from_the_cache() -> None:
     size = working_set(suite.make(case))
     found = measure(suite, case, (Lane.EAGER,), budget_seconds=0.001, past_caches=10 * size, calls=2)
     assert (found.data, found.copies, found.working_set_bytes) == ("memory", 10, size)
+    found = measure(suite, case, (Lane.EAGER,), budget_seconds=0.001, past_caches=9000 * size)
+    assert (found.data, found.copies) == ("cache", 4)  # a matrix as small as that lies there in any model
     suite = suite_of("rotary")
     found = measure(suite, suite.cases[0], (Lane.EAGER,), budget_seconds=0.001, calls=2)
     assert (found.data, found.copies) == ("cache", 2)
