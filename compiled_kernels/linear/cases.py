@@ -58,18 +58,18 @@ def terms(width: int, **_: object) -> int:
     return 4 * width
 
 
-def _wide(bias):
-    return None if bias is None else bias.double()
+def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return exact_linear(x.double(), weight, None if bias is None else bias.double())
 
 
 SUITES = (
     Suite("linear", dense_inputs, compiled_kernels.linear, cases(0), terms),
     Suite(
         "linear_int8", int8_inputs, compiled_kernels.linear_int8, cases(8), terms,
-        exact=lambda x, values, scales, bias: exact_linear(x.double(), dequantize_int8(values, scales.double()), _wide(bias)),
+        exact=lambda x, stored, scales, bias: _exact(x, dequantize_int8(stored, scales.double()), bias),
     ),
     Suite(
         "linear_int4", int4_inputs, compiled_kernels.linear_int4, cases(4, group=64) + cases(4, group=32), terms,
-        exact=lambda x, packed, scales, bias: exact_linear(x.double(), dequantize_int4(packed, scales.double()), _wide(bias)),
+        exact=lambda x, stored, scales, bias: _exact(x, dequantize_int4(stored, scales.double()), bias),
     ),
 )  # fmt: skip

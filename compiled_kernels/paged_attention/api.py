@@ -58,6 +58,5 @@ def paged_attention(
         return reference(q, keys, values, page_table, span_starts, context_lengths, scale, mask, softcap, sink_logits)
     # Walking spans reads their lengths, which no graph can: inside one, these lanes are opaque too.
     window, sinks = band(mask, lane)
-    return PAGED_ATTENTION.form(lane)(
-        q, keys, values, page_table, span_starts, context_lengths, scale, window, sinks, decode_only, softcap, sink_logits
-    )  # fmt: skip
+    cache = keys, values, page_table, span_starts, context_lengths
+    return PAGED_ATTENTION.form(lane)(q, *cache, scale, window, sinks, decode_only, softcap, sink_logits)

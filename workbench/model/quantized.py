@@ -1,4 +1,4 @@
-"""Weights of products as INT8 or INT4, chosen when a model is loaded; norms, biases and a plain embedding stay dense."""
+"""Weights of products as INT8 or INT4, chosen when a model is loaded; norms, biases, a plain embedding stay dense."""
 
 from __future__ import annotations
 

@@ -107,7 +107,13 @@ def _tokens(event: Event) -> int:
 def _model_figures(runner: Runner) -> dict:
     spec = runner.model.spec
     dtype = str(runner.model.dtype).removeprefix("torch.")
-    return {"name": spec.name, "parameters": spec.parameters, "dtype": dtype, "weights": runner.model.format.blocks, "weight_bytes": runner.model.weight_bytes}
+    return {
+        "name": spec.name,
+        "parameters": spec.parameters,
+        "dtype": dtype,
+        "weights": runner.model.format.blocks,
+        "weight_bytes": runner.model.weight_bytes,
+    }
 
 
 def _cache_figures(runner: Runner, summary: dict) -> dict:
