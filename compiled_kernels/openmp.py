@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ def library() -> str:
 
 
 @functools.cache
-def _parallel() -> ctypes._CFuncPtr:
+def _parallel() -> Callable[..., None]:
     function = ctypes.CDLL(library()).GOMP_parallel
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     function.restype = None

@@ -81,7 +81,3 @@ class StepShape:
     def kinds(self) -> tuple[LayerShape, ...]:
         """The layers' different shapes, in the order in which they first come."""
         return tuple(dict.fromkeys(self.layers))
-
-    def most(self, figure) -> int:
-        """The largest of `figure(layer)`: what the scratch buffers must hold."""
-        return max(figure(layer) for layer in self.layers)

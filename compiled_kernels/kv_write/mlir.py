@@ -9,10 +9,8 @@ from torch import Tensor
 
 from compiled_kernels.cases import Case
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import TYPES, memref
+from compiled_kernels.mlir_text import PAGES, TYPES, memref
 from compiled_kernels.openmp import Call
-
-PAGES = 1 << 24  # a bound for the type only: the kernel does not depend on the size of the pool
 
 
 def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
@@ -29,12 +27,18 @@ def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=512)
 def _compiled(tokens: int, groups: int, dim: int, size: int, kind: str) -> Kernel:
+    return compile_text(_text(tokens, groups, dim, size, kind), "kv_write")
+
+
+def _text(tokens: int, groups: int, dim: int, size: int, kind: str) -> str:
+    """@kv_write(pages [page, group, offset, dim], rows [token, group, dim], slots [token]): the row of a token goes
+    to page slot // size, offset slot % size."""
     pages, rows, slots = (
         memref((PAGES, groups, size, dim), kind),
         memref((tokens, groups, dim), kind),
         memref((tokens,), "i64"),
     )
-    text = f"""func.func @kv_write(%pages: {pages}, %rows: {rows}, %slots: {slots}) {{
+    return f"""func.func @kv_write(%pages: {pages}, %rows: {rows}, %slots: {slots}) {{
   %zero = arith.constant 0 : index
   %one = arith.constant 1 : index
   %tokens = arith.constant {tokens} : index
@@ -55,4 +59,3 @@ def _compiled(tokens: int, groups: int, dim: int, size: int, kind: str) -> Kerne
   }}
   return
 }}"""
-    return compile_text(text, "kv_write")

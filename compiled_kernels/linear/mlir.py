@@ -10,9 +10,9 @@ from torch import Tensor
 
 from compiled_kernels.cases import Case
 from compiled_kernels.lanes import LaneError
-from compiled_kernels.linear.mlir_text import Product
+from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, TYPES, Target, memref
+from compiled_kernels.mlir_text import THREADS, TYPES, Named, Target, call, declared
 from compiled_kernels.openmp import Call, library
 
 
@@ -50,21 +50,19 @@ def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...
 @functools.lru_cache(maxsize=512)
 def _compiled(name: str, rows: int, width: int, out: int, kind: str, x: str, group: int, bias: bool) -> Kernel:
     product = Product("product", rows, width, out, kind, x, Target.here(), group, bias)
-    arguments = [
-        ("x", memref((rows, width), x)),
-        *((f"w{i}", stored) for i, stored in enumerate(product.weight_types)),
-        ("out", memref((rows, out), "f32")),
-    ]
-    declared = ", ".join(f"%{argument}: {stored}" for argument, stored in arguments)
-    given = ", ".join(f"%{argument}" for argument, _ in arguments)
-    text = f"""{THREADS}
-{product.text()}
-func.func @{name}({declared}) {{
+    text = "\n".join((THREADS, product_text(product), _entry(product, name)))
+    return compile_text(text, name, libraries=(library(),))
+
+
+def _entry(product: Product, name: str) -> str:
+    """@{name}(x, weight, scales, bias, out): run by all threads at once, each of which takes a share of the columns."""
+    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
+    arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
+    return f"""func.func @{name}({declared(arguments)}) {{
   %thread, %threads = call @thread() : () -> (index, index)
-  %count = arith.constant {out} : index
+  %count = arith.constant {product.out} : index
   %unit = arith.constant {product.block} : index
   %begin, %end = call @share(%count, %unit, %thread, %threads) : (index, index, index, index) -> (index, index)
-  call @product({given}, %begin, %end) : ({", ".join(stored for _, stored in arguments)}, index, index) -> ()
+  {call("product", [*arguments, Named("begin", "index"), Named("end", "index")])}
   return
 }}"""
-    return compile_text(text, name, libraries=(library(),))

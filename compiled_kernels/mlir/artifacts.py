@@ -63,7 +63,6 @@ class Artifacts:
         _write(self.directory / f"{key}.json", json.dumps(entry, indent=1).encode())
         return paths
 
-
     def name(self, recipe: str, key: str) -> None:
         """Note that `recipe`, cheap to compute, leads to the entry `key`. May raise OSError."""
         _write(self.directory / f"{recipe}.name", key.encode())

@@ -4,6 +4,8 @@ Importing this module registers the backend under that name. Whatever is left ru
 around a subgraph that was taken run in eager torch, graphs of which nothing was taken are Inductor's.
 """
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 import itertools
@@ -72,7 +74,9 @@ class Backend:
             return self._leave_all(number, graph, inputs, why)
         written = _split_off_writes(graph)
         taken = {node for part in parts for node in part}
-        reasons |= {node: "a view, nothing to compute" for node, why in reasons.items() if not why and node not in taken}
+        reasons |= {
+            node: "a view, nothing to compute" for node, why in reasons.items() if not why and node not in taken
+        }
         for index, part in enumerate(parts):
             reasons |= dict.fromkeys(part, self._place_kernel(graph, part, number, f"kernel_{number}_{index}"))
         legalize_graph(graph)
@@ -91,7 +95,9 @@ class Backend:
             kernel = SubgraphKernel(module, outputs)
         except (LaneError, ValueError, RuntimeError) as error:  # MLIR raises all of these
             return " ".join(str(error).split())[:300]
-        self._done.append(Subgraph(number, True, names([node.target for node in part]), "mlir", "", kernel.kernel.digest))
+        self._done.append(
+            Subgraph(number, True, names([node.target for node in part]), "mlir", "", kernel.kernel.digest)
+        )
         graph.add_submodule(name, kernel)
         with graph.graph.inserting_before(part[0]):
             called = graph.graph.call_module(name, tuple(inputs))

@@ -1,5 +1,7 @@
 """MLIR text to machine code, once for each content: in this process, then on disk."""
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 import json
@@ -129,7 +131,8 @@ def engine_of(llvm: str, libraries: tuple[str, ...]) -> Any:
     open_globally(libraries)
     with Context(), Location.unknown():
         try:
-            return ExecutionEngine(Module.parse(llvm), opt_level=OPT_LEVEL, shared_libs=list(libraries), enable_pic=True)
+            options: dict[str, Any] = {"shared_libs": list(libraries), "enable_pic": True}
+            return ExecutionEngine(Module.parse(llvm), opt_level=OPT_LEVEL, **options)
         except RuntimeError as error:
             raise LaneError(f"mlir: LLVM does not compile this module: {' '.join(str(error).split())[:300]}") from None
 

@@ -1,5 +1,7 @@
 """Whole steps through IREE: one ahead-of-time artifact, weights beside it, caches written in place."""
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 import tempfile
@@ -7,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,7 +111,7 @@ def iree_compile(text: str, flags: Sequence[str], name: str, input_type: str = "
     from iree.compiler import CompilerToolError, compile_str
 
     try:
-        return compile_str(text, input_type=input_type, extra_args=list(flags))
+        return cast(bytes, compile_str(text, input_type=input_type, extra_args=list(flags)))
     except CompilerToolError as error:
         found = [line for line in str(error).splitlines() if "error:" in line][:3]
         raise LaneError(f"{name}: iree-compile: {' / '.join(found)[:600]}") from None

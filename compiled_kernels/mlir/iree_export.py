@@ -1,5 +1,7 @@
 """A torch module as the text IREE compiles: weights are named parameters, inputs that it writes to stay in place."""
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,7 @@
 """IREE's runtime on torch's memory: nothing is copied on the way in or out."""
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -35,16 +37,17 @@ class Program:
     def __init__(self, path: Path, parameters: Mapping[str, Tensor], scope: str, threads: int):
         self.device = _device(threads)
         self.arrays = {name: _array(each) for name, each in parameters.items()}  # kept alive: IREE reads them here
-        index = runtime.ParameterIndex()
+        index: Any = runtime.ParameterIndex()
         for name, array in self.arrays.items():
             index.add_buffer(name, memoryview(array.reshape(-1)).cast("B"))
         instance = _instance()
-        modules = [
+        modules: list[Any] = [
             runtime.create_io_parameters_module(instance, index.create_provider(scope)),
             runtime.create_hal_module(instance, self.device),
             runtime.VmModule.mmap(instance, str(path)),
         ]
-        self.context = runtime.VmContext(instance, modules)
+        context: Any = runtime.VmContext  # its stub takes no arguments
+        self.context = context(instance, modules)
         self.function = modules[-1].lookup_function("main")
 
     def view(self, tensor: Tensor) -> Any:

@@ -1,5 +1,7 @@
 """From a torch function and the shapes it is called with to code, through every level of MLIR."""
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -24,7 +26,8 @@ def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, l
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
     with torch.no_grad():
-        trace = make_fx(function, decomposition_table=get_decomposition_table(), tracing_mode="fake")
+        table: dict[Any, Callable[..., Any]] = dict(get_decomposition_table())
+        trace = make_fx(function, decomposition_table=table, tracing_mode="fake")
         graph = trace(*examples).graph
     return lower_graph(graph, name, lanes)
 

@@ -4,6 +4,8 @@ Levels, each lowered from by what follows it: `linalg` (on tensors), `bufferized
 (vector, scf, memref, arith, math), `llvm`.
 """
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any

@@ -1,12 +1,17 @@
 """Changes to a module that no pass makes, done in place between the passes."""
 
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
 import math
 from typing import Any
 
 # What a reduction may do in another order, and no more: NaN and infinity keep their meaning (masks are made of them).
-REORDERED = "#arith.fastmath<reassoc,nsz,arcp,contract>"
+# Divisions and roots are as written: with such flags LLVM makes 1 / sqrt(x) an estimate and a Newton step, which is
+# NaN where x is infinite.
+REORDERED = "#arith.fastmath<reassoc,nsz,contract>"
+FREE = ("arith.addf", "arith.subf", "arith.mulf", "arith.negf", "arith.maximumf", "arith.minimumf")
 # A product and a sum as one instruction, in the order written: the two parts of ln 2 must stay two.
 AS_WRITTEN = "#arith.fastmath<contract>"
 
@@ -21,9 +26,8 @@ def allow_reordering(module: Any) -> None:
     from torch_mlir.ir import Attribute
 
     flags = Attribute.parse(REORDERED, module.context)
-    for op in found(module, "arith.", "math."):
-        if "fastmath" in op.attributes:
-            op.attributes["fastmath"] = flags
+    for op in found(module, *FREE):
+        op.attributes["fastmath"] = flags
 
 
 def polynomial_exp(module: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from compiled_kernels.cases import Case
 from compiled_kernels.lanes import LaneError
 from compiled_kernels.masks import band
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import THREADS, TYPES, Target, exp_function, memref
+from compiled_kernels.mlir_text import THREADS, TYPES, Target, exp_function
 from compiled_kernels.openmp import Call, library
-from compiled_kernels.paged_attention.mlir_spans import BLOCK, SpanAttention
-from compiled_kernels.paged_attention.mlir_text import Attention
+from compiled_kernels.paged_attention.mlir_shape import PagedHeads
+from compiled_kernels.paged_attention.mlir_spans import BLOCK, SpanAttention, span_text
+from compiled_kernels.paged_attention.mlir_text import Attention, attention_text, entry_text
 
 FEW = 8  # with fewer rows times groups a thread, the context is split too
 
@@ -38,79 +40,102 @@ def paged_attention(
         raise LaneError(f"paged_attention: lane mlir wants queries and cache in one of float32 and bfloat16, "
                         f"not {q.dtype} and {keys.dtype}")  # fmt: skip
     q = q.contiguous()
+    ours = _Paged(keys, values, scale, window, sinks, softcap, sink_logits)
     if decode_only:
-        return _decoded(q, keys, values, page_table, context_lengths, scale, window, sinks, softcap, sink_logits)
+        return ours.decodes(q, page_table, context_lengths)
     out = torch.empty_like(q)
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
     first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
     if first:
-        table, known = page_table[:first], context_lengths[:first]
-        out[:first] = _decoded(q[:first], keys, values, table, known, scale, window, sinks, softcap, sink_logits)
-    kind = _span_shape(q.shape[1], keys.shape[1], q.shape[2], keys.shape[2], q.dtype, scale, window, sinks, softcap,
-                       sink_logits is not None)  # fmt: skip
+        out[:first] = ours.decodes(q[:first], page_table[:first], context_lengths[:first])
     for seq in range(first, len(lengths)):
         rows = slice(starts[seq], starts[seq + 1])
         if rows.start < rows.stop:
-            _span(kind, q[rows], keys, values, page_table[seq], lengths[seq], sink_logits, out[rows])
+            ours.span(q[rows], page_table[seq], lengths[seq], out[rows])
     return out
 
 
-def _span(
-    kind: SpanAttention,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    context: int,
-    sink_logits: Tensor | None,
-    out: Tensor,
-) -> None:
-    """One span's queries over its context, into `out`."""
-    blocks = -(-context // BLOCK) * kind.groups
-    laid_out = torch.empty(2, blocks * BLOCK * kind.dim // kind.each, dtype=torch.int32)  # of 4 bytes, as float32 is
-    extra = (sink_logits.float(),) if sink_logits is not None else ()
-    sizes = torch.tensor([q.shape[0], context])
-    Call(_compiled_spans(kind).address, (q, keys, values, table.int(), sizes, *laid_out, *extra, out))()
+@dataclass(frozen=True)
+class _Paged:
+    """What all spans of a call share: the cache, and the rule of who sees what."""
 
+    keys: Tensor
+    values: Tensor
+    scale: float
+    window: int
+    sinks: int
+    softcap: float
+    sink_logits: Tensor | None
 
-def _decoded(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    context_lengths: Tensor,
-    scale: float,
-    window: int,
-    sinks: int,
-    softcap: float,
-    sink_logits: Tensor | None,
-) -> Tensor:
-    tokens, heads, dim = q.shape
-    rows = 1 << (tokens - 1).bit_length()  # few shapes serve every batch: rows beyond the last have no context
-    q, table, lengths = (_padded(part, rows) for part in (q, page_table.int(), context_lengths.int()))
-    held = 1 << (table.shape[1] - 1).bit_length()
-    table = torch.nn.functional.pad(table, (0, held - table.shape[1]))
-    groups, size = keys.shape[1], keys.shape[2]
-    sunk = sink_logits is not None
-    shape = _shape(rows, heads, groups, dim, size, held, q.dtype, scale, window, sinks, softcap, sunk)
-    partial = torch.empty(rows, heads, shape.chunks, dim + 2)
-    mixed = torch.empty(rows, heads, dim, dtype=q.dtype)
-    extra = (sink_logits.float(),) if sink_logits is not None else ()
-    Call(_compiled(shape).address, (q, keys, values, table, lengths, partial, *extra, mixed))()
-    return mixed[:tokens]
+    def decodes(self, q: Tensor, page_table: Tensor, context_lengths: Tensor) -> Tensor:
+        """Each query [row, head, dim] at the end of its own context."""
+        tokens, heads, dim = q.shape
+        rows = _power(tokens)  # few shapes serve every batch: rows beyond the last have no context
+        q, table, lengths = (_padded(part, rows) for part in (q, page_table.int(), context_lengths.int()))
+        held = _power(table.shape[1])
+        table = torch.nn.functional.pad(table, (0, held - table.shape[1]))
+        shape = _decode_shape(rows, held, self._heads(q))
+        partial = torch.empty(rows, heads, shape.chunks, dim + 2)
+        mixed = torch.empty(rows, heads, dim, dtype=q.dtype)
+        cache = self.keys, self.values
+        Call(_compiled(shape).address, (q, *cache, table, lengths, partial, *self._sink_logits, mixed))()
+        return mixed[:tokens]
+
+    def span(self, q: Tensor, table: Tensor, context: int, out: Tensor) -> None:
+        """One span's queries [token, head, dim] over its context of that many positions, into `out`."""
+        shape = SpanAttention(**vars(self._heads(q)))
+        elements = -(-context // BLOCK) * shape.groups * BLOCK * shape.dim // shape.each
+        laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
+        sizes = torch.tensor([q.shape[0], context])
+        cache = self.keys, self.values
+        Call(_compiled_spans(shape).address, (q, *cache, table.int(), sizes, *laid_out, *self._sink_logits, out))()
+
+    @property
+    def _sink_logits(self) -> tuple[Tensor, ...]:
+        return () if self.sink_logits is None else (self.sink_logits.float(),)
+
+    def _heads(self, q: Tensor) -> PagedHeads:
+        return PagedHeads(
+            heads=q.shape[1],
+            groups=self.keys.shape[1],
+            dim=q.shape[2],
+            size=self.keys.shape[2],
+            kind=TYPES[q.dtype],
+            scale=self.scale,
+            target=Target.here(),
+            window=self.window,
+            sinks=self.sinks,
+            softcap=self.softcap,
+            sink_logits=self.sink_logits is not None,
+        )
 
 
 def stages(case: Case, operator: str = "paged_attention") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
     window, sinks = band(of["mask"], "mlir") if "mask" in of else (0, 0)
-    heads, scale = of["groups"] * of["share"], of["dim"] ** -0.5
-    more = of["dtype"], scale, window, sinks, of.get("softcap", 0.0), of.get("sinks", False)
+    heads = PagedHeads(
+        heads=of["groups"] * of["share"],
+        groups=of["groups"],
+        dim=of["dim"],
+        size=of["size"],
+        kind=TYPES[of["dtype"]],
+        scale=of["dim"] ** -0.5,
+        target=Target.here(),
+        window=window,
+        sinks=sinks,
+        softcap=of.get("softcap", 0.0),
+        sink_logits=of.get("sinks", False),
+    )
     if any(span > 1 for span in of["spans"]):
-        return _compiled_spans(_span_shape(heads, of["groups"], of["dim"], of["size"], *more)).stages
-    rows = 1 << (len(of["spans"]) - 1).bit_length()
-    held = 1 << (max(2, *(-(-context // of["size"]) for context in of["contexts"]), 2) - 1).bit_length()
-    return _compiled(_shape(rows, heads, of["groups"], of["dim"], of["size"], held, *more)).stages
+        return _compiled_spans(SpanAttention(**vars(heads))).stages
+    held = max(2, *(-(-context // of["size"]) for context in of["contexts"]))
+    return _compiled(_decode_shape(_power(len(of["spans"])), _power(held), heads)).stages
+
+
+def _power(count: int) -> int:
+    """The next power of two."""
+    return 1 << (count - 1).bit_length()
 
 
 def _padded(part: Tensor, rows: int) -> Tensor:
@@ -121,64 +146,21 @@ def _padded(part: Tensor, rows: int) -> Tensor:
     return whole
 
 
-def _shape(rows, heads, groups, dim, size, held, dtype, scale, window, sinks, softcap, sunk) -> Attention:
-    chunks = torch.get_num_threads() if rows * groups < FEW * torch.get_num_threads() else 1
-    return Attention(
-        rows, heads, groups, dim, size, held, TYPES[dtype], scale, Target.here(), chunks, window, sinks, softcap, sunk
-    )
-
-
-def _span_shape(heads, groups, dim, size, dtype, scale, window, sinks, softcap, sunk) -> SpanAttention:
-    return SpanAttention(heads, groups, dim, size, TYPES[dtype], scale, Target.here(), window, sinks, softcap, sunk)
+def _decode_shape(rows: int, held: int, heads: PagedHeads) -> Attention:
+    chunks = torch.get_num_threads() if rows * heads.groups < FEW * torch.get_num_threads() else 1
+    return Attention(rows=rows, held=held, chunks=chunks, **vars(heads))
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled_spans(kind: SpanAttention) -> Kernel:
-    text = f"{THREADS}\n{exp_function(kind.lanes)}\n{kind.text()}"
-    return compile_text(text, "paged_attention", libraries=(library(),))
+def _compiled_spans(shape: SpanAttention) -> Kernel:
+    return _compile(shape.lanes, span_text(shape))
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: Attention) -> Kernel:
-    t = shape.types
-    q = memref((shape.rows, shape.heads, shape.dim), shape.kind)
-    sink = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
-    sunk, sunk_type = (", %sinks", f", {t['sinks']}") if shape.sink_logits else ("", "")
-    items = shape.rows * shape.groups * shape.chunks
-    text = f"""{THREADS}
-{exp_function(shape.run)}
-{shape.text("attend")}
-func.func @paged_attention(%q: {q}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %lengths: {t["lengths"]},
-    %partial: {t["partial"]}{sink}, %mixed: {t["mixed"]}) {{
-  %thread, %threads = call @thread() : () -> (index, index)
-  %queries = memref.alloca() {{alignment = 64 : i64}} : {t["queries"]}
-  %zero = arith.constant 0 : index
-  %one = arith.constant 1 : index
-  %dim = arith.constant {shape.dim} : index
-  %share = arith.constant {shape.share} : index
-  %groups = arith.constant {shape.groups} : index
-  %chunks = arith.constant {shape.chunks} : index
-  %items = arith.constant {items} : index
-  %rows = arith.constant {shape.rows} : index
-  scf.for %item = %thread to %items step %threads {{
-    %chunk = arith.remui %item, %chunks : index
-    %pair = arith.divui %item, %chunks : index
-    %group = arith.remui %pair, %groups : index
-    %row = arith.divui %pair, %groups : index
-    %first = arith.muli %group, %share : index
-    scf.for %h = %zero to %share step %one {{
-      %head = arith.addi %first, %h : index
-      scf.for %d = %zero to %dim step %one {{
-        %value = memref.load %q[%row, %head, %d] : {q}
-        memref.store %value, %queries[%h, %d] : {t["queries"]}
-      }}
-    }}
-    func.call @attend_item(%queries, %k, %v, %table, %lengths, %partial, %row, %group, %chunk)
-      : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, {t["partial"]}, index, index, index) -> ()
-  }}
-  call @GOMP_barrier() : () -> ()
-  %begin, %end = call @share(%rows, %one, %thread, %threads) : (index, index, index, index) -> (index, index)
-  call @attend_merge(%partial{sunk}, %mixed, %begin, %end) : ({t["partial"]}{sunk_type}, {t["mixed"]}, index, index) -> ()
-  return
-}}"""
+    return _compile(shape.lanes, attention_text(shape, "attend"), entry_text(shape))
+
+
+def _compile(lanes: int, *functions: str) -> Kernel:
+    text = "\n".join((THREADS, exp_function(lanes), *functions))
     return compile_text(text, "paged_attention", libraries=(library(),))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from compiled_kernels import Lane, LaneError
-from compiled_kernels.mlir import iree
+from compiled_kernels.mlir import iree, iree_export
 from compiled_kernels.mlir.iree_export import iree_problem
 from workbench.batch import TokenBatch
 from workbench.cache.store import CacheShape, DenseLayer, KVStore
@@ -88,6 +88,10 @@ def test_steps_agree_with_the_eager_model_and_write_its_cache(step: iree.IreeSte
         got = step(*inputs(token, position), *ours)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert [each.data_ptr() for each in ours] == addresses
+    theirs_too, ours_too = pages(), pages()  # other caches, after those
+    again = step(*inputs(tokens[3], 0), *ours_too)
+    torch.testing.assert_close(again, eager(*inputs(tokens[3], 0), *theirs_too), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours_too, theirs_too, rtol=1e-5, atol=1e-5, equal_nan=True)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5, equal_nan=True)
         assert mine[1:].isfinite().all() and mine[0].isnan().all()  # every slot but the null page's
@@ -126,6 +130,23 @@ def test_other_tensors_are_refused(step: iree.IreeStep, place: int, change, mess
     given[place] = change(given[place])
     with pytest.raises(ValueError, match=message):
         step(*given)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_indices_that_stand_apart_are_written_out_right(accumulate: bool) -> None:
+    pages, rows = torch.randn(4, 3, 5, 2), torch.randn(6, 3, 2)
+    slots = torch.randperm(20, generator=torch.Generator().manual_seed(0))[:6]
+    indices = (slots // 5, None, slots % 5)
+    expected = torch.ops.aten.index_put(pages, indices, rows, accumulate)
+    assert torch.equal(iree_export._index_put(pages, indices, rows, accumulate), expected)
+    assert iree_export._index_put(pages, (slots % 4,), pages[:1], accumulate) is NotImplemented
+
+
+@pytest.mark.parametrize("turns", [0.0, 1e3, 1e5])
+def test_angles_of_float64_keep_float32s_precision(turns: float) -> None:
+    angle = torch.linspace(-7, 7, 1001, dtype=torch.float64) + turns
+    for ours, theirs in ((iree_export._cos, torch.cos), (iree_export._sin, torch.sin)):
+        assert (ours(angle) - theirs(angle)).abs().max() < 1.3e-7
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

@@ -18,6 +18,7 @@ from compiled_kernels.cases import Case, Work, disagreement, suites
 from compiled_kernels.check import check
 from compiled_kernels.mlir import compile_function, stages
 from compiled_kernels.mlir.leaf import Leaf, wider_rows
+from compiled_kernels.mlir.lower import lower
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
@@ -110,6 +111,23 @@ def test_masked_logits_stay_masked() -> None:
     torch.testing.assert_close(out.exp().sum(-1), torch.ones(3))
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_what_is_not_finite_stays_with_its_row(operator: str, odd: float) -> None:
+    suite = SUITES[operator]
+    inputs = suite.make(next(case for case in suite.cases if case.name.startswith(("16x", "3x")) and "32" in case.name))
+    inputs[0][1].view(-1)[3] = odd
+    exact, ours = (suite.call(*inputs, lane=lane) for lane in (Lane.EAGER, Lane.MLIR))
+    torch.testing.assert_close(ours, exact, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_gates_far_from_zero_are_shut_or_open() -> None:
+    gate = torch.tensor([-1e30, -200.0, -100.0, -89.0, -88.0, -87.0, -20.0, 88.0, 100.0, 1e30] * 16)
+    gate_up = torch.cat([gate, torch.ones(160)]).repeat(3, 1)
+    ours = compiled_kernels.gated_silu(gate_up, Lane.MLIR)
+    torch.testing.assert_close(ours, compiled_kernels.gated_silu(gate_up), rtol=1e-6, atol=1e-35)
+
+
 def test_other_devices_are_refused() -> None:
     leaf = Leaf("rms_norm", lambda x: x)
     with pytest.raises(compiled_kernels.LaneError, match=r"rms_norm: lane mlir runs on the CPU; \['meta'\] given"):
@@ -168,6 +186,12 @@ def test_what_is_shown_is_what_runs(own_cache: Path) -> None:
     assert "torch.aten.rsqrt" in shown.stages["torch"] and "linalg.generic" in shown.stages["linalg"]
     assert "scf.forall" in shown.stages["transformed"] and "vector<64xf32>" in shown.stages["transformed"]
     assert "llvm.noalias" in shown.stages["bufferized"] and "<add_rms_norm>" in shown.stages["asm"]
+
+
+def test_rows_share_a_loop_only_with_what_is_made_row_by_row() -> None:
+    a, b = torch.empty(6, 8), torch.empty(6, 8)
+    assert "scf.forall" in lower(lambda a, b: (a - a.sum(1, keepdim=True)) * b, (a, b), "rows")["transformed"]
+    assert "transformed" not in lower(lambda a, b: (a - a.t().sum(1)) * b, (a, b), "columns")  # once, not once a row
 
 
 def test_unknown_operators_have_no_stages() -> None:

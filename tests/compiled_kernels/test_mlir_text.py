@@ -48,7 +48,9 @@ def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> No
 @needs_mlir
 @pytest.mark.parametrize(("target", "threads_used"), MACHINES, ids=str)
 @pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4", "paged_attention"])
-def test_every_kind_of_processor(operator: str, target: Target, threads_used: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_processor(
+    operator: str, target: Target, threads_used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With dot products of pairs and without, split among threads in any way; the shapes are those of models."""
     module = importlib.import_module(WRITTEN[operator])
     torch.set_num_threads(threads_used)

@@ -28,6 +28,10 @@ class Fake:
             case "dies":
                 sys.stderr.write("out of luck\n")
                 os.abort()
+            case "waits":
+                with open(self.options["note"], "w") as note:
+                    note.write(str(os.getpid()))
+                time.sleep(60)
             case "hangs":
                 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
                 with open(self.options["note"], "w") as note:

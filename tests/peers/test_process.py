@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -63,6 +65,31 @@ def test_a_peer_that_hangs_is_ended_with_its_helpers(tmp_path: Path) -> None:
             return
         time.sleep(0.1)
     pytest.fail("the helper lives on")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_peer_ends_when_its_bench_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    code = f"""
+from pathlib import Path
+from tests.peers.test_process import run
+run(Path({str(tmp_path)!r}), load="waits")
+"""
+    bench = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2])
+    for _ in range(300):
+        if note.exists() and note.read_text():
+            break
+        time.sleep(0.1)
+    peer = int(note.read_text())
+    assert _alive(peer)
+    bench.kill()
+    bench.wait()
+    for _ in range(50):
+        if not _alive(peer):
+            return
+        time.sleep(0.1)
+    os.kill(peer, signal.SIGKILL)
+    pytest.fail("the peer lives on")
 
 
 def _alive(process: int) -> bool:

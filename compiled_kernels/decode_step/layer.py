@@ -1,0 +1,133 @@
+"""One kind of layer as MLIR text: a function that every thread runs, and those it calls.
+
+    norm -> qkv | turn, write, attend | merge -> output, add | norm -> gate and up -> gate | down, add |
+
+Where a bar stands all threads wait for one another.
+"""
+
+from __future__ import annotations
+
+from compiled_kernels.decode_step.gate import gate
+from compiled_kernels.decode_step.parts import Layer, matrices
+from compiled_kernels.decode_step.rotation import keep, turn
+from compiled_kernels.linear.mlir_text import Product, product_text
+from compiled_kernels.mlir_text import Named, call, declared, memref, share_of
+from compiled_kernels.paged_attention.mlir_text import attention_text
+
+
+def layer_text(layer: Layer) -> str:
+    """@{name}(see `passed`; thread, threads): the layer's part of x, row by row, and the rows' keys and values."""
+    products = [product_text(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    called = [*products, attention_text(layer.attention, layer.name), turn(layer), keep(layer), gate(layer)]
+    body = "\n".join((_buffers(layer), _project(layer), _attend(layer), _output(layer), _feedforward(layer)))
+    head = f"@{layer.name}({declared(passed(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
+    return "\n".join([*called, f"func.func private {head} {{\n{body}\nreturn\n}}"])
+
+
+def passed(layer: Layer) -> list[Named]:
+    """A layer's arguments: its own weights and pages, its table and angles, and what all layers share."""
+    table, angles = layer.attention.types["table"], layer.angles
+    return [*layer.own, Named("table", table), Named("cos", angles), Named("sin", angles), *layer.shared]
+
+
+def _normed(layer: Layer) -> Named:
+    return Named("normed", memref((layer.step.rows, layer.step.width), layer.step.kind))
+
+
+def _mixed(layer: Layer) -> Named:
+    return Named("mixed", layer.attention.types["mixed"])
+
+
+def _buffers(layer: Layer) -> str:
+    """What each thread has for itself."""
+    own = [_normed(layer), _mixed(layer), Named("queries", layer.attention.types["queries"])]
+    buffers = [f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in own]
+    return "\n".join(("%zero = arith.constant 0 : index", "%one = arith.constant 1 : index", *buffers))
+
+
+def _norm(layer: Layer, name: str) -> str:
+    """normed = the norm of x, of every row: each thread computes it for itself rather than wait for it."""
+    return call("norm", [layer.x, Named(name, memref((layer.step.width,), layer.step.kind)), _normed(layer)])
+
+
+def _multiply(layer: Layer, product: Product, x: Named, out: Named, columns: str) -> str:
+    """out = (or, for products that add, +=) x times the product's weight, for %{columns}_begin to %{columns}_end."""
+    weights = matrices(product.name.removeprefix(f"{layer.name}_"), product)
+    bounds = [Named(f"{columns}_begin", "index"), Named(f"{columns}_end", "index")]
+    return call(product.name, [x, *weights, out, *bounds])
+
+
+def _project(layer: Layer) -> str:
+    """Queries, keys and values of every row; this thread's columns."""
+    return "\n".join(
+        (
+            _norm(layer, "attention_norm"),
+            share_of("qkv", layer.qkv.out, layer.qkv.block),
+            _multiply(layer, layer.qkv, _normed(layer), layer.qkv_out, "qkv"),
+            "call @GOMP_barrier() : () -> ()",
+        )
+    )
+
+
+def _attend(layer: Layer) -> str:
+    """Items (row, group, chunk) in turn with the other threads. Whoever has a row's last chunk, in which the newest
+    position lies, first writes that position's key and value."""
+    t, qkv_out, partial, angles = layer.attention.types, layer.qkv_out, layer.partial, layer.angles
+    groups, chunks = layer.shape.groups, layer.step.chunks
+    return f"""%groups = arith.constant {groups} : index
+%chunks = arith.constant {chunks} : index
+%last_chunk = arith.constant {chunks - 1} : index
+%items = arith.constant {layer.step.rows * groups * chunks} : index
+scf.for %item = %thread to %items step %threads {{
+  %chunk = arith.remui %item, %chunks : index
+  %pair = arith.divui %item, %chunks : index
+  %group = arith.remui %pair, %groups : index
+  %row = arith.divui %pair, %groups : index
+  func.call @{layer.name}_turn(%{qkv_out.name}, %cos, %sin, %queries, %row, %group)
+    : ({qkv_out.type}, {angles}, {angles}, {t["queries"]}, index, index) -> ()
+  %newest = arith.cmpi eq, %chunk, %last_chunk : index
+  scf.if %newest {{
+    func.call @{layer.name}_keep(%{qkv_out.name}, %cos, %sin, %keys, %values, %table, %lengths, %row, %group)
+      : ({qkv_out.type}, {angles}, {angles}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, index, index) -> ()
+  }}
+  func.call @{layer.name}_item(%queries, %keys, %values, %table, %lengths, %{partial.name}, %row, %group, %chunk)
+    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, {partial.type}, index, index, index) -> ()
+}}
+call @GOMP_barrier() : () -> ()"""
+
+
+def _output(layer: Layer) -> str:
+    """x += what attention found, times the output weight; every thread merges all rows, and adds its columns."""
+    rows = [Named("zero", "index"), Named("rows", "index")]
+    return "\n".join(
+        (
+            f"%rows = arith.constant {layer.step.rows} : index",
+            call(f"{layer.name}_merge", [layer.partial, _mixed(layer), *rows]),
+            share_of("output", layer.output.out, layer.output.block),
+            _multiply(layer, layer.output, _mixed(layer), layer.x, "output"),
+            "call @GOMP_barrier() : () -> ()",
+        )
+    )
+
+
+def _feedforward(layer: Layer) -> str:
+    """x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so that it
+    can gate them without waiting."""
+    unit = max(layer.gate_up.block, layer.attention.lanes)
+    gated = [layer.gate_up_out, layer.gated, Named("gate_begin", "index"), Named("gate_end", "index")]
+    return "\n".join(
+        (
+            _norm(layer, "feedforward_norm"),
+            share_of("gate", layer.shape.hidden, unit),
+            f"%hidden = arith.constant {layer.shape.hidden} : index",
+            "%up_begin = arith.addi %gate_begin, %hidden : index",
+            "%up_end = arith.addi %gate_end, %hidden : index",
+            _multiply(layer, layer.gate_up, _normed(layer), layer.gate_up_out, "gate"),
+            _multiply(layer, layer.gate_up, _normed(layer), layer.gate_up_out, "up"),
+            call(f"{layer.name}_gate", gated),
+            "call @GOMP_barrier() : () -> ()",
+            share_of("down", layer.down.out, layer.down.block),
+            _multiply(layer, layer.down, layer.gated, layer.x, "down"),
+            "call @GOMP_barrier() : () -> ()",
+        )
+    )

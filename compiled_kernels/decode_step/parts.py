@@ -1,0 +1,135 @@
+"""The parts of one kind of layer: its products, its attention, its weights, and the buffers between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiled_kernels.decode_step.shape import LayerShape, StepShape, Weight
+from compiled_kernels.linear.mlir_text import Product
+from compiled_kernels.mlir_text import Named, memref
+from compiled_kernels.paged_attention.mlir_text import Attention
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Layers of `shape` in a step; their functions are called `name` and what begins with it."""
+
+    step: StepShape
+    shape: LayerShape
+    name: str = "layer"
+
+    @property
+    def qkv(self) -> Product:
+        return product(self.step, f"{self.name}_qkv", self.step.width, self._qkv_columns, self.shape.qkv)
+
+    @property
+    def output(self) -> Product:
+        width = self.shape.heads * self.shape.dim
+        return product(self.step, f"{self.name}_output", width, self.step.width, self.shape.output, adds=True)
+
+    @property
+    def gate_up(self) -> Product:
+        columns = 2 * self.shape.hidden
+        return product(self.step, f"{self.name}_gate_up", self.step.width, columns, self.shape.gate_up, stretches=2)
+
+    @property
+    def down(self) -> Product:
+        return product(self.step, f"{self.name}_down", self.shape.hidden, self.step.width, self.shape.down, adds=True)
+
+    @property
+    def attention(self) -> Attention:
+        step, shape = self.step, self.shape
+        return Attention(
+            rows=step.rows,
+            heads=shape.heads,
+            groups=shape.groups,
+            dim=shape.dim,
+            size=step.size,
+            held=step.held,
+            kind=step.kind,
+            scale=shape.scale,
+            target=step.target,
+            chunks=step.chunks,
+            window=shape.window,
+            sinks=shape.sinks,
+            softcap=shape.softcap,
+        )
+
+    @property
+    def weights(self) -> list[Named]:
+        """In the order in which they are passed."""
+        return [
+            Named("attention_norm", self._norm),
+            *matrices("qkv", self.qkv),
+            *matrices("output", self.output),
+            Named("feedforward_norm", self._norm),
+            *matrices("gate_up", self.gate_up),
+            *matrices("down", self.down),
+        ]
+
+    @property
+    def own(self) -> list[Named]:
+        """What each layer has for itself, even if its shape is another's: weights and pages."""
+        pages = self.attention.pages
+        return [*self.weights, Named("keys", pages), Named("values", pages)]
+
+    @property
+    def x(self) -> Named:
+        """The residual stream."""
+        return Named("x", memref((self.step.rows, self.step.width), "f32"))
+
+    @property
+    def qkv_out(self) -> Named:
+        return Named(f"qkv_out_{self._qkv_columns}", memref((self.step.rows, self._qkv_columns), "f32"))
+
+    @property
+    def partial(self) -> Named:
+        return Named(f"partial_{self.shape.heads}_{self.shape.dim}", self.attention.types["partial"])
+
+    @property
+    def gate_up_out(self) -> Named:
+        return Named(f"gate_up_out_{self.shape.hidden}", memref((self.step.rows, 2 * self.shape.hidden), "f32"))
+
+    @property
+    def gated(self) -> Named:
+        return Named(f"gated_{self.shape.hidden}", memref((self.step.rows, self.shape.hidden), self.step.kind))
+
+    @property
+    def shared(self) -> list[Named]:
+        """What all threads see; buffers are named after their sizes, so that layers alike share them."""
+        lengths = Named("lengths", self.attention.types["lengths"])
+        return [self.x, lengths, self.qkv_out, self.partial, self.gate_up_out, self.gated]
+
+    @property
+    def angles(self) -> str:
+        """Type of the cosines, and of the sines, of each row's position."""
+        return angles(self.step, self.shape.dim)
+
+    @property
+    def _qkv_columns(self) -> int:
+        return (self.shape.heads + 2 * self.shape.groups) * self.shape.dim
+
+    @property
+    def _norm(self) -> str:
+        return memref((self.step.width,), self.step.kind)
+
+
+def head(step: StepShape) -> Product:
+    """From the last norm to logits."""
+    return product(step, "head", step.width, step.vocab, step.head)
+
+
+def angles(step: StepShape, dim: int) -> str:
+    return memref((step.rows, dim // 2), "f32")
+
+
+def product(
+    step: StepShape, name: str, width: int, out: int, weight: Weight, adds: bool = False, stretches: int = 1
+) -> Product:
+    stored = weight.kind, step.kind, step.target, weight.group, weight.bias
+    return Product(name, step.rows, width, out, *stored, adds, stretches)
+
+
+def matrices(name: str, of: Product) -> list[Named]:
+    """A product's weight, scales and bias as arguments."""
+    return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

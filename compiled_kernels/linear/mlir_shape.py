@@ -1,0 +1,79 @@
+"""What a product is compiled for, and how its weight is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiled_kernels.mlir_text import SUMS, Target, divisor, memref
+
+MOST_ROWS = 4  # tokens whose sums are kept at once; more are more passes over weights that lie in the nearest cache
+NEAR = 8192  # bytes: with blocks of weights up to this size the next block is fetched while one is read
+
+
+@dataclass(frozen=True)
+class Product:
+    """x [rows, width] of type `x` times a weight [out, width] stored as `kind`: f32, bf16, i8 (one scale a row) or
+    i4 (a scale for each `group` columns). `adds`: into what `out` holds, in place of overwriting it. `stretches`: `out`
+    is that many equal runs of columns, each of which is walked for itself."""
+
+    name: str
+    rows: int
+    width: int
+    out: int
+    kind: str
+    x: str
+    target: Target
+    group: int = 0
+    bias: bool = False
+    adds: bool = False
+    stretches: int = 1
+
+    @property
+    def pairs(self) -> bool:
+        """Whether sums are dot products of bfloat16 pairs."""
+        fits = self.group % 32 == 0 if self.kind == "i4" else self.width % 32 == 0
+        return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32" and fits
+
+    @property
+    def read(self) -> int:
+        """Numbers of x, and of a weight's row, in one vector (of a row of INT4: bytes, of two numbers each)."""
+        if self.kind == "i4":
+            return divisor(self.group // 2, 32)
+        return 32 if self.pairs else divisor(self.width, self.target.lanes)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a vector of sums."""
+        return 16 if self.pairs else self.read
+
+    @property
+    def block(self) -> int:
+        """Weight rows whose sums are kept at once."""
+        return divisor(self.out // self.stretches, max(1, min(4, SUMS // min(self.rows, MOST_ROWS))))
+
+    @property
+    def ahead(self) -> int:
+        """Rows from one that is read to one that is fetched meanwhile; 0 where rows are long enough for the processor
+        to see by itself where they go on."""
+        row_bytes = {"f32": 4.0, "bf16": 2.0, "i8": 1.0, "i4": 0.5}[self.kind] * self.width
+        return self.block if self.block * row_bytes <= NEAR else 0
+
+    @property
+    def x_type(self) -> str:
+        return memref((self.rows, self.width), self.x)
+
+    @property
+    def weight_types(self) -> tuple[str, ...]:
+        """Memref types of the weight, its scales and its bias, as far as there are such."""
+        stored = {
+            "i8": (memref((self.out, self.width), "i8"), memref((self.out,), "f32")),
+            "i4": (
+                memref((self.out, self.width // 2), "i8"),
+                memref((self.out, self.width // max(1, self.group)), "f16"),
+            ),
+        }.get(self.kind, (memref((self.out, self.width), self.kind),))
+        return stored + ((memref((self.out,), self.x),) if self.bias else ())
+
+    @property
+    def out_type(self) -> str:
+        return memref((self.rows, self.out), "f32")

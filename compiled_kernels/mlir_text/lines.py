@@ -1,0 +1,129 @@
+"""MLIR text under construction, one operation a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiled_kernels.mlir_text.target import vector
+
+
+class Lines:
+    """`say` adds a line; `let` adds one that defines a value and gives the value's name, as do all that follow.
+
+    Values, indices and memories are MLIR names (`%v7`); `lanes` is the length of the vectors at hand, of float32
+    unless an `element` type is given. Names begin with `prefix`, so that two texts can stand in one function.
+    """
+
+    def __init__(self, prefix: str = "v") -> None:
+        self.lines: list[str] = []
+        self._prefix = prefix
+        self._count = 0
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def mark(self) -> int:
+        """A number for names that are not to occur twice: how many lines there are."""
+        return len(self.lines)
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def let(self, expression: str) -> str:
+        self._count += 1
+        name = f"%{self._prefix}{self._count}"
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def index(self, value: int) -> str:
+        return self.let(f"arith.constant {value} : index")
+
+    def filled(self, constant: str, lanes: int, element: str = "f32") -> str:
+        """A vector of one constant, as MLIR spells it."""
+        return self.let(f"arith.constant dense<{constant}> : {vector(lanes, element)}")
+
+    def splat(self, scalar: str, lanes: int) -> str:
+        return self.let(f"vector.broadcast {scalar} : f32 to {vector(lanes)}")
+
+    def load(self, memory: str, at: str, kind: str, lanes: int, element: str) -> str:
+        """`lanes` numbers from `memory`, of memref type `kind`, at the indices `at`."""
+        return self.let(f"vector.load {memory}[{at}] : {kind}, {vector(lanes, element)}")
+
+    def store(self, value: str, memory: str, at: str, kind: str, lanes: int, element: str = "f32") -> None:
+        self.say(f"vector.store {value}, {memory}[{at}] : {kind}, {vector(lanes, element)}")
+
+    def wide(self, value: str, lanes: int, element: str) -> str:
+        """A vector as float32."""
+        if element == "f32":
+            return value
+        given, floats = vector(lanes, element), vector(lanes)
+        if element == "i8":
+            integers = self.let(f"arith.extsi {value} : {given} to {vector(lanes, 'i32')}")
+            return self.let(f"arith.sitofp {integers} : {vector(lanes, 'i32')} to {floats}")
+        return self.let(f"arith.extf {value} : {given} to {floats}")
+
+    def narrow(self, value: str, lanes: int, element: str) -> str:
+        """A vector of float32 rounded to `element`."""
+        if element == "f32":
+            return value
+        return self.let(f"arith.truncf {value} : {vector(lanes)} to {vector(lanes, element)}")
+
+    def fma(self, a: str, b: str, c: str, lanes: int) -> str:
+        return self.let(f"vector.fma {a}, {b}, {c} : {vector(lanes)}")
+
+    def dot_pairs(self, sums: str, a: str, b: str) -> str:
+        """sums [16] + the products of 16 pairs of bfloat16 (AVX512_BF16: VDPBF16PS)."""
+        pairs = vector(32, "bf16")
+        return self.let(
+            f'llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"({sums}, {a}, {b}) : '
+            f"({vector(16)}, {pairs}, {pairs}) -> {vector(16)}"
+        )
+
+    def spread_pair(self, pair: str) -> str:
+        """One pair of bfloat16, 16 times over: the partner of 16 pairs in `dot_pairs`."""
+        bits = self.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")
+        single = self.let(f"vector.extract {bits}[0] : i32 from vector<1xi32>")
+        spread = self.let(f"vector.broadcast {single} : i32 to vector<16xi32>")
+        return self.let(f"vector.bitcast {spread} : vector<16xi32> to vector<32xbf16>")
+
+    def exp(self, value: str, lanes: int) -> str:
+        """By @exp (see `exp_function`), which must be for `lanes`."""
+        return self.let(f"func.call @exp({value}) : ({vector(lanes)}) -> {vector(lanes)}")
+
+    def exp_of_scalar(self, scalar: str, lanes: int) -> str:
+        powers = self.exp(self.splat(scalar, lanes), lanes)
+        return self.let(f"vector.extract {powers}[0] : f32 from {vector(lanes)}")
+
+    def total(self, value: str, lanes: int) -> str:
+        return self.let(f"vector.reduction <add>, {value} : {vector(lanes)} into f32")
+
+    def totals(self, vectors: list[str], lanes: int) -> str:
+        """The sums of `lanes` vectors of `lanes` as one vector: in each round two are folded into one, so that
+        the whole takes lanes - 1 additions in place of as many reductions."""
+        kind, step = vector(lanes), lanes // 2
+        while len(vectors) > 1:
+            half = len(vectors) // 2
+            folded = []
+            for a, b in zip(vectors[:half], vectors[half:], strict=True):
+                # lane i of the sum: a's fold where bit `step` is clear, b's where it is set
+                low = [i if not i & step else lanes + (i ^ step) for i in range(lanes)]
+                high = [i | step if not i & step else lanes + i for i in range(lanes)]
+                left = self.let(f"vector.shuffle {a}, {b} {low} : {kind}, {kind}")
+                right = self.let(f"vector.shuffle {a}, {b} {high} : {kind}, {kind}")
+                folded.append(self.let(f"arith.addf {left}, {right} : {kind}"))
+            vectors, step = folded, step // 2
+        return vectors[0]
+
+    def open_sums(self, result: str, over: str, names: Sequence[str], initial: Sequence[str], lanes: int) -> list[str]:
+        """Begins a loop `over` (`%o = %from to %to step %one`) that carries vectors, `names` inside it, `initial` at
+        first. What they are called after it."""
+        begins = ", ".join(f"{name} = {start}" for name, start in zip(names, initial, strict=True))
+        kinds = ", ".join([vector(lanes)] * len(names))
+        self.say(f"{result}:{len(names)} = scf.for {over} iter_args({begins}) -> ({kinds}) {{")
+        return [f"{result}#{i}" for i in range(len(names))]
+
+    def close_sums(self, sums: Sequence[str], lanes: int) -> None:
+        """Ends the loop: `sums` are carried on."""
+        self.say(f"scf.yield {', '.join(sums)} : {', '.join([vector(lanes)] * len(sums))}")
+        self.say("}")

@@ -1,0 +1,77 @@
+"""Decode attention: scores of a few query heads with the keys of one page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from compiled_kernels.mlir_text import Lines
+from compiled_kernels.paged_attention.mlir_shape import Attention
+
+
+class Head(NamedTuple):
+    """A query head at work: its `number` in the group, its `slot` in scores and weights, its `owner`, the number
+    among all heads, in `partial`; the latter two as MLIR names."""
+
+    number: int
+    slot: str
+    owner: str
+
+
+def score(lines: Lines, shape: Attention, heads: list[Head]) -> None:
+    """scores[slot, offset] = q · k, for offsets from %from to %to."""
+    if shape.pairs and shape.size % 16 == 0:
+        _sixteen_keys_at_once(lines, shape, heads)
+    else:
+        _key_by_key(lines, shape, heads)
+
+
+def _key_by_key(lines: Lines, shape: Attention, heads: list[Head]) -> None:
+    read, lanes = (32, 16) if shape.pairs else (shape.columns, shape.columns)  # numbers a vector: read, and of sums
+    columns = [lines.index(at) for at in range(0, shape.dim, read)]
+    queries = _queries(lines, shape, heads, columns, read)
+    zero = lines.filled("0.0", lanes)
+    lines.say("scf.for %o = %from to %to step %one {")
+    key = [_vector(lines, shape, "%k", f"%page, %group, %o, {column}", shape.pages, read) for column in columns]
+    for head, query in zip(heads, queries, strict=True):
+        total = zero
+        for a, b in zip(query, key, strict=True):
+            total = lines.dot_pairs(total, a, b) if shape.pairs else lines.fma(a, b, total, read)
+        lines.say(f"memref.store {lines.total(total, lanes)}, %scores[{head.slot}, %o] : {shape.types['scores']}")
+    lines.say("}")
+
+
+def _sixteen_keys_at_once(lines: Lines, shape: Attention, heads: list[Head]) -> None:
+    """Their sums across lanes are taken together. A run of 16 may reach beyond the offsets in use; what stands there
+    is scored and then ignored."""
+    columns = [lines.index(at) for at in range(0, shape.dim, 32)]
+    queries = _queries(lines, shape, heads, columns, 32)
+    zero = lines.filled("0.0", 16)
+    run = lines.index(16)
+    start = lines.let(f"arith.muli {lines.let(f'arith.divui %from, {run} : index')}, {run} : index")
+    lines.say(f"scf.for %o = {start} to %to step {run} {{")
+    keys = [lines.let(f"arith.addi %o, {lines.index(i)} : index") for i in range(16)]
+    for head, query in zip(heads, queries, strict=True):
+        sums = []
+        for key in keys:
+            total = zero
+            for column, part in zip(columns, query, strict=True):
+                loaded = _vector(lines, shape, "%k", f"%page, %group, {key}, {column}", shape.pages, 32)
+                total = lines.dot_pairs(total, part, loaded)
+            sums.append(total)
+        lines.store(lines.totals(sums, 16), "%scores", f"{head.slot}, %o", shape.types["scores"], 16)
+    lines.say("}")
+
+
+def _queries(lines: Lines, shape: Attention, heads: list[Head], columns: list[str], read: int) -> list[list[str]]:
+    """Each head's query, vector by vector."""
+    kind = shape.types["queries"]
+    return [
+        [_vector(lines, shape, "%q", f"{lines.index(head.number)}, {column}", kind, read) for column in columns]
+        for head in heads
+    ]
+
+
+def _vector(lines: Lines, shape: Attention, memory: str, at: str, kind: str, read: int) -> str:
+    """`read` numbers as they are multiplied: bfloat16 pairs, or float32."""
+    loaded = lines.load(memory, at, kind, read, shape.kind)
+    return loaded if shape.pairs else lines.wide(loaded, read, shape.kind)

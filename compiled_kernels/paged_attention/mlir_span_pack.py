@@ -1,0 +1,102 @@
+"""Attention of a span, first: keys and values laid out anew, in blocks of consecutive positions."""
+
+from __future__ import annotations
+
+from compiled_kernels.mlir_text import Lines, divisor, vector
+from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, SpanAttention
+
+
+def pack(shape: SpanAttention) -> str:
+    """@pack(k, v, table, keys [at, dim, key], values [at, key, dim], group, block, blocks, context): the keys and
+    values of one block of one group go to at = group * blocks + block; zeros beyond the context."""
+    t = shape.types
+    zero = "arith.constant 0 : i32" if shape.pairs else "arith.constant 0.0 : f32"
+    return f"""func.func private @pack(%k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %keys: {t["keys"]},
+    %values: {t["values"]}, %group: index, %block: index, %blocks: index, %context: index) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%size = arith.constant {shape.size} : index
+%length = arith.constant {BLOCK} : index
+%each = arith.constant {shape.each} : index
+%halves = arith.constant {BLOCK // shape.each} : index
+%elements = arith.constant {shape.dim // shape.each} : index
+%dim = arith.constant {shape.dim} : index
+%sixteen = arith.constant 16 : index
+%nothing = {zero}
+%mine = arith.muli %group, %blocks : index
+%at = arith.addi %mine, %block : index
+%start = arith.muli %block, %length : index
+scf.for %half = %zero to %halves step %one {{
+  scf.for %d = %zero to %dim step %one {{
+    memref.store %nothing, %values[%at, %half, %d] : {t["values"]}
+  }}
+}}
+scf.for %key = %zero to %length step %one {{
+  %position = arith.addi %start, %key : index
+  %known = arith.cmpi ult, %position, %context : index
+  scf.if %known {{
+{_copied(shape)}
+  }} else {{
+    scf.for %d = %zero to %elements step %one {{
+      memref.store %nothing, %keys[%at, %d, %key] : {t["keys"]}
+    }}
+  }}
+}}
+return
+}}"""
+
+
+def _copied(shape: SpanAttention) -> str:
+    """One key and its value, of %position; they are the `side` of the pair `half`."""
+    return f"""    %place = arith.divui %position, %size : index
+    %offset = arith.remui %position, %size : index
+    %number = memref.load %table[%place] : {shape.types["table"]}
+    %page = arith.index_cast %number : i32 to index
+    %half = arith.divui %key, %each : index
+    %side = arith.remui %key, %each : index
+    %bits = arith.muli %side, %sixteen : index
+    %shift = arith.index_cast %bits : index to i32
+    {_key(shape)}
+    {_value(shape)}"""
+
+
+def _key(shape: SpanAttention) -> str:
+    """One key's elements, each into its own row of the block: an element of a pair is two columns."""
+    t, lines = shape.types, Lines()
+    read = divisor(shape.dim, 32 if shape.pairs else shape.lanes)
+    elements_type = vector(read // shape.each, shape.packed)
+    for at in range(0, shape.dim, read):
+        column = lines.index(at)
+        loaded = lines.load("%k", f"%page, %group, %offset, {column}", t["pages"], read, shape.kind)
+        if shape.pairs:
+            elements = lines.let(f"vector.bitcast {loaded} : {vector(read, shape.kind)} to {elements_type}")
+        else:
+            elements = lines.wide(loaded, read, shape.kind)
+        for i in range(read // shape.each):
+            element = lines.let(f"vector.extract {elements}[{i}] : {shape.packed} from {elements_type}")
+            place = lines.index(at // shape.each + i)
+            lines.say(f"memref.store {element}, %keys[%at, {place}, %key] : {t['keys']}")
+    return lines.text()
+
+
+def _value(shape: SpanAttention) -> str:
+    """One value's row: an element of a pair is two keys' values, which come one after the other."""
+    t, lanes, lines = shape.types, shape.columns, Lines("u")
+    for at in range(0, shape.dim, lanes):
+        column = lines.index(at)
+        loaded = lines.load("%v", f"%page, %group, %offset, {column}", t["pages"], lanes, shape.kind)
+        value = _joined(lines, shape, loaded, column) if shape.pairs else lines.wide(loaded, lanes, shape.kind)
+        lines.store(value, "%values", f"%at, %half, {column}", t["values"], lanes, shape.packed)
+    return lines.text()
+
+
+def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str:
+    """What the block holds, with bfloat16 values in the half of each element that is %shift bits up."""
+    lanes = shape.columns
+    words, out = vector(lanes, "i16"), vector(lanes, shape.packed)
+    bits = lines.let(f"vector.bitcast {loaded} : {vector(lanes, shape.kind)} to {words}")
+    bits = lines.let(f"arith.extui {bits} : {words} to {out}")
+    shift = lines.let(f"vector.broadcast %shift : i32 to {out}")
+    bits = lines.let(f"arith.shli {bits}, {shift} : {out}")
+    before = lines.load("%values", f"%at, %half, {column}", shape.types["values"], lanes, shape.packed)
+    return lines.let(f"arith.ori {before}, {bits} : {out}")

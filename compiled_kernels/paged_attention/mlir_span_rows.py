@@ -1,0 +1,109 @@
+"""Attention of a span, innermost: a few queries of a tile over one block of keys and values."""
+
+from __future__ import annotations
+
+from compiled_kernels.mlir_text import SUMS, Lines, vector
+from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, ROWS, SpanAttention
+from compiled_kernels.paged_attention.mlir_span_weights import Query, weigh
+
+
+def rows(shape: SpanAttention) -> str:
+    """@rows(q [token, head, dim], keys, values, at, start, group, token, slot, queries, before, sums, peaks, totals,
+    weights): the queries of ROWS slots, from `slot` on, of the tile that begins with `token` and has `queries`, over
+    the block `at`, whose first position is `start`. `before` is how many positions the span itself comes after."""
+    t, lines = shape.types, Lines()
+    queries = _queries(lines, shape)
+    scores = _scores(lines, shape, queries)
+    for query, found in zip(queries, scores, strict=True):
+        weigh(lines, shape, query, found)
+    _mix(lines, shape, queries)
+    return f"""func.func private @rows(%q: {t["q"]}, %keys: {t["keys"]}, %values: {t["values"]}, %at: index, %start: index,
+    %group: index, %token: index, %slot: index, %queries: index, %before: index, %sums: {t["sums"]}, %peaks: {t["peaks"]},
+    %totals: {t["peaks"]}, %weights: {t["weights"]}) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+{lines.text()}
+return
+}}"""
+
+
+def _queries(lines: Lines, shape: SpanAttention) -> list[Query]:
+    """Slots beyond the tile's last query stand for that query once more."""
+    places = [lines.index(i) for i in range(ROWS)]
+    slots = [lines.let(f"arith.addi %slot, {place} : index") for place in places]
+    last = lines.let("arith.subi %queries, %one : index")
+    share, first_head = lines.index(shape.share), lines.let(f"arith.muli %group, {lines.index(shape.share)} : index")
+    queries = []
+    for place, slot in zip(places, slots, strict=True):
+        row = lines.let(f"arith.minui {slot}, {last} : index")
+        token = lines.let(f"arith.addi %token, {lines.let(f'arith.divui {row}, {share} : index')} : index")
+        head = lines.let(f"arith.addi {first_head}, {lines.let(f'arith.remui {row}, {share} : index')} : index")
+        position = lines.let(f"arith.addi %before, {token} : index")
+        queries.append(Query(place, slot, token, head, position))
+    return queries
+
+
+def _scores(lines: Lines, shape: SpanAttention, queries: list[Query]) -> list[list[str]]:
+    """For each query a vector of scores for each run of keys in the block."""
+    t, lanes = shape.types, shape.lanes
+    runs = [lines.index(at) for at in range(0, BLOCK, lanes)]
+    zero = lines.filled("0.0", lanes)
+    names = [f"%s{i}" for i in range(ROWS * len(runs))]
+    end = lines.index(shape.dim // shape.each)
+    found = lines.open_sums("%found", f"%d = %zero to {end} step %one", names, [zero] * len(names), lanes)
+    keys = _elements(lines, shape, [f"%keys[%at, %d, {run}] : {t['keys']}" for run in runs], lanes)
+    column = lines.let(f"arith.muli %d, {lines.index(shape.each)} : index")
+    moved, carried = [], iter(names)
+    for query in queries:
+        factor = _factor(lines, shape, f"%q[{query.token}, {query.head}, {column}] : {t['q']}", shape.kind, lanes)
+        moved += [_multiply(lines, shape, next(carried), key, factor, lanes) for key in keys]
+    lines.close_sums(moved, lanes)
+    return [found[i : i + len(runs)] for i in range(0, len(found), len(runs))]
+
+
+def _mix(lines: Lines, shape: SpanAttention, queries: list[Query]) -> None:
+    """sums += weights · values, in runs of as many columns as there are registers for."""
+    columns = range(0, shape.dim, shape.columns)
+    most = max(1, SUMS // ROWS)
+    for first in range(0, len(columns), most):
+        _mix_run(lines, shape, queries, [lines.index(at) for at in columns[first : first + most]], str(first))
+
+
+def _mix_run(lines: Lines, shape: SpanAttention, queries: list[Query], run: list[str], label: str) -> None:
+    t, lanes = shape.types, shape.columns
+    places = [f"{query.slot}, {column}" for query in queries for column in run]
+    sums = [lines.load("%sums", place, t["sums"], lanes, "f32") for place in places]
+    names = [f"%m{label}_{i}" for i in range(len(sums))]
+    end = lines.index(BLOCK // shape.each)
+    found = lines.open_sums(f"%mixed{label}", f"%d = %zero to {end} step %one", names, sums, lanes)
+    values = _elements(lines, shape, [f"%values[%at, %d, {column}] : {t['values']}" for column in run], lanes)
+    key = lines.let(f"arith.muli %d, {lines.index(shape.each)} : index")
+    moved, carried = [], iter(names)
+    for query in queries:
+        factor = _factor(lines, shape, f"%weights[{query.place}, {key}] : {t['weights']}", "f32", lanes)
+        moved += [_multiply(lines, shape, next(carried), value, factor, lanes) for value in values]
+    lines.close_sums(moved, lanes)
+    for place, result in zip(places, found, strict=True):
+        lines.store(result, "%sums", place, t["sums"], lanes)
+
+
+def _elements(lines: Lines, shape: SpanAttention, places: list[str], lanes: int) -> list[str]:
+    """Vectors of the new layout as they are multiplied; a place is a memory, indices and type."""
+    found = [lines.let(f"vector.load {place}, {vector(lanes, shape.packed)}") for place in places]
+    if not shape.pairs:
+        return found
+    return [
+        lines.let(f"vector.bitcast {each} : {vector(lanes, 'i32')} to {vector(2 * lanes, 'bf16')}") for each in found
+    ]
+
+
+def _factor(lines: Lines, shape: SpanAttention, place: str, element: str, lanes: int) -> str:
+    """What stands at a place, in every element of a vector: a pair of bfloat16, or one number of type `element`."""
+    if shape.pairs:
+        return lines.spread_pair(lines.let(f"vector.load {place}, {vector(2, 'bf16')}"))
+    loaded = lines.let(f"memref.load {place}")
+    return lines.splat(loaded if element == "f32" else lines.let(f"arith.extf {loaded} : {element} to f32"), lanes)
+
+
+def _multiply(lines: Lines, shape: SpanAttention, sums: str, elements: str, factor: str, lanes: int) -> str:
+    return lines.dot_pairs(sums, elements, factor) if shape.pairs else lines.fma(elements, factor, sums, lanes)

@@ -1,0 +1,74 @@
+"""Decode attention, innermost: the offsets of one page that a query sees, for a few query heads at a time."""
+
+from __future__ import annotations
+
+from compiled_kernels.mlir_text import Lines, vector
+from compiled_kernels.paged_attention.mlir_mix import mix
+from compiled_kernels.paged_attention.mlir_scores import Head, score
+from compiled_kernels.paged_attention.mlir_shape import HEADS, Attention
+from compiled_kernels.paged_attention.mlir_softmax import Softmax
+
+
+def tile(shape: Attention, name: str) -> str:
+    """@{name}_tile(q [share, dim], k, v, page, group, from, to, partial, row, chunk, scores, weights): offsets
+    [from, to) of one page move on what `partial` holds of the row's chunk, for all query heads of the group."""
+    t, lines = shape.types, Lines()
+    for first in range(0, shape.share, HEADS):
+        _heads(lines, shape, range(first, min(first + HEADS, shape.share)))
+    return f"""func.func private @{name}_tile(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %page: index,
+    %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
+    %scores: {t["scores"]}, %weights: {t["weights"]}) {{
+%one = arith.constant 1 : index
+{lines.text()}
+return
+}}"""
+
+
+def _heads(lines: Lines, shape: Attention, numbers: range) -> None:
+    """The heads of these numbers in the group: scores, weights, sums."""
+    slots = [lines.index(i) for i in range(len(numbers))]
+    first = lines.let(f"arith.muli %group, {lines.index(shape.share)} : index")
+    owners = [lines.let(f"arith.addi {first}, {lines.index(number)} : index") for number in numbers]
+    heads = [Head(*names) for names in zip(numbers, slots, owners, strict=True)]
+    score(lines, shape, heads)
+    factors = [_weigh(lines, shape, head) for head in heads]
+    mix(lines, shape, heads, factors)
+
+
+def _weigh(lines: Lines, shape: Attention, head: Head) -> str:
+    """The head's scores become weights, its peak and total move on. The factor for earlier sums."""
+    t, lanes = shape.types, shape.lanes
+    softmax = Softmax.begin(lines, shape)
+    starts = [lines.index(at) for at in range(0, shape.scored, lanes)]
+    visible, logits = _logits(lines, shape, softmax, head, starts)
+    highest = softmax.highest(logits)
+    peak_at, total_at = lines.index(shape.dim), lines.index(shape.dim + 1)
+    before, peaks = softmax.raise_peak(f"%partial[%row, {head.owner}, %chunk, {peak_at}] : {t['partial']}", highest)
+    sums = softmax.zero
+    for start, seen, each in zip(starts, visible, logits, strict=True):
+        weight = softmax.weight(each, seen, peaks)
+        place = f"{head.slot}, {start}"
+        lines.store(weight, "%scores", place, t["scores"], lanes)
+        if shape.pairs:
+            lines.store(lines.narrow(weight, lanes, "bf16"), "%weights", place, t["weights"], lanes, "bf16")
+        sums = lines.let(f"arith.addf {sums}, {weight} : {vector(lanes)}")
+    return softmax.move_total(f"%partial[%row, {head.owner}, %chunk, {total_at}] : {t['partial']}", before, peaks, sums)
+
+
+def _logits(
+    lines: Lines, shape: Attention, softmax: Softmax, head: Head, starts: list[str]
+) -> tuple[list[str], list[str]]:
+    """For each run of offsets: whether they are in [from, to), and their logits."""
+    lanes, kind = shape.lanes, vector(shape.lanes, "index")
+    steps = lines.let(f"vector.step : {kind}")
+    begin, end = (lines.let(f"vector.broadcast {limit} : index to {kind}") for limit in ("%from", "%to"))
+    visible, logits = [], []
+    for start in starts:
+        offset = lines.let(f"vector.broadcast {start} : index to {kind}")
+        offset = lines.let(f"arith.addi {offset}, {steps} : {kind}")
+        begun = lines.let(f"arith.cmpi uge, {offset}, {begin} : {kind}")
+        not_ended = lines.let(f"arith.cmpi ult, {offset}, {end} : {kind}")
+        visible.append(lines.let(f"arith.andi {begun}, {not_ended} : {vector(lanes, 'i1')}"))
+        scores = lines.load("%scores", f"{head.slot}, {start}", shape.types["scores"], lanes, "f32")
+        logits.append(softmax.logits(scores, visible[-1]))
+    return visible, logits
