@@ -152,7 +152,7 @@ def test_the_last_override_wins() -> None:
         ("workload.kind=promts", "workload.kind: 'promts' is unknown; did you mean 'prompts'?"),
         ("workload={prompts: [a]}", "workload.kind: is missing; known: prompts, random"),
         ("workload=3", "workload: must be a group of settings"),
-        ("model=demo", "model: must be a group of settings (device, dtype, head_weights, name, seed, weight_group, weights), not 'demo'"),
+        ("model=demo", "model: must be a group of settings (device, dtype, head_weights, name, seed, "),
         ("workload.prompts=[]", "workload.prompts: "),
         ("workload.prompts=a", "workload.prompts: "),
         ("workload.copies=-1", "workload.copies: Input should be greater than or equal to 1 (given -1)"),

@@ -53,7 +53,7 @@ class Reference:
     def _own(self, spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, format: str) -> Tensor:
         if format == "float32":
             return _last(spec, state, ids, torch.float64)
-        rounded = {name: rounded_to(format, name, values, spec.tied) for name, values in state.items()}
+        rounded = {name: rounded_to(format, values) for name, values in state.items()}
         return _last(spec, rounded, ids, torch.bfloat16)
 
     def disagreement(self, format: str, logits: Mapping[str, Sequence[float]]) -> dict:
@@ -81,16 +81,12 @@ def relative_error(values: Tensor, exact: Tensor) -> float:
     return ((values.double() - exact).norm() / exact.norm()).item()
 
 
-def rounded_to(format: str, name: str, values: Tensor, tied: bool) -> Tensor:
-    """A parameter as `format` keeps it: symmetric INT8 with a scale a row, or INT4 with a scale per 32 columns.
-
-    Norms and biases stay, and so does an embedding that is no head; the head stays INT8 under `int4`.
-    """
-    looked_up = name == "embedding.weight" and not tied
-    if values.ndim < 2 or format in DENSE or looked_up:
+def rounded_to(format: str, values: Tensor) -> Tensor:
+    """A parameter as `format` keeps it at its coarsest: symmetric INT8 with a scale a row, or INT4 with a scale per 32
+    columns. Every matrix is rounded, head and embedding too, as some tools do; norms and biases stay."""
+    if values.ndim < 2 or format in DENSE:
         return values
-    head = name in ("embedding.weight", "head.weight")
-    if format == "int8" or (head and format != "int4-head"):
+    if format == "int8":
         return _rounded(values, 127)
     group = GROUP if values.shape[1] % GROUP == 0 else values.shape[1]
     return _rounded(values.unflatten(1, (-1, group)), 7).flatten(1)
