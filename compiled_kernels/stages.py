@@ -84,7 +84,7 @@ def _triton(suite: Suite) -> Stages:
 
 def _mlir(suite: Suite, case: Case) -> Stages:
     try:
-        from compiled_kernels.mlir import stages  # type: ignore[attr-defined]
+        from compiled_kernels.mlir import stages
     except ImportError as error:
         raise LaneError(f"lane mlir: its stages cannot be imported: {error}") from None
     made = stages(suite.operator, case)
