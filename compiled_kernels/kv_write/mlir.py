@@ -5,57 +5,73 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from compiled_kernels.cases import Case
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import PAGES, TYPES, memref
-from compiled_kernels.openmp import Call
+from compiled_kernels.mlir_text import PAGES, THREADS, TYPES, Lines, divisor, memref
+from compiled_kernels.openmp import Call, library
+
+FEW = 64  # tokens that one thread writes before a second one would be awake
 
 
 def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
-    rows = rows.to(pages.dtype).contiguous()
-    kernel = _compiled(*rows.shape, pages.shape[2], TYPES[pages.dtype])
-    Call(kernel.address, (pages, rows, slots.long().contiguous()))(threads=1)
+    rows, slots = rows.to(pages.dtype), slots.long().contiguous()
+    tokens, groups, dim = rows.shape
+    if tokens and rows.stride()[1:] != (dim, 1):
+        rows = rows.contiguous()
+    kernel = _compiled(groups, dim, pages.shape[2], TYPES[pages.dtype])
+    sizes = torch.tensor([tokens, rows.stride(0)])
+    Call(kernel.address, (pages, rows, slots, sizes))(threads=1 if tokens < FEW else None)
 
 
 def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
-    return _compiled(of["tokens"], of["groups"], of["dim"], of["size"], TYPES[of["dtype"]]).stages
+    return _compiled(of["groups"], of["dim"], of["size"], TYPES[of["dtype"]]).stages
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(tokens: int, groups: int, dim: int, size: int, kind: str) -> Kernel:
-    return compile_text(_text(tokens, groups, dim, size, kind), "kv_write")
+def _compiled(groups: int, dim: int, size: int, kind: str) -> Kernel:
+    text = f"{THREADS}\n{_text(groups, dim, size, kind)}"
+    return compile_text(text, "kv_write", libraries=(library(),))
 
 
-def _text(tokens: int, groups: int, dim: int, size: int, kind: str) -> str:
-    """@kv_write(pages [page, group, offset, dim], rows [token, group, dim], slots [token]): the row of a token goes
-    to page slot // size, offset slot % size."""
-    pages, rows, slots = (
-        memref((PAGES, groups, size, dim), kind),
-        memref((tokens, groups, dim), kind),
-        memref((tokens,), "i64"),
-    )
-    return f"""func.func @kv_write(%pages: {pages}, %rows: {rows}, %slots: {slots}) {{
-  %zero = arith.constant 0 : index
-  %one = arith.constant 1 : index
-  %tokens = arith.constant {tokens} : index
-  %groups = arith.constant {groups} : index
-  %dim = arith.constant {dim} : index
-  %size = arith.constant {size} : index
-  scf.for %token = %zero to %tokens step %one {{
-    %slot64 = memref.load %slots[%token] : {slots}
-    %slot = arith.index_cast %slot64 : i64 to index
-    %page = arith.divui %slot, %size : index
-    %offset = arith.remui %slot, %size : index
-    scf.for %group = %zero to %groups step %one {{
-      scf.for %d = %zero to %dim step %one {{
-        %value = memref.load %rows[%token, %group, %d] : {rows}
-        memref.store %value, %pages[%page, %group, %offset, %d] : {pages}
-      }}
-    }}
-  }}
-  return
+def _text(groups: int, dim: int, size: int, kind: str) -> str:
+    """@kv_write(pages [page, group, offset, dim], rows, slots [token], (tokens, numbers from row to row)), run by all
+    threads at once: the row [group, dim] of a token goes to page slot // size, offset slot % size. One function for
+    any number of tokens, and for rows that are part of wider ones."""
+    pages, rows = memref((PAGES, groups, size, dim), kind), memref((PAGES,), kind)
+    slots, sizes = memref((PAGES,), "i64"), memref((2,), "i64")
+    return f"""func.func @kv_write(%pages: {pages}, %rows: {rows}, %slots: {slots}, %sizes: {sizes}) {{
+%thread, %threads = call @thread() : () -> (index, index)
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%tokens64 = memref.load %sizes[%zero] : {sizes}
+%tokens = arith.index_cast %tokens64 : i64 to index
+%stride64 = memref.load %sizes[%one] : {sizes}
+%stride = arith.index_cast %stride64 : i64 to index
+%size = arith.constant {size} : index
+scf.for %token = %thread to %tokens step %threads {{
+  %slot64 = memref.load %slots[%token] : {slots}
+  %slot = arith.index_cast %slot64 : i64 to index
+  %page = arith.divui %slot, %size : index
+  %offset = arith.remui %slot, %size : index
+  %row = arith.muli %token, %stride : index
+{_copied(groups, dim, pages, rows, kind)}
+}}
+return
 }}"""
+
+
+def _copied(groups: int, dim: int, pages: str, rows: str, kind: str) -> str:
+    """One token's row, a vector at a time."""
+    lines, lanes = Lines(), divisor(dim, 32)
+    for group in range(groups):
+        for column in range(0, dim, lanes):
+            at = lines.let(f"arith.addi %row, {lines.index(group * dim + column)} : index")
+            value = lines.load("%rows", at, rows, lanes, kind)
+            place = f"%page, {lines.index(group)}, %offset, {lines.index(column)}"
+            lines.store(value, "%pages", place, pages, lanes, kind)
+    return lines.text()

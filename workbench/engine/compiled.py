@@ -8,6 +8,10 @@ number of rows, and attention walks the spans between them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -30,9 +34,7 @@ class CompiledExecutor:
         self.model, self.store, self.reads, self.unit = model, store, reads, unit
         self._before_this = graph_count()
         self._step = compiled(_step, dynamic=False)
-        self._block = compiled(Block.forward, dynamic=False)
-        self._before = compiled(Block.before, dynamic=True)
-        self._after = compiled(Block.after, dynamic=True)
+        self._sides = {block: _Sides.of(cast(Block, block), model.dtype) for block in model.blocks}
         self._head = compiled(Transformer.logits_of, dynamic=False)
         for layer in store.layers:
             for pages in (layer.keys, layer.values):
@@ -53,17 +55,38 @@ class CompiledExecutor:
             return settled(self._by_blocks(batch, plan.decode_only))
 
     def _by_blocks(self, batch: TokenBatch, decode_only: bool) -> Tensor:
-        x = self.model.hidden(batch, self.store, self._block if decode_only else self._mixed)
+        x = self.model.hidden(batch, self.store, self._whole if decode_only else self._mixed)
         samples = len(batch.sample_rows)
         wanted = torch.zeros(bucket_for(samples), dtype=torch.long, device=x.device)
         wanted[:samples] = batch.sample_rows
         return self._head(self.model, x[wanted])[:samples]
 
+    def _whole(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+        return self._sides[block].whole(block, x, cos, sin, batch, cache)
+
     def _mixed(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
-        q, k, v = self._before(block, x, cos, sin)
-        cache.write(k, v, batch)
-        attention = block.attention
-        return self._after(block, x, cache.attend(q, batch, attention.scale, attention.mask, self.reads))
+        sides, attention = self._sides[block], block.attention
+        q, k, v = sides.before(block, x, cos, sin)
+        cache.write(k, v, batch, self.reads)
+        return sides.after(block, x, cache.attend(q, batch, attention.scale, attention.mask, self.reads))
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """A block compiled whole, and as the two sides of its attention; shared by all blocks built alike."""
+
+    whole: Callable[..., Tensor]
+    before: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    after: Callable[..., Tensor]
+
+    @classmethod
+    def of(cls, block: Block, dtype: torch.dtype) -> _Sides:
+        alike = block.built_as, dtype
+        return cls(
+            compiled(Block.forward, dynamic=False, alike=alike),
+            compiled(Block.before, dynamic=True, alike=alike),
+            compiled(Block.after, dynamic=True, alike=alike),
+        )
 
 
 def settled(logits: Tensor) -> Tensor:
