@@ -22,11 +22,14 @@ class FinishReason(StrEnum):
 
 
 class UserPart(BaseModel):
-    """A filter or sampler of the user's own: `path` is `package.module:Name` or `folder/file.py:Name`."""
+    """A filter, sampler, mask, score or attention of the user's own: `path` is `package.module:Name` or `folder/file.py:Name`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     path: str
     arguments: dict[str, float | int | str | bool] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.path, tuple(sorted(self.arguments.items()))))
 
 
 class SamplingParameters(BaseModel):

@@ -75,8 +75,8 @@ class Attention(nn.Module):
         super().__init__()
         self.spec = spec
         self.lane = lane
-        self.scale = spec.dim**-0.5
-        self.mask = masks.Causal() if spec.window is None else masks.SlidingWindow(spec.window)
+        self.scale = spec.dim**-0.5 if spec.scale is None else spec.scale
+        self.mask = masks.Causal() if spec.window is None else masks.SlidingWindow(spec.window, spec.sinks)
         stored = lane, format.blocks, format.group
         self.qkv = Linear(width, (spec.heads + 2 * spec.groups) * spec.dim, spec.input_bias, *stored)
         self.output = Linear(spec.heads * spec.dim, width, spec.output_bias, *stored)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from workbench.request import UserPart
+
 
 class Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,12 +33,27 @@ class Rotary(Value):
 
 
 class Attention(Value):
-    """One layer's attention: `heads` query heads read `groups` key/value heads of width `dim`."""
+    """One layer's attention as slots: `heads` query heads read `groups` key/value heads of width `dim`.
 
+    scores = scale q k, capped, changed by `score`; keys outside `mask` and the window are not seen; `sink_logits` adds
+    one learned logit a head to the softmax's sum (gpt-oss, 2025).
+    """
+
+    kind: Literal["grouped"] = "grouped"
     heads: Annotated[int, Field(ge=1)]
     groups: Annotated[int, Field(ge=1)]
     dim: Annotated[int, Field(ge=2)]
     window: Annotated[int, Field(ge=1)] | None = None  # in tokens; None sees the whole context
+    sinks: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
+    softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
+    scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
+    qk_norm: bool = False  # root-mean-square norm of each query and key head before it is turned (Qwen 3, Gemma 3)
+    position: Literal["rotary", "alibi", "none"] = "rotary"
+    rotary: Rotary | None = None  # None is the model's
+    sink_logits: bool = False
+    mask: UserPart | None = None  # the user's own: (query, key) positions -> seen
+    score: UserPart | None = None  # the user's own: (score, head, query, key) -> score
+    module: UserPart | None = None  # the user's own attention module in place of ours
     input_bias: bool = False  # on the query, key and value projections
     output_bias: bool = False
 
@@ -44,6 +61,8 @@ class Attention(Value):
     def _grouped(self) -> Attention:
         if self.heads % self.groups:
             raise ValueError(f"{self.heads} query heads cannot share {self.groups} key/value heads evenly")
+        if self.sinks and self.window is None:
+            raise ValueError(f"sinks {self.sinks} without a window: the whole context is in sight already")
         return self
 
     @property
@@ -74,11 +93,12 @@ class ModelSpec(Value):
 
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Layer indices that share a page table: same window, heads and width of the cache."""
+        """Layer indices that share a page table: same window and sinks, heads and width of the cache."""
         groups: dict[tuple, list[int]] = {}
         for index, layer in enumerate(self.layers):
             attention = layer.attention
-            groups.setdefault((attention.window, attention.groups, attention.dim), []).append(index)
+            kind = attention.window, attention.sinks, attention.groups, attention.dim
+            groups.setdefault(kind, []).append(index)
         return tuple(tuple(indices) for indices in groups.values())
 
     @property
