@@ -20,6 +20,7 @@ from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
 from workbench.model.config_fields import Fields, read_object
 from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import load_weights, random_weights
 from workbench.prompt.tokenizer import Tokenizer
@@ -85,6 +86,14 @@ def load(
     )
 
 
+def described(name: str) -> tuple[ModelSpec, str]:
+    """The architecture called `name` and the type that `dtype="auto"` loads it as; no weights are read."""
+    if name.startswith(SHAPE):
+        return shapes.named_shape(name.removeprefix(SHAPE)), "bfloat16"
+    folder = _folder(name)
+    return families.read_spec(folder), str(_stored_dtype(folder / "config.json")).removeprefix("torch.")
+
+
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:
     name = str(name).removeprefix("torch.")
     if name not in DTYPES:
@@ -108,14 +117,19 @@ def _transformer(
         format.check(spec)
         state = random_weights(spec, dtype or torch.bfloat16, seed)
         return Transformer.from_state(spec, state, lane, format).to(device), None
-    folder = SHIPPED.get(name, Path(name))
-    if not folder.is_dir():
-        known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
-        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
+    folder = _folder(name)
     spec = families.read_spec(folder)
     format.check(spec)
     state = load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
     return Transformer.from_state(spec, state, lane, format).to(device), Tokenizer.from_folder(folder)
+
+
+def _folder(name: str) -> Path:
+    folder = SHIPPED.get(name, Path(name))
+    if not folder.is_dir():
+        known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
+        raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
+    return folder
 
 
 def _stored_dtype(config: Path) -> torch.dtype:

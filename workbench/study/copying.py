@@ -24,7 +24,21 @@ from workbench.prompt.tokenizer import Tokenizer
 from workbench.study.forced import Text, score
 
 VERBS = ("push", "pop", "scan", "merge", "flip", "split", "shift", "count", "trim", "wrap", "fetch", "store", "clear")
-NOUNS = ("item", "node", "line", "word", "block", "field", "index", "value", "entry", "point", "frame", "token", "chunk")
+NOUNS = (
+    "item",
+    "node",
+    "line",
+    "word",
+    "block",
+    "field",
+    "index",
+    "value",
+    "entry",
+    "point",
+    "frame",
+    "token",
+    "chunk",
+)
 OPERATIONS = ("+", "-", "*", "//", "%")
 SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 
@@ -63,7 +77,9 @@ def _for_one_name(
         filler.append(method)
         room -= length
     if not filler:
-        raise WorkbenchError(f"copying: texts of {tokens} tokens leave no room for code around the assignment; raise them")
+        raise WorkbenchError(
+            f"copying: texts of {tokens} tokens leave no room for code around the assignment; raise them"
+        )
 
     def snippet(depth: float | None) -> Snippet:
         place = None if depth is None else round(depth * len(filler))

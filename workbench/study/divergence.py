@@ -16,7 +16,7 @@ from workbench.study.metrics import percentile
 
 @dataclass
 class Distributions:
-    """Log-probabilities at every scored place, [token, vocab] a text, as one runner gives them."""
+    """Logits at every scored place, [token, vocab] a text, as one runner gives them."""
 
     texts: Sequence[Text]
     rows: list[list[Tensor]] = field(default_factory=list, repr=False)
@@ -24,7 +24,7 @@ class Distributions:
     @classmethod
     def of(cls, runner: Runner, texts: Sequence[Text]) -> Distributions:
         found = cls(texts, [[] for _ in texts])
-        score(runner, texts, lambda index, _, logits: found.rows[index].append(logits.log_softmax(-1).cpu()))
+        score(runner, texts, lambda index, _, logits: found.rows[index].append(logits.cpu().clone()))
         return found
 
     def at(self, index: int, first: int, count: int) -> Tensor:
@@ -64,15 +64,15 @@ def compare(runner: Runner, reference: Distributions) -> Places:
 
     def note(index: int, first: int, logits: Tensor) -> None:
         ids = torch.tensor(reference.texts[index].ids[first : first + len(logits)])
-        enter(places, index, first, reference.at(index, first, len(logits)), logits.log_softmax(-1).cpu(), ids)
+        enter(places, index, first, reference.at(index, first, len(logits)), logits.cpu(), ids)
 
     score(runner, reference.texts, note)
     return places
 
 
 def enter(places: Places, text: int, first: int, exact: Tensor, found: Tensor, ids: Tensor) -> None:
-    """Add rows of log-probabilities [token, vocab] of both, and the tokens that came; sums are in float64."""
-    p, q = exact.double(), found.double()
+    """Add rows of logits [token, vocab] of both, and the tokens that came; all of it in float64."""
+    p, q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
     places.text += [text] * len(ids)
     places.token += range(first, first + len(ids))

@@ -93,6 +93,11 @@ class Experiment(Part):
     variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
     judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
 
+    @property
+    def compares(self) -> bool:
+        """Whether a run of it is a table of variants, and not one of requests."""
+        return bool(self.variants) or isinstance(self.workload, QualityWorkload | SharedPrefixWorkload)
+
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""
         values = self.model_dump(mode="json", exclude={"variants", "judge"})

@@ -35,12 +35,14 @@ class Text:
 
     def __post_init__(self) -> None:
         if not 1 <= self.first < len(self.ids) or not 1 <= self.prefilled < len(self.ids):
-            raise ValueError(f"{len(self.ids)} tokens: first {self.first} and prefilled {self.prefilled} must be in 1..")
+            raise ValueError(
+                f"{len(self.ids)} tokens: first {self.first} and prefilled {self.prefilled} must be in 1.."
+            )
 
 
 def score(runner: Runner, texts: Sequence[Text], note: Note) -> None:
-    """Run all `texts`; `note` receives (index of the text, index of the first token scored, logits [token, vocab]) as they
-    are computed, in order within a text. Raises WorkbenchError where one of them does not run to its end."""
+    """Run all `texts`; `note` receives (index of the text, index of the first token scored, logits [token, vocab]) as
+    they are computed, in order within a text. Raises WorkbenchError where one of them does not run to its end."""
     requests = [
         Request(
             str(index),
@@ -61,21 +63,24 @@ class _Watched:
 
     def __init__(self, inner: Executor, texts: Sequence[Text], note: Note):
         self.inner, self.texts, self.note = inner, texts, note
+        self.next = [text.first - 1 for text in texts]  # positions: what is computed again is not noted again
 
     @property
     def compiles(self) -> int:
         return self.inner.compiles
 
     def forward(self, plan: StepPlan) -> Tensor:
-        first = [self.texts[int(span.sequence.request_id)].first - 1 for span in plan.spans]  # by its position
-        wanted = [max(0, span.end - max(span.start, place)) for span, place in zip(plan.spans, first, strict=True)]
+        indices = [int(span.sequence.request_id) for span in plan.spans]
+        first = [max(span.start, self.next[index]) for span, index in zip(plan.spans, indices, strict=True)]
+        wanted = [max(0, span.end - place) for span, place in zip(plan.spans, first, strict=True)]
         asked = [max(rows, int(span.samples)) for span, rows in zip(plan.spans, wanted, strict=True)]
         spans = tuple(replace(span, scored=rows) for span, rows in zip(plan.spans, asked, strict=True))
         logits = self.inner.forward(replace(plan, spans=spans))
         sampled = []
-        for span, rows, part in zip(spans, wanted, logits.split(asked), strict=True):
+        for index, span, rows, part in zip(indices, spans, wanted, logits.split(asked), strict=True):
             if rows:
-                self.note(int(span.sequence.request_id), span.end - rows + 1, part[len(part) - rows :])
+                self.note(index, span.end - rows + 1, part[len(part) - rows :])
+                self.next[index] = span.end
             if span.samples:
                 sampled.append(part[-1])
         return torch.stack(sampled) if sampled else logits[:0]

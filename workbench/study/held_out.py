@@ -55,8 +55,8 @@ def held_out_modules(manifest: Path = DEMO / "corpus.json", library: Path | None
             texts[entry["name"]] = content.decode("utf-8")
     if not texts:
         raise WorkbenchError(
-            f"none of the {len(listed)} held-out modules of Python {corpus['python']} is here; run with that version of "
-            "Python, or give a text of your own with --text"
+            f"none of the {len(listed)} held-out modules of Python {corpus['python']} is here; run with that version, "
+            "or give a text of your own with --text"
         )
     return HeldOut(texts, len(listed))
 
