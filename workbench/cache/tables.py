@@ -62,6 +62,14 @@ class Table:
         low, high = self.settled(start), self.settled(end)
         return range(low // size, pages_for(high, size)) if high > low else range(0)
 
+    def changes(self, computed: int, size: int) -> int:
+        """With how many tokens known, above `computed`, another page is full or dead for the first time."""
+        full = (self.settled(computed) // size + 1) * size
+        full = -(-full // self.group) * self.group + self.lag
+        if self.back is None:
+            return full
+        return min(full, (self.reach(computed) // size + 1) * size + self.back - 1)
+
     def most(self, tokens: int, chunk: int, size: int) -> int:
         """Pages that one sequence of `tokens` needs at once, at most, when a step computes `chunk` of them at most."""
         stop = self.settled(tokens)
