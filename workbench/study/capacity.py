@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
 from workbench.cache.tables import Table
@@ -44,20 +45,13 @@ def sequences_at_once(
     tables: Sequence[Table], pages: Sequence[int], page: int, tokens: int, chunk: int, asked: int
 ) -> int:
     """The most of `asked` sequences that the scheduler has at `tokens` tokens at the same time, until it must set one
-    back or has no room for more. Those that are through stay, and compute their last token again and again."""
+    back or has no room for more. Those that are through stay, and keep their pages."""
     pools = tuple(PagePool(count, page) for count in pages)
-    scheduler = Scheduler(pools, Limits(asked, chunk), tokens + 1, tables=tuple(tables))
+    scheduler = Scheduler(Holdings(pools, tables, chunk), Limits(asked, chunk), tokens + 1)
     for index in range(asked):
         scheduler.submit(Served.of(Request(str(index), (0,) * tokens, SamplingParameters(max_tokens=1)), index))
-    most = 0
     while (plan := scheduler.plan()) is not None:
         if any(decision.action == "set_back" for decision in plan.decisions):
-            return most
+            break
         scheduler.commit(plan, {})
-        whole = [sequence for sequence in scheduler.running if sequence.computed == tokens]
-        most = max(most, len(whole))
-        for sequence in whole:
-            sequence.computed -= 1
-        if len(whole) == len(scheduler.running) and all(d.action != "admitted" for d in plan.decisions):
-            return most
-    return most
+    return sum(sequence.computed == tokens for sequence in scheduler.running)

@@ -35,21 +35,23 @@ def _ms(value: float) -> str:
     return f"{value * 1e3:,.2f}"
 
 
-# What a row may hold, in the order of the table; a figure that no row has is no column.
-COLUMNS: tuple[tuple[str, str, Cell], ...] = (
-    ("variant", "variant", str),
-    ("lane", "lane", str),
-    ("bytes_per_token", "bytes/token", _whole),
-    ("stored_bytes_per_token", "of them stored", _whole),
+# What a row may hold, in the order of its table; a figure that no row has is no column.
+QUALITY: tuple[tuple[str, str, Cell], ...] = (
     ("bits_per_byte", "bits/byte", "{:.4f}".format),
     ("kl_mean", "KL mean", _small),
     ("kl_p99", "KL p99", _small),
     ("kl_max", "KL max", _small),
-    ("same_top", "same top", _share),
+    ("same_top", "same top token", _share),
     ("greedy_equal", "greedy equal", _share),
-    ("first_divergence", "parts at", "{:.1f}".format),
+    ("first_divergence", "parts at token", "{:.1f}".format),
     ("copied", "copied", _share),
     ("copy_gain", "copy gain", "{:.2f}".format),
+)
+COSTS: tuple[tuple[str, str, Cell], ...] = (
+    ("lane", "lane", str),
+    ("bytes_per_token", "bytes/token", _whole),
+    ("stored_bytes_per_token", "stored for good", _whole),
+    ("sequences", "sequences that fit", _whole),
     ("ttft_first_s", "first TTFT ms", _ms),
     ("ttft_s", "TTFT ms", _ms),
     ("ttft_s_p50", "TTFT ms", _ms),
@@ -59,45 +61,44 @@ COLUMNS: tuple[tuple[str, str, Cell], ...] = (
     ("output_tokens_per_s", "output tokens/s", _whole),
     ("same_tokens", "same tokens", str),
     ("kv_bytes_peak", "cache bytes", _whole),
-    ("sequences", "sequences that fit", _whole),
 )
+Found = tuple[list[str], list[list[str]]]
 
 
-def table(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells."""
-    columns = [column for column in COLUMNS if any(row.get(column[0]) is not None for row in rows)]
+def tables(rows: Rows) -> list[Found]:
+    """Headings and cells: quality, copying by depth, costs; those of which the rows have anything."""
     contexts = list(dict.fromkeys(context for row in rows for context in row.get("decode_tokens_per_s", {})))
-    headings = [heading for _, heading, _ in columns] + [f"decode tok/s at {int(context):,}" for context in contexts]
-    cells = [
-        [_cell(row.get(key), tell) for key, _, tell in columns]
-        + [_cell(row.get("decode_tokens_per_s", {}).get(context), _whole) for context in contexts]
-        for row in rows
-    ]
-    return headings, cells
+    costs = _table("what it costs and buys", COSTS, rows)
+    costs[0].extend(f"tok/s at {int(context):,}" for context in contexts)
+    for row, cells in zip(rows, costs[1], strict=True):
+        cells.extend(_cell(row.get("decode_tokens_per_s", {}).get(context), _whole) for context in contexts)
+    found = [_table("quality", QUALITY, rows), _by_depth(rows), costs]
+    return [each for each in found if len(each[0]) > 1]
+
+
+def _table(name: str, known: Sequence[tuple[str, str, Cell]], rows: Rows) -> Found:
+    columns = [column for column in known if any(row.get(column[0]) is not None for row in rows)]
+    cells = [[row["variant"], *(_cell(row.get(key), tell) for key, _, tell in columns)] for row in rows]
+    return [name, *(heading for _, heading, _ in columns)], cells
 
 
 def _cell(value: Any, tell: Cell) -> str:
     return "-" if value is None else tell(value)
 
 
-def depth_table(rows: Rows) -> tuple[list[str], list[list[str]]] | None:
-    """Copying by depth: share of the names' tokens that are the most likely ones, and the gain in nats a token."""
-    rows = [row for row in rows if row.get("copying")]
-    if not rows:
-        return None
-    depths = list(rows[0]["copying"])
-    headings = ["copied (gain) by depth", *(f"{float(depth):.0%}" for depth in depths)]
-    return headings, [
-        [row["variant"], *(f"{row['copying'][d]['copied']:.0%} ({row['copying'][d]['gain']:+.2f})" for d in depths)]
-        for row in rows
-    ]
+def _by_depth(rows: Rows) -> Found:
+    """Share of the names' tokens that are the most likely ones, and the gain in nats a token, 0% the text's beginning."""
+    depths = list(dict.fromkeys(depth for row in rows for depth in row.get("copying", {})))
+    cells = [[row["variant"], *(_copied(row.get("copying", {}).get(depth)) for depth in depths)] for row in rows]
+    return ["copied (gain), from depth", *(f"{float(depth):.0%}" for depth in depths)], cells
+
+
+def _copied(found: Mapping[str, float] | None) -> str:
+    return "-" if found is None else f"{found['copied']:.0%} ({found['gain']:+.2f})"
 
 
 def markdown(rows: Rows) -> str:
-    parts = [_markdown(*table(rows))]
-    if depths := depth_table(rows):
-        parts.append(_markdown(*depths))
-    return "\n".join(parts)
+    return "\n".join(_markdown(*found) for found in tables(rows))
 
 
 def comma_separated(rows: Rows) -> str:
@@ -116,9 +117,8 @@ def show(record: Record, console: Console) -> None:
     summary = record.summary
     question = next(line for line in record.experiment_text.splitlines() if line.startswith("question:"))
     console.print(Text(question.removeprefix("question:").strip(" '\""), style="bold"), soft_wrap=True)
-    for found in (table(summary["rows"]), depth_table(summary["rows"])):
-        if found is not None:
-            console.print(_rich(*found))
+    for found in tables(summary["rows"]):
+        console.print(_rich(*found))
     for verdict in summary["verdicts"]:
         console.print(Text(f"{verdict['claim']}: {verdict['outcome']}", style="bold"), soft_wrap=True)
         for name in ("says", "rule", "because"):
@@ -146,7 +146,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
 def _rich(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
     made = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in made.columns:
-        column.justify = "left" if column.header in ("variant", "lane") or column is made.columns[0] else "right"
+        column.justify = "left" if column.header == "lane" or column is made.columns[0] else "right"
     for row in cells:
         made.add_row(*row)
     return made

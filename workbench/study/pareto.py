@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
 
-LEAST_KL = 1e-8  # a logarithmic axis has no zero: what is below stands here
+LEAST_KL = 1e-10  # what is below is no distance: rounding
+BEST, BEATEN = "#0b6e4f", "#a8a8a8"
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -20,30 +22,34 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """An Altair chart of `bytes_per_token` against `kl_mean`; variants that none beats are joined."""
+    """An Altair chart of `bytes_per_token` against `kl_mean`, both logarithmic; the variants that none beats are joined.
+    What is no distance away stands at the bottom, a decade below the smallest that is some."""
     altair = _altair()
-    points = [(float(row["bytes_per_token"]), max(float(row["kl_mean"]), LEAST_KL)) for row in rows]
+    points = [(float(row["bytes_per_token"]), float(row["kl_mean"])) for row in rows]
     best = set(frontier(points))
+    some = [kl for _, kl in points if kl > LEAST_KL] or [LEAST_KL]
+    bottom, top = (10.0 ** (math.floor(math.log10(least)) + up) for least, up in ((min(some), -1), (max(some), 1)))
     values = [
-        {"variant": row["variant"], "bytes": x, "kl": y, "best": index in best}
+        {"variant": row["variant"], "bytes": x, "kl": max(y, bottom), "best": index in best}
         for index, (row, (x, y)) in enumerate(zip(rows, points, strict=True))
     ]
-    x = altair.X(
-        "bytes:Q", title="bytes of cache a token (measured)", scale=altair.Scale(type="log", nice=False, padding=24)
-    )
+    decades = [10.0**power for power in range(round(math.log10(bottom)), round(math.log10(top)) + 1)]
+    axis = altair.Axis(values=decades, labelExpr=f"datum.value <= {bottom} ? '0' : format(datum.value, '.0e')")
+    sizes = [x for x, _ in points]
+    wide = altair.Scale(type="log", domain=[0.85 * min(sizes), 1.3 * max(sizes)], nice=False)
+    x = altair.X("bytes:Q", title="bytes of cache a token (measured)", scale=wide)
     y = altair.Y(
-        "kl:Q",
-        title="mean KL divergence from float32, nats",
-        scale=altair.Scale(type="log"),
-        axis=altair.Axis(format=".0e"),
-    )
+        "kl:Q", title="mean KL divergence from float32, nats", axis=axis,
+        scale=altair.Scale(type="log", domain=[bottom, top], nice=False),
+    )  # fmt: skip
     everything = altair.Chart(altair.Data(values=values)).encode(x=x, y=y)
-    dots = everything.mark_point(filled=True, size=70).encode(
-        color=altair.condition("datum.best", altair.value("#0b6e4f"), altair.value("#a8a8a8"))
+    dots = everything.mark_point(filled=True, size=70, opacity=1).encode(
+        color=altair.condition("datum.best", altair.value(BEST), altair.value(BEATEN))
     )
     names = everything.mark_text(align="left", dx=7, dy=-6, fontSize=11).encode(text="variant:N")
-    line = everything.transform_filter("datum.best").mark_line(color="#0b6e4f", strokeWidth=1, interpolate="step-after")
-    return (line + dots + names).properties(width=520, height=340, title=title)
+    line = everything.transform_filter("datum.best").mark_line(color=BEST, strokeWidth=1, interpolate="step-after")
+    shown = line.encode(order=altair.Order("bytes:Q")) + dots + names
+    return shown.properties(width=560, height=340, title=title)
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:

@@ -66,13 +66,13 @@ def served(runner: Runner, requests: Sequence[Request]) -> list[dict[str, Any]]:
             case Finished():
                 if event.reason != "length":
                     raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
-                rows[event.request_id] |= {"token_ids": list(event.token_ids), "cached_tokens": cached_tokens(event)}
+                rows[event.request_id] |= {
+                    "token_ids": list(event.token_ids),
+                    "cached_tokens": event.cached_tokens,
+                    "computed_tokens": event.computed_tokens,
+                    "shared_pages": event.shared_pages,
+                }
     return [rows[request.request_id] for request in requests]
-
-
-def cached_tokens(event: Finished) -> int:
-    """Prompt tokens that came from the prefix index."""
-    return getattr(event, "cached_tokens", 0)
 
 
 def _asked(work: SharedPrefixWorkload, vocab: int, name: str) -> list[Request]:
