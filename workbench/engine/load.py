@@ -11,6 +11,7 @@ import torch
 from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.pages import pages_for
+from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.runner import Runner
@@ -72,6 +73,7 @@ def load(
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
         pages = _pages_that_fit(transformer, limits, page_size)
+    heap.trim()
     return Runner(
         transformer,
         tokenizer,
