@@ -34,6 +34,7 @@ class Holder:
 
     def __init__(self, key: int, salt: str, ids: list[int], pages: tuple[list[int], ...], computed: int):
         self.key, self.salt, self.ids, self.pages, self.computed = key, salt, ids, pages, computed
+        self.known = computed // SIZE  # pages of tokens that the index has heard of
 
 
 class Index(RuleBasedStateMachine):
@@ -65,6 +66,7 @@ class Index(RuleBasedStateMachine):
         self.index.take(self.count, offer)
         for end in range(SIZE, offer.tokens + 1, SIZE):
             self.used[salt, tuple(ids[:end])] = self.now
+        self.forget_given_up()
         held = tuple(list(pages) for pages in offer.pages)
         self.holders.append(Holder(self.count, salt, ids, held, offer.tokens))
         self.count += 1
@@ -124,17 +126,15 @@ class Index(RuleBasedStateMachine):
                     holder.pages[t][place] = NULL_PAGE
 
     def note_entered(self, holder: Holder, adopted: set[tuple[int, int]]) -> None:
-        for place in range(holder.computed // SIZE):
-            key = holder.salt, tuple(holder.ids[: (place + 1) * SIZE])
-            if key not in self.used:
-                self.used[key] = self.now
+        for place in range(holder.known, holder.computed // SIZE):
+            self.used[holder.salt, tuple(holder.ids[: (place + 1) * SIZE])] = self.now
+        holder.known = holder.computed // SIZE
         for t, table in enumerate(self.tables):
             for place in range(table.settled(holder.computed) // SIZE):
                 key, page = (holder.salt, tuple(holder.ids[: (place + 1) * SIZE])), holder.pages[t][place]
                 if page != NULL_PAGE and (t, place) not in adopted and key not in self.known[t]:
                     if self.pools[t].kept(page):
                         self.known[t][key] = page, holder.key
-                        self.used[key] = self.now
 
     def allocate(self, table: int, count: int) -> list[int]:
         pool = self.pools[table]
@@ -186,7 +186,8 @@ class Index(RuleBasedStateMachine):
         self.index.clear()
         self.forget_given_up()
         assert self.index.pages == 0 and not any(self.known) and not self.index.roots
-        self.used = {}
+        for holder in self.holders:
+            holder.known = 0
 
     @invariant()
     def holders_are_counted(self) -> None:
