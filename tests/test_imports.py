@@ -28,6 +28,7 @@ ORDER = [
 ]
 FREE_OF_TORCH = (
     "workbench/cache/pages.py",
+    "workbench/cache/tables.py",
     "workbench/request.py",
     "workbench/engine/scheduler.py",
     "workbench/engine/plan.py",

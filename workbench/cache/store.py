@@ -13,15 +13,20 @@ from compiled_kernels import Lane
 from compiled_kernels.masks import Mask
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
+from workbench.cache.tables import tables_of
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """One layer's share of the cache: `groups` key/value heads of width `dim`, in layer group `table`."""
+    """One layer's share of the cache: `groups` key/value heads of width `dim`, in layer group `table`.
+
+    With a `window` its queries see the last so many positions only, and the first `sinks`."""
 
     groups: int
     dim: int
     table: int = 0
+    window: int | None = None
+    sinks: int = 0
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """2 (keys and values) x groups x dim x bytes a value."""
@@ -58,13 +63,17 @@ class DenseLayer:
             lane,
         )
 
+    def paged(self, table: int) -> tuple[Tensor, ...]:
+        """Every tensor whose first axis is the pages of `table`: what is copied, moved or scrubbed with a page."""
+        return (self.keys, self.values) if table == self.table else ()
+
     @property
     def bytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
 
 class KVStore:
-    """All layers' pages. Layer groups may have different numbers of pages."""
+    """All layers' pages. `tables` says what they hold; tables may have different numbers of pages."""
 
     def __init__(
         self,
@@ -75,6 +84,7 @@ class KVStore:
         device: str = "cpu",
     ):
         self.shapes = tuple(shapes)
+        self.tables = tables_of((shape.table, shape.window, shape.sinks) for shape in self.shapes)
         self.pages = pages
         self.page_size = page_size
         self.dtype = dtype
@@ -105,10 +115,17 @@ class KVStore:
             for shape in self.shapes
         )
 
+    def paged(self, table: int) -> tuple[Tensor, ...]:
+        """Every tensor whose first axis is the pages of `table`, layer by layer."""
+        return tuple(tensor for layer in self.layers for tensor in layer.paged(table))
+
     def scrub(self, table: int, pages: Iterable[int]) -> None:
-        """Zero `pages` of a layer group: what a broken request left must not reach the next owner."""
+        """Zero `pages` of a table: what a broken request left must not reach the next owner."""
         index = torch.tensor([NULL_PAGE, *pages])
-        for layer in self.layers:
-            if layer.table == table:
-                layer.keys[index] = 0
-                layer.values[index] = 0
+        for tensor in self.paged(table):
+            tensor[index] = 0
+
+    def copy(self, table: int, sources: list[int], targets: list[int]) -> None:
+        """Make each of the pages `targets` what the page beside it in `sources` is; no target is given twice."""
+        for tensor in self.paged(table):
+            tensor[torch.tensor(targets)] = tensor[torch.tensor(sources)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
-from workbench.cache.pages import pages_for
+from workbench.cache.settings import offload_from, prefix_from
+from workbench.cache.tables import tables_of
 from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.lanes import resolve_lanes
@@ -49,6 +50,8 @@ def load(
     max_num_batched_tokens: int = 512,
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
+    prefix: Any = "off",
+    offload: Any = "none",
     overflow: Overflow = "refuse",
     note: Callable[[Event], None] | None = None,
 ) -> Runner:
@@ -57,7 +60,9 @@ def load(
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights.
+    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights. `prefix` is `off` or `radix` (or
+    {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`, `memory` or
+    {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -66,20 +71,21 @@ def load(
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
+    prefix, offload = prefix_from(prefix), offload_from(offload)
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
     transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
     if lane == AUTO and device == "cpu":
         lanes = measured(lanes, transformer, page_size)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
-    if pages == "auto":
-        pages = _pages_that_fit(transformer, limits, page_size)
     heap.trim()
     return Runner(
         transformer,
         tokenizer,
         limits=limits,
         page_size=page_size,
-        pages=pages,
+        pages=_pages_that_fit(transformer, limits, page_size) if pages == "auto" else pages,
+        prefix=prefix,
+        offload=offload,
         overflow=overflow,
         note=note,
         lanes=lanes,
@@ -132,8 +138,13 @@ def _stored_dtype(config: Path) -> torch.dtype:
     return parse_dtype(name)
 
 
-def _pages_that_fit(model: Transformer, limits: Limits, page_size: int) -> int:
-    """Pages for every sequence at full context, or as many as the memory set aside holds."""
-    wanted = limits.max_num_seqs * pages_for(model.spec.context, page_size)
-    page_bytes = page_size * sum(shape.bytes_per_token(model.dtype) for shape in model.cache_shapes())
-    return max(1, min(wanted, CACHE_MEMORY // page_bytes))
+def _pages_that_fit(model: Transformer, limits: Limits, page_size: int) -> tuple[int, ...]:
+    """Pages of each table for every sequence at full context (of a window, what it sees), or as many as the memory set
+    aside holds."""
+    shapes = model.cache_shapes()
+    tables = tables_of((shape.table, shape.window, shape.sinks) for shape in shapes)
+    chunk = limits.max_num_batched_tokens
+    wanted = [limits.max_num_seqs * table.most(model.spec.context, chunk, page_size) for table in tables]
+    page_bytes = [page_size * sum(shapes[i].bytes_per_token(model.dtype) for i in table.layers) for table in tables]
+    whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
+    return tuple(max(1, min(pages, pages * CACHE_MEMORY // whole)) for pages in wanted)

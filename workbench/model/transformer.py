@@ -142,8 +142,8 @@ class Transformer(nn.Module):
     def cache_shapes(self) -> tuple[CacheShape, ...]:
         tables = {layer: table for table, group in enumerate(self.spec.layer_groups) for layer in group}
         return tuple(
-            CacheShape(kind.attention.groups, kind.attention.dim, tables[index])
-            for index, kind in enumerate(self.spec.layers)
+            CacheShape(a.groups, a.dim, tables[index], a.window, a.sinks)
+            for index, a in enumerate(kind.attention for kind in self.spec.layers)
         )
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:

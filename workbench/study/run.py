@@ -45,6 +45,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
         for index in range(experiment.measure.warmup):
             play(runner, requests, f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up", progress)
+        runner.forget_prefixes()  # what the warm-up left would be found
         runner.instruments.listener = recorder.note
         before = cpu_times()
         play(runner, requests, "measured run", progress)
@@ -84,6 +85,8 @@ def runner_for(experiment: Experiment) -> Runner:
         max_num_batched_tokens=schedule.max_num_batched_tokens,
         page_size=cache.page_size,
         pages=cache.pages,
+        prefix=cache.prefix,
+        offload=cache.offload,
         overflow=schedule.overflow,
     )
 
