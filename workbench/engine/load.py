@@ -12,6 +12,7 @@ from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.tables import tables_of
+from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.runner import Runner
@@ -77,6 +78,7 @@ def load(
     if lane == AUTO and device == "cpu":
         lanes = measured(lanes, transformer, page_size)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
+    heap.trim()
     return Runner(
         transformer,
         tokenizer,

@@ -1,0 +1,52 @@
+"""Policies of eviction: laws of the choice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.cache.evict import HeavyHitters, SnapKV
+
+policies = st.one_of(
+    st.builds(HeavyHitters, budget=st.just(2), recent=st.floats(0.01, 1.0)),
+    st.builds(SnapKV, budget=st.just(2), observe=st.integers(1, 9), pool=st.integers(1, 9)),
+)
+masses = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=60).map(torch.tensor)
+
+
+@given(policies, masses, st.integers(2, 40))
+def test_as_many_as_the_budget_in_order_and_the_newest(policy, mass, budget) -> None:
+    kept = policy.keep(mass, budget).tolist()
+    assert len(kept) == min(budget, len(mass)) and kept == sorted(set(kept))
+    assert kept[-1] == len(mass) - 1 and 0 <= kept[0]
+
+
+@given(masses, st.integers(2, 40), st.floats(0.01, 1.0))
+def test_nothing_that_went_was_heavier_than_an_old_one_that_stayed(mass, budget, recent) -> None:
+    policy = HeavyHitters(budget=budget, recent=recent)
+    kept = policy.keep(mass, budget).tolist()
+    newest = len(mass) - max(1, round(recent * budget))
+    gone = [float(mass[slot]) for slot in range(len(mass)) if slot not in kept]
+    stayed = [float(mass[slot]) for slot in kept if slot < newest]
+    assert not gone or not stayed or max(gone) <= min(stayed)
+
+
+@given(policies, masses, st.integers(2, 40))
+def test_keeping_again_keeps_all(policy, mass, budget) -> None:
+    kept = policy.keep(mass, budget)
+    assert policy.keep(mass[kept], budget).tolist() == list(range(len(kept)))
+
+
+def test_snapkv_votes_are_shared_with_neighbours() -> None:
+    mass = torch.zeros(20)
+    mass[5] = 9.0
+    kept = SnapKV(budget=4, observe=1, pool=3).keep(mass, 4).tolist()
+    assert kept == [4, 5, 6, 19]
+
+
+@pytest.mark.parametrize("wrong", [{"budget": 1}, {"budget": 8, "recent": 0}, {"budget": 8, "sinks": 4}])
+def test_mistakes_are_refused(wrong) -> None:
+    with pytest.raises(ValueError):
+        HeavyHitters(**wrong)
