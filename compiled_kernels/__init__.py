@@ -3,7 +3,8 @@
 A leaf: tensors in, tensors out; it never imports `workbench`.
 """
 
-from compiled_kernels.gated import gated_silu
+from compiled_kernels.expert_linear import expert_linear
+from compiled_kernels.gated import gated_clamped, gated_gelu, gated_silu
 from compiled_kernels.kv_write import kv_write
 from compiled_kernels.lanes import Lane, LaneError, lane_problems
 from compiled_kernels.linear import linear, linear_int4, linear_int8
@@ -16,6 +17,9 @@ __all__ = [
     "Lane",
     "LaneError",
     "add_rms_norm",
+    "expert_linear",
+    "gated_clamped",
+    "gated_gelu",
     "gated_silu",
     "kv_write",
     "lane_problems",

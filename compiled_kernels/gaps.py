@@ -23,6 +23,8 @@ class Gap:
 
 GAPS: tuple[Gap, ...] = (
     Gap("linear", Lane.TRITON, "*", "dense products on CUDA are the vendor's (cuBLAS through torch), not written here"),
+    Gap("expert_linear", Lane.TRITON, "*", "not written: which experts are named decides the work, on the host so far"),
+    Gap("expert_linear", Lane.MLIR, "*", "not written; lane auto runs mixtures through inductor"),
     Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
     Gap("top_logprobs", Lane.MLIR, "*", "selection has no vector form; log_softmax has"),
 )

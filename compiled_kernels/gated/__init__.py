@@ -1,3 +1,3 @@
-from compiled_kernels.gated.api import gated_silu
+from compiled_kernels.gated.api import gated_clamped, gated_gelu, gated_silu
 
-__all__ = ["gated_silu"]
+__all__ = ["gated_clamped", "gated_gelu", "gated_silu"]

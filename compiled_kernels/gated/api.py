@@ -1,24 +1,47 @@
-"""The gate of a SwiGLU feed-forward (Shazeer, 2020)."""
+"""The gates of feed-forwards: SwiGLU and GeGLU (Shazeer, 2020), and the clamped form of gpt-oss (OpenAI, 2025)."""
 
 from __future__ import annotations
 
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.gated.reference import reference
+from compiled_kernels.gated import reference
 from compiled_kernels.lanes import Lane
-from compiled_kernels.operators import define
+from compiled_kernels.operators import Operator, define
 
-GATED_SILU = define(
-    "gated_silu",
-    "(Tensor gate_up) -> Tensor",
-    lambda gate_up: gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2),
-    {Lane.TRITON: "compiled_kernels.gated.triton:gated_silu", Lane.MLIR: "compiled_kernels.gated.mlir:gated_silu"},
-)
+
+def _gate(name: str, arguments: str = "") -> Operator:
+    places = {lane: f"compiled_kernels.gated.{lane}:{name}" for lane in (Lane.TRITON, Lane.MLIR)}
+    return define(name, f"(Tensor gate_up{arguments}) -> Tensor", _joined, places)
+
+
+def _joined(gate_up: Tensor, *_: float) -> Tensor:
+    return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+
+
+GATED_SILU = _gate("gated_silu")
+GATED_GELU = _gate("gated_gelu")
+GATED_CLAMPED = _gate("gated_clamped", ", float alpha, float limit")
 
 
 def gated_silu(gate_up: Float[Tensor, "token two_hidden"], lane: Lane = Lane.EAGER) -> Tensor:
     """silu(gate) * up, where `gate_up` holds the gate's columns, then the up projection's: [token, hidden]."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):
-        return reference(gate_up)
+        return reference.reference(gate_up)
     return GATED_SILU.form(lane)(gate_up)
+
+
+def gated_gelu(gate_up: Float[Tensor, "token two_hidden"], lane: Lane = Lane.EAGER) -> Tensor:
+    """gelu(gate) * up with the tanh form of gelu: [token, hidden]."""
+    if lane in (Lane.EAGER, Lane.INDUCTOR):
+        return reference.gelu(gate_up)
+    return GATED_GELU.form(lane)(gate_up)
+
+
+def gated_clamped(
+    gate_up: Float[Tensor, "token two_hidden"], alpha: float, limit: float, lane: Lane = Lane.EAGER
+) -> Tensor:
+    """g sigmoid(alpha g) (u + 1), g = min(gate, limit) and u = up within ±limit: [token, hidden]."""
+    if lane in (Lane.EAGER, Lane.INDUCTOR):
+        return reference.clamped(gate_up, alpha, limit)
+    return GATED_CLAMPED.form(lane)(gate_up, alpha, limit)

@@ -10,21 +10,28 @@ def inputs(generator: torch.Generator, tokens: int, hidden: int, dtype: torch.dt
     return (3 * random(generator, dtype, (tokens, 2 * hidden)),)
 
 
+def clamped_inputs(generator: torch.Generator, tokens: int, hidden: int, dtype: torch.dtype) -> tuple:
+    """With a limit that a third of the numbers pass."""
+    return *inputs(generator, tokens, hidden, dtype), 1.702, 3.0
+
+
+def _cases(shapes: list[tuple[int, int]]) -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            f"{tokens}x{hidden}",
+            {"tokens": tokens, "hidden": hidden, "dtype": dtype},
+            Work(3 * tokens * hidden * dtype.itemsize, 5 * tokens * hidden),
+            timed=hidden > 500,
+        )
+        for tokens, hidden in shapes
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+
+
+SHAPES = [(1, 1536), (4, 5632), (16, 1536), (256, 5632), (3, 33), (1, 1)]
+FEW = [(1, 5760), (16, 5760), (3, 33), (1, 1)]
 SUITES = (
-    Suite(
-        "gated_silu",
-        inputs,
-        compiled_kernels.gated_silu,
-        tuple(
-            Case(
-                f"{tokens}x{hidden}",
-                {"tokens": tokens, "hidden": hidden, "dtype": dtype},
-                Work(3 * tokens * hidden * dtype.itemsize, 5 * tokens * hidden),
-                timed=hidden > 500,
-            )
-            for tokens, hidden in [(1, 1536), (4, 5632), (16, 1536), (256, 5632), (3, 33), (1, 1)]
-            for dtype in (torch.float32, torch.bfloat16)
-        ),
-        terms=lambda **_: 8,
-    ),
+    Suite("gated_silu", inputs, compiled_kernels.gated_silu, _cases(SHAPES), terms=lambda **_: 8),
+    Suite("gated_gelu", inputs, compiled_kernels.gated_gelu, _cases(FEW), terms=lambda **_: 12),
+    Suite("gated_clamped", clamped_inputs, compiled_kernels.gated_clamped, _cases(FEW), terms=lambda **_: 10),
 )

@@ -1,16 +1,30 @@
-"""The gate through torch-mlir: the specification itself, its exponential a polynomial (see mlir/rewrites.py)."""
+"""The gates through torch-mlir: the specifications themselves, exponentials as polynomials (see mlir/rewrites.py)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from compiled_kernels.gated.reference import reference
+from compiled_kernels.gated import reference
 from compiled_kernels.mlir.leaf import Leaf
 
-GATED_SILU = Leaf("gated_silu", reference, lanes=64)
+GATED_SILU = Leaf("gated_silu", reference.reference, lanes=64)
+GATED_GELU = Leaf("gated_gelu", reference.gelu, lanes=64)
+GATED_CLAMPED = Leaf("gated_clamped", reference.clamped, lanes=64)
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
+    return _run(GATED_SILU, gate_up)
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    return _run(GATED_GELU, gate_up)
+
+
+def gated_clamped(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    return _run(GATED_CLAMPED, gate_up, alpha, limit)
+
+
+def _run(leaf: Leaf, gate_up: Tensor, *constants: float) -> Tensor:
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    GATED_SILU.prepare((gate_up,))((gate_up,), (out,))
+    leaf.prepare((gate_up,), *constants)((gate_up,), (out,))
     return out

@@ -9,30 +9,52 @@ from torch import Tensor
 from compiled_kernels.triton_code.launch import Launch, blocks, check, power_of_two, run
 
 COLUMNS = 1024  # a program's most: eight a thread, sixteen bytes of bfloat16
+SILU, GELU, CLAMPED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def gate_times_up(gate_up, out, hidden, row_stride, column_stride, COLUMNS: tl.constexpr):
+def gate_times_up(
+    gate_up, out, hidden, row_stride, column_stride, alpha, limit, COLUMNS: tl.constexpr, KIND: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < hidden
     at = gate_up + row * row_stride
     gate = tl.load(at + column * column_stride, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + (hidden + column) * column_stride, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * hidden + column, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
+    slope = gate
+    if KIND == GELU:
+        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # sqrt(8 / pi)
+    if KIND == CLAMPED:
+        # Comparisons, not minima: a NaN stays one.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
+        slope = alpha * gate
+    tl.store(out + row * hidden + column, gate / (1.0 + tl.exp(-slope)) * up, mask=inside)
 
 
-def plan(gate_up: Tensor) -> tuple[list[Launch], Tensor]:
-    check("gated_silu", gate_up)
+def plan(
+    gate_up: Tensor, operator: str = "gated_silu", alpha: float = 0.0, limit: float = 0.0
+) -> tuple[list[Launch], Tensor]:
+    check(operator, gate_up)
     tokens, hidden = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, hidden)
     columns = min(COLUMNS, power_of_two(hidden))
+    kind = {"gated_silu": SILU, "gated_gelu": GELU, "gated_clamped": CLAMPED}[operator]
     arguments = {
         "gate_up": gate_up, "out": out, "hidden": hidden, "row_stride": gate_up.stride(0),
-        "column_stride": gate_up.stride(1), "COLUMNS": columns,
+        "column_stride": gate_up.stride(1), "alpha": alpha, "limit": limit, "COLUMNS": columns, "KIND": kind.value,
     }  # fmt: skip
     return [Launch(gate_times_up, (tokens, blocks(hidden, columns)), arguments)], out
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
     return run(*plan(gate_up))
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    return run(*plan(gate_up, "gated_gelu"))
+
+
+def gated_clamped(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    return run(*plan(gate_up, "gated_clamped", alpha, limit))

@@ -51,6 +51,18 @@ def gated() -> Examples:
     return {"gate": plan(meta(16, 2 * HIDDEN))[0]}
 
 
+def gated_gelu() -> Examples:
+    from compiled_kernels.gated.triton import plan
+
+    return {"gate": plan(meta(16, 2 * HIDDEN), "gated_gelu")[0]}
+
+
+def gated_clamped() -> Examples:
+    from compiled_kernels.gated.triton import plan
+
+    return {"gate": plan(meta(16, 2 * HIDDEN), "gated_clamped", 1.702, 7.0)[0]}
+
+
 def kv_write() -> Examples:
     from compiled_kernels.kv_write.triton import plan
 
@@ -109,6 +121,8 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "add_rms_norm": add_norm,
     "rotary": rotary,
     "gated_silu": gated,
+    "gated_gelu": gated_gelu,
+    "gated_clamped": gated_clamped,
     "linear_int8": int8,
     "linear_int4": int4,
     "kv_write": kv_write,

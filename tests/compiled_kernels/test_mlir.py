@@ -24,14 +24,17 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
     reason="torch-mlir is not installed: pip install 'inference-workbench[mlir]'",
 )
-OPERATORS = ("rms_norm", "add_rms_norm", "gated_silu", "rotary", "log_softmax")
+OPERATORS = ("rms_norm", "add_rms_norm", "gated_silu", "gated_gelu", "gated_clamped", "rotary", "log_softmax")
 SUITES = {suite.operator: suite for suite in suites()}
 ROWS = st.integers(1, 5)
 ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
     "rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.sampled_from([1, 63, 64, 65, 192])}),
     "add_rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.sampled_from([1, 63, 64, 65, 192])}),
     "rotary": st.fixed_dictionaries({"tokens": ROWS, "heads": ROWS, "dim": st.sampled_from([2, 6, 64])}),
-    "gated_silu": st.fixed_dictionaries({"tokens": ROWS, "hidden": st.sampled_from([1, 63, 128])}),
+    **dict.fromkeys(
+        ("gated_silu", "gated_gelu", "gated_clamped"),
+        st.fixed_dictionaries({"tokens": ROWS, "hidden": st.sampled_from([1, 63, 128])}),
+    ),
     "log_softmax": st.fixed_dictionaries({"samples": ROWS, "vocab": st.sampled_from([5, 64, 257])}),
 }
 

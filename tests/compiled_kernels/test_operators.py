@@ -47,13 +47,19 @@ def products(**more: st.SearchStrategy) -> st.SearchStrategy[dict]:
 
 
 VOCAB = st.integers(6, 400)
+GATES = st.fixed_dictionaries({"tokens": ROWS, "hidden": st.integers(1, 140)})
 ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
     "rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.integers(1, 140)}),
     "add_rms_norm": st.fixed_dictionaries({"tokens": ROWS, "width": st.integers(1, 140)}),
     "rotary": st.fixed_dictionaries(
         {"tokens": ROWS, "heads": ROWS, "dim": st.integers(1, 40).map(lambda half: 2 * half)}
     ),
-    "gated_silu": st.fixed_dictionaries({"tokens": ROWS, "hidden": st.integers(1, 140)}),
+    "gated_silu": GATES,
+    "gated_gelu": GATES,
+    "gated_clamped": GATES,
+    "expert_linear": st.fixed_dictionaries(
+        {"rows": ROWS, "experts": ROWS, "width": st.integers(1, 40), "out": st.integers(1, 40), "bias": st.booleans()}
+    ),
     "linear": products(),
     "linear_int8": products(),
     "linear_int4": products(group=st.sampled_from([4, 16])),

@@ -34,6 +34,7 @@ RIGHT = [
     (compiled_kernels.gated_silu, (torch.zeros(3, 8),)),
     (compiled_kernels.rotary, (torch.zeros(3, 2, 4), torch.zeros(3, 2), torch.zeros(3, 2))),
     (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 4), None, Lane.EAGER)),
+    (compiled_kernels.expert_linear, (torch.zeros(3, 4), torch.tensor([0, 1, 0]), torch.zeros(2, 5, 4), None)),
     (compiled_kernels.kv_write, (torch.zeros(2, 1, 8, 4), torch.zeros(3, 1, 4), torch.tensor([1, 2, 3]))),
 ]
 WRONG = [
@@ -41,6 +42,7 @@ WRONG = [
     (compiled_kernels.gated_silu, (torch.zeros(8),)),
     (compiled_kernels.rotary, (torch.zeros(3, 2, 4), torch.zeros(2, 2), torch.zeros(3, 2))),
     (compiled_kernels.linear, (torch.zeros(3, 4), torch.zeros(5, 3), None, Lane.EAGER)),
+    (compiled_kernels.expert_linear, (torch.zeros(3, 4), torch.tensor([0, 1]), torch.zeros(2, 5, 4), None)),
     (compiled_kernels.kv_write, (torch.zeros(2, 1, 8, 4), torch.zeros(3, 1, 5), torch.tensor([1, 2, 3]))),
 ]
 

@@ -20,6 +20,8 @@ KERNELS = {
     "add_rms_norm": {"norm_rows"},
     "rotary": {"turn"},
     "gated_silu": {"gate_times_up"},
+    "gated_gelu": {"gate_times_up"},
+    "gated_clamped": {"gate_times_up"},
     "kv_write": {"write_rows"},
     "linear_int8": {"one_row_int8", "product", "add_parts"},
     "linear_int4": {"one_row_int4", "product", "add_parts"},

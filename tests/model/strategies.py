@@ -17,6 +17,16 @@ _scalings = st.one_of(
         high_factor=st.floats(3, 8),
         original_context=st.integers(1, 8192),
     ),
+    st.builds(
+        RotaryScaling,
+        kind=st.just("yarn"),
+        factor=st.floats(1, 64),
+        fast_turns=st.floats(8, 40),
+        slow_turns=st.floats(0.5, 2),
+        whole_pairs=st.booleans(),
+        amplitude=st.floats(0.5, 2),
+        original_context=st.integers(1, 8192),
+    ),
 )
 
 
@@ -41,7 +51,7 @@ def llama_specs(draw: st.DrawFn) -> ModelSpec:
         width=draw(st.integers(1, 40)),
         layers=(layer,) * draw(st.integers(1, 3)),
         context=draw(st.integers(1, 100_000)),
-        rotary=Rotary(base=draw(st.floats(1, 1e7)), scaling=draw(_scalings)),
+        rotary=Rotary(base=draw(st.floats(1.5, 1e7)), scaling=draw(_scalings)),
         norm_eps=draw(st.floats(1e-8, 1e-3)),
         tied=draw(st.booleans()),
         end_ids=tuple(draw(st.lists(st.integers(0, 49), max_size=3, unique=True))),

@@ -120,7 +120,7 @@ def test_rotary_fields(changes: dict[str, object], rotary: Rotary) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mistral"}, "model_type 'mistral' is not read; read now: llama"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral' is not read; read now: llama, mistral"),
         ({"model_type": ...}, "model_type is missing"),
         ({"vocab_size": ...}, "vocab_size is missing; it must be an integer of at least 1"),
         ({"hidden_size": "64"}, 'hidden_size is "64"; it must be an integer'),
@@ -144,7 +144,10 @@ def test_rotary_fields(changes: dict[str, object], rotary: Rotary) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope type 'dynamic' is not carried"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "rope type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1}}, "beta_fast is 1.0; it must be above"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}, "rope_theta": 1}, "rope_theta is 1.0; it must be"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": -1}}, "mscale is -1; it must be a finite"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0; it must be a finite number"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4}}, "high_freq_factor is 4.0"),

@@ -20,37 +20,41 @@ from workbench.cache.tables import tables_of
 class CacheShape:
     """One layer's share of the cache: `groups` key/value heads of width `dim`, in layer group `table`.
 
-    With a `window` its queries see the last so many positions only, and the first `sinks`."""
+    With a `window` its queries see the last so many positions only, and the first `sinks`. With `shared` the values are
+    the first so many columns of the keys and are not stored again (latent attention)."""
 
     groups: int
     dim: int
     table: int = 0
     window: int | None = None
     sinks: int = 0
+    shared: int | None = None
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """2 (keys and values) x groups x dim x bytes a value."""
-        return 2 * self.groups * self.dim * dtype.itemsize
+        """2 (keys and values) x groups x dim x bytes a value; once where values are columns of the keys."""
+        return (2 if self.shared is None else 1) * self.groups * self.dim * dtype.itemsize
 
 
 class DenseLayer:
-    """One layer's keys and values, each [page, group, offset, dim]; page 0 is the null page."""
+    """One layer's keys and values, each [page, group, offset, dim]; page 0 is the null page. Where values are columns
+    of the keys, both are one tensor: every lane reads it with the widths it knows, and the surplus is cut off."""
 
     def __init__(self, shape: CacheShape, pages: int, page_size: int, dtype: torch.dtype, device: str):
         size = (pages + 1, shape.groups, page_size, shape.dim)
-        self.table = shape.table
+        self.table, self.shared = shape.table, shape.shared
         self.keys = torch.zeros(size, dtype=dtype, device=device)
-        self.values = torch.zeros(size, dtype=dtype, device=device)
+        self.values = torch.zeros(size, dtype=dtype, device=device) if self.shared is None else self.keys
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Lane = Lane.EAGER) -> None:
         """Store k and v [token, group, dim] of the batch's tokens where its slots say."""
         slots = batch.slots[self.table]
         compiled_kernels.kv_write(self.keys, k, slots, lane)
-        compiled_kernels.kv_write(self.values, v, slots, lane)
+        if self.shared is None:
+            compiled_kernels.kv_write(self.values, v, slots, lane)
 
     def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, lane: Lane) -> Tensor:
-        """What the queries [token, head, dim] read from everything written so far: [token, head, dim]."""
-        return compiled_kernels.paged_attention(
+        """What the queries [token, head, dim] read from everything written so far: [token, head, dim or `shared`]."""
+        mixed = compiled_kernels.paged_attention(
             q,
             self.keys,
             self.values,
@@ -62,14 +66,17 @@ class DenseLayer:
             batch.decode_only,
             lane,
         )
+        return mixed if self.shared is None else mixed[..., : self.shared]
 
     def paged(self, table: int) -> tuple[Tensor, ...]:
         """Every tensor whose first axis is the pages of `table`: what is copied, moved or scrubbed with a page."""
-        return (self.keys, self.values) if table == self.table else ()
+        if table != self.table:
+            return ()
+        return (self.keys, self.values) if self.shared is None else (self.keys,)
 
     @property
     def bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.keys.nbytes + (self.values.nbytes if self.shared is None else 0)
 
 
 class KVStore:
@@ -99,7 +106,7 @@ class KVStore:
 
     @property
     def bytes_per_token(self) -> int:
-        """The formula: 2 x layers x groups x dim x bytes a value, summed over the layers as they are."""
+        """The formula: 2 x groups x dim x bytes a value (see CacheShape), summed over the layers as they are."""
         return sum(shape.bytes_per_token(self.dtype) for shape in self.shapes)
 
     def page_bytes(self, table: int) -> int:

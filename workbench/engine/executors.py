@@ -13,9 +13,10 @@ from workbench.engine.buckets import bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_step import MlirStep
+from workbench.engine.mlir_step import MlirStep, not_carried_out
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
+from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
 Unit = Literal["block", "step"]
@@ -71,11 +72,17 @@ class MlirExecutor:
 
 
 def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block") -> Executor:
-    """What runs `model`, whose modules are on `lanes.blocks`."""
+    """What runs `model`, whose modules are on `lanes.blocks`. A model on the lane mlir that its compiled step cannot
+    carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane."""
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
     if model.lane is Lane.INDUCTOR:
         blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit)
     else:
         blocks = EagerExecutor(model, store)
-    return MlirExecutor(model, store, blocks) if lanes.decode is Lane.MLIR else blocks
+    if lanes.decode is not Lane.MLIR:
+        return blocks
+    problem = not_carried_out(model.spec)
+    if problem and model.lane is not Lane.MLIR:
+        raise WorkbenchError(f"lane mlir: the compiled decode step has no {problem}; other lanes have")
+    return blocks if problem else MlirExecutor(model, store, blocks)

@@ -13,10 +13,18 @@ from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
 from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
-from workbench.model.layers import Attention, Block, Linear
+from workbench.model.feedforward import GatedFeedForward
+from workbench.model.layers import Attention as AttentionModule
+from workbench.model.layers import Block
+from workbench.model.parts import Linear
 from workbench.model.quantized import Format
+from workbench.model.spec import Attention, LayerKind, ModelSpec
 from workbench.model.transformer import Transformer
 
+ATTENTION = (
+    "heads", "groups", "dim", "window", "sinks", "softcap", "scale", "rotary", "input_bias", "output_bias",
+)  # fmt: skip
+LAYER = ("attention", "hidden", "feedforward_bias")
 FEW = 8  # with fewer rows times groups a thread, the context is split among threads
 
 
@@ -46,6 +54,7 @@ class MlirStep:
             target=Target.here(),
         )
         self.step = DecodeStep(shape, _tensors(model, blocks, store))
+        self._tables = {dim: table for (_, dim), table in zip(model.spec.rotary_tables[0], model.rotary, strict=True)}
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
@@ -54,16 +63,37 @@ class MlirStep:
         step.lengths.copy_(batch.context_lengths)
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
             mine[:, : table.shape[1]] = table
-        for dim, (cos, sin) in step.angles.items():
-            for mine, angle in zip((cos, sin), self.model.rotary[str(dim)](batch.positions), strict=True):
+        for turned, angles in step.angles.items():
+            for mine, angle in zip(angles, self._tables[turned](batch.positions), strict=True):
                 mine.copy_(angle)
         step()
-        return step.logits
+        return self.model.capped(step.logits)
+
+
+def not_carried_out(spec: ModelSpec) -> str | None:
+    """What the step lacks that a model of `spec` needs, in words; None for nothing. Whatever is not named here as known
+    must be as it is where nothing is said, so that what a spec learns later is refused until the step learns it."""
+    plain = Attention(heads=1, groups=1, dim=2)
+    for index, kind in enumerate(spec.layers):
+        if not isinstance(kind.attention, Attention):
+            return f"{kind.attention.kind} attention (layer {index})"
+        for given, right, known in (
+            (kind.attention, plain, ATTENTION), (kind, LayerKind(attention=plain, hidden=1), LAYER)
+        ):  # fmt: skip
+            for name in type(right).model_fields:
+                if name not in known and getattr(given, name) != getattr(right, name):
+                    return f"{name} {getattr(given, name)} (layer {index})"
+    if spec.norm_offset:
+        return f"norm_offset {spec.norm_offset}"
+    turned = [dim for _, dim in spec.rotary_tables[0]]
+    if len(set(turned)) < len(turned):
+        return "layers whose heads of one width are turned differently"
+    return None
 
 
 def _layer(block: Block, table: int) -> LayerShape:
-    attention = cast(Attention, block.attention)
-    spec, feedforward = attention.spec, block.feedforward
+    attention, feedforward = cast(AttentionModule, block.attention), cast(GatedFeedForward, block.feedforward)
+    spec = attention.spec
     return LayerShape(
         heads=spec.heads,
         groups=spec.groups,
@@ -75,6 +105,8 @@ def _layer(block: Block, table: int) -> LayerShape:
         gate_up=_stored(feedforward.gate_up),
         down=_stored(feedforward.down),
         window=spec.window or 0,
+        sinks=spec.sinks,
+        softcap=spec.softcap,
         table=table,
     )
 
@@ -94,11 +126,12 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
     for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
         found[f"attention_norm_{index}"] = block.attention_norm.weight
         found[f"feedforward_norm_{index}"] = block.feedforward_norm.weight
+        attention, feedforward = cast(AttentionModule, block.attention), cast(GatedFeedForward, block.feedforward)
         products = {
-            "qkv": block.attention.qkv,
-            "output": block.attention.output,
-            "gate_up": block.feedforward.gate_up,
-            "down": block.feedforward.down,
+            "qkv": attention.qkv,
+            "output": attention.output,
+            "gate_up": feedforward.gate_up,
+            "down": feedforward.down,
         }
         for name, linear in products.items():
             found |= {f"{name}{i}_{index}": tensor for i, tensor in enumerate(linear.tensors)}

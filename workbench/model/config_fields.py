@@ -34,15 +34,16 @@ class Fields:
             raise self.wrong(key, value, f"an integer of at most {most}")
         return value
 
-    def number(self, key: str, default: Any = REQUIRED) -> Any:
-        """A finite number above zero, as a float."""
-        value = self._value(key, default, "a number above 0")
+    def number(self, key: str, default: Any = REQUIRED, zero: bool = False) -> Any:
+        """A finite number above zero, as a float; 0 too where `zero` allows it."""
+        least = "of at least 0" if zero else "above 0"
+        value = self._value(key, default, f"a number {least}")
         if value is default:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, value, "a number above 0")
-        if not 0 < value <= sys.float_info.max:
-            raise self.wrong(key, value, "a finite number above 0")
+            raise self.wrong(key, value, f"a number {least}")
+        if not (0 < value <= sys.float_info.max or (zero and value == 0)):
+            raise self.wrong(key, value, f"a finite number {least}")
         return float(value)
 
     def boolean(self, key: str, default: bool = False) -> bool:

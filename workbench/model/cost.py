@@ -1,7 +1,7 @@
 """What a step must compute and move at the least, from shapes alone: the roofline's two numbers.
 
 Causality, windows and grouped heads are counted as they are: a query reads the positions it may see, and a
-key/value head is read once for all the query heads that share it.
+key/value head is read once for all the query heads that share it. Of a mixture the experts of one token are counted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.spec import AnyAttention, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ class StepCost:
         """Bytes a value takes in the blocks' matrices (scales included), in the head's, and in the cache."""
         self.spec = spec
         self._block_value, self._head_value, self._cache_value = block_value, head_value, cache_value
-        self._block_weights = sum(_matrix_values(spec.width, kind) for kind in spec.layers)
+        used = (kind.attention.matrices(spec.width) + spec.width * kind.feedforward_matrices[1] for kind in spec.layers)
+        self._block_weights = sum(used)
         self._head_weights = spec.vocab * spec.width
-        self._attentions: dict[Attention, int] = {}
+        self._attentions: dict[AnyAttention, int] = {}
         for kind in spec.layers:
             self._attentions[kind.attention] = self._attentions.get(kind.attention, 0) + 1
 
@@ -45,8 +47,9 @@ class StepCost:
             tokens += length
             for attention, layers in self._attentions.items():
                 seen, touched = _visible(start, length, attention.window)
-                flops += layers * 4.0 * attention.heads * attention.dim * seen
-                read += layers * 2.0 * attention.groups * attention.dim * (touched + length) * self._cache_value
+                values = attention.latent if isinstance(attention, LatentAttention) else attention.dim
+                flops += layers * 2.0 * attention.heads * (attention.dim + values) * seen
+                read += layers * attention.cached * (touched + length) * self._cache_value
         flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
         weights = self._block_weights * self._block_value + self._head_weights * self._head_value * bool(sampled)
         return Cost(flops, weights + read)
@@ -60,8 +63,3 @@ def _visible(start: int, length: int, window: int | None) -> tuple[int, int]:
     short = max(0, min(end, window) - start)  # queries that still see everything
     pairs = short * start + short * (short + 1) // 2 + (length - short) * window
     return pairs, end - max(0, start - window + 1)
-
-
-def _matrix_values(width: int, kind: LayerKind) -> int:
-    a = kind.attention
-    return width * (2 * a.heads + 2 * a.groups) * a.dim + 3 * width * kind.hidden

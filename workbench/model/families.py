@@ -10,20 +10,11 @@ import torch
 
 from workbench.errors import WorkbenchError, nearest
 from workbench.model.config_fields import Fields, read_object
-from workbench.model.rotary_config import rotary_from, rotary_to
+from workbench.model.families_gemma import gemma2, gemma3_text
+from workbench.model.families_llama import llama, mistral, qwen3
+from workbench.model.families_sparse import deepseek_v3, gpt_oss
+from workbench.model.rotary_config import rotary_to
 from workbench.model.spec import Attention, LayerKind, ModelSpec
-
-MOST_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
-
-# Keys that change what is computed, with the values under which they change nothing.
-NOT_CARRIED_OUT: dict[str, tuple[object, ...]] = {
-    "quantization_config": (),
-    "compression_config": (),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "num_local_experts": (0, 1),
-    "use_qk_norm": (False,),
-}
 
 
 def read_spec(folder: str | Path) -> ModelSpec:
@@ -59,16 +50,17 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
 
 def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
     """The Llama config.json of `spec`: `spec_from_config` of it gives an equal spec. Raises WorkbenchError
-    for what the format cannot say: layers that differ, windows, biases on one side of attention only."""
+    for what the format cannot say: layers that differ, and all that is not in Llama's block."""
     kinds = set(spec.layers)
     if len(kinds) != 1:
         raise WorkbenchError(f"{spec.name}: a Llama config has one kind of layer, the spec {len(kinds)}")
     layer = kinds.pop()
     attention = layer.attention
-    if attention.window is not None:
-        raise WorkbenchError(f"{spec.name}: a Llama config has no window, the spec has {attention.window}")
+    if not isinstance(attention, Attention):
+        raise WorkbenchError(f"{spec.name}: a Llama config has grouped attention, the spec {attention.kind}")
     if attention.input_bias != attention.output_bias:
         raise WorkbenchError(f"{spec.name}: a Llama config has biases on all of attention or on none")
+    _refuse_what_llama_has_not(spec, attention, layer)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -92,67 +84,32 @@ def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> di
     }
 
 
-def _llama(config: Fields, name: str) -> ModelSpec:
-    _refuse_what_is_not_carried_out(config)
-    attention_bias = config.boolean("attention_bias")
-    heads = config.integer("num_attention_heads")
-    groups = config.integer("num_key_value_heads", default=heads)
-    if heads % groups:
-        raise config.wrong("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
-    width = config.integer("hidden_size")
-    layer = LayerKind(
-        attention=Attention(
-            heads=heads,
-            groups=groups,
-            dim=_head_dim(config, width, heads),
-            input_bias=attention_bias,
-            output_bias=attention_bias,
-        ),
-        hidden=config.integer("intermediate_size"),
-        feedforward_bias=config.boolean("mlp_bias"),
-    )
-    return ModelSpec(
-        name=name,
-        vocab=config.integer("vocab_size"),
-        width=width,
-        layers=(layer,) * config.integer("num_hidden_layers", most=MOST_LAYERS),
-        context=config.integer("max_position_embeddings"),
-        rotary=rotary_from(config),
-        norm_eps=config.number("rms_norm_eps", default=1e-6),
-        tied=config.boolean("tie_word_embeddings"),
-        end_ids=config.token_ids("eos_token_id") or (),
-    )
+def _refuse_what_llama_has_not(spec: ModelSpec, attention: Attention, layer: LayerKind) -> None:
+    """Every field that the config does not hold must be as it is where nothing is said."""
+    heads = {"heads": 1, "groups": 1, "dim": 2, "input_bias": False, "output_bias": False}
+    plain = Attention(heads=1, groups=1, dim=2)
+    for given, right in (
+        (attention.model_copy(update=heads), plain),
+        (layer.model_copy(update={"attention": plain, "hidden": 1, "feedforward_bias": False}),
+         LayerKind(attention=plain, hidden=1)),
+    ):  # fmt: skip
+        for name in type(right).model_fields:
+            if getattr(given, name) != getattr(right, name):
+                raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(given, name)}")
+    for name, right in (("norm_offset", 0.0), ("embedding_scale", 1.0), ("final_softcap", 0.0)):
+        if getattr(spec, name) != right:
+            raise WorkbenchError(f"{spec.name}: a Llama config has no {name}, the spec has {getattr(spec, name)}")
 
 
-FAMILIES: dict[str, Callable[[Fields, str], ModelSpec]] = {"llama": _llama}
-
-
-def _head_dim(config: Fields, width: int, heads: int) -> int:
-    dim = config.integer("head_dim", default=None, least=2)
-    if dim is None and width % heads:
-        raise config.wrong("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
-    if (dim or width // heads) % 2:
-        raise config.wrong("head_dim", dim or width // heads, "even, because rotary turns pairs")
-    return dim or width // heads
-
-
-def _refuse_what_is_not_carried_out(config: Fields) -> None:
-    architectures = config.get("architectures")
-    if architectures is not None and (not isinstance(architectures, list) or "LlamaForCausalLM" not in architectures):
-        raise config.wrong("architectures", architectures, '["LlamaForCausalLM"]')
-    activation = config.get("hidden_act")
-    if activation not in (None, "silu"):
-        raise config.wrong("hidden_act", activation, '"silu": other activations are not carried out')
-    for key, harmless in NOT_CARRIED_OUT.items():
-        value = config.get(key)
-        if value is not None and value not in harmless:
-            raise config.wrong(key, value, "absent or null: what it changes is not carried out")
-    window = config.get("sliding_window")
-    if window is not None and config.get("use_sliding_window") is not False:
-        raise config.wrong("sliding_window", window, "null: Llama layers see the whole context")
-    kinds = config.get("layer_types")
-    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-        raise config.wrong("layer_types", kinds, 'absent, or "full_attention" for every layer')
+FAMILIES: dict[str, Callable[[Fields, str], ModelSpec]] = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen3": qwen3,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3_text,
+    "gpt_oss": gpt_oss,
+    "deepseek_v3": deepseek_v3,
+}
 
 
 def _end_ids_to(end_ids: tuple[int, ...]) -> int | list[int] | None:

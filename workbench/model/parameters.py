@@ -6,7 +6,27 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from workbench.model.spec import LayerKind, ModelSpec
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.spec import Attention, LayerKind, ModelSpec
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a stored tensor's axes become ours: two sides of an einops pattern, which can be read either way."""
+
+    stored: str
+    ours: str
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def read(self, tensor: Tensor) -> Tensor:
+        return rearrange(tensor, f"{self.stored} -> {self.ours}", **dict(self.axes))
+
+    def written(self, tensor: Tensor) -> Tensor:
+        return rearrange(tensor, f"{self.ours} -> {self.stored}", **dict(self.axes))
 
 
 @dataclass(frozen=True)
@@ -15,6 +35,14 @@ class Part:
 
     name: str
     shape: tuple[int, ...]
+    layout: Layout | None = None
+
+    @property
+    def ours(self) -> tuple[int, ...]:
+        """The shape it has among our parameters."""
+        if self.layout is None:
+            return self.shape
+        return tuple(self.layout.read(torch.empty(self.shape, device="meta")).shape)
 
 
 Parameter = tuple[str, tuple[Part, ...]]  # our name, and its parts
@@ -22,9 +50,10 @@ Parts = dict[str, tuple[Part, ...]]
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and shape: `[rows, columns]` for a projection, `[rows]` for a norm or bias."""
+    """Every parameter's name and shape: `[rows, columns]` for a projection, `[rows]` for a norm or bias, `[head]` for
+    sink logits, `[expert, ...]` for experts, `[head, rows, latent]` for what latent attention absorbs."""
     parameters = stored_parts(spec).items()
-    return {name: (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) for name, parts in parameters}
+    return {name: (sum(part.ours[0] for part in parts), *parts[0].ours[1:]) for name, parts in parameters}
 
 
 def stored_parts(spec: ModelSpec) -> Parts:
@@ -32,7 +61,7 @@ def stored_parts(spec: ModelSpec) -> Parts:
     in which rotary turns dimension d against d + dim / 2."""
     parts: Parts = {"embedding.weight": (Part("model.embed_tokens.weight", (spec.vocab, spec.width)),)}
     for index, layer in enumerate(spec.layers):
-        parts.update(_layer(index, layer, spec.width))
+        parts.update(_layer(f"blocks.{index}", f"model.layers.{index}", layer, spec.width))
     parts["norm.weight"] = (Part("model.norm.weight", (spec.width,)),)
     if not spec.tied:
         parts["head.weight"] = (Part("lm_head.weight", (spec.vocab, spec.width)),)
@@ -43,20 +72,77 @@ def part_bytes(part: Part, itemsize: int) -> int:
     return math.prod(part.shape) * itemsize
 
 
-def _layer(index: int, layer: LayerKind, width: int) -> Iterator[Parameter]:
-    attention, hidden = layer.attention, layer.hidden
-    query, key = attention.heads * attention.dim, attention.groups * attention.dim
-    ours, theirs = f"blocks.{index}", f"model.layers.{index}"
-    input_bias, output_bias, bias = attention.input_bias, attention.output_bias, layer.feedforward_bias
-    yield f"{ours}.attention_norm.weight", (Part(f"{theirs}.input_layernorm.weight", (width,)),)
-    read = f"{theirs}.self_attn"
-    rows = {f"{read}.q_proj": query, f"{read}.k_proj": key, f"{read}.v_proj": key}
-    yield from _linear(f"{ours}.attention.qkv", rows, width, input_bias)
-    yield from _linear(f"{ours}.attention.output", {f"{read}.o_proj": width}, query, output_bias)
-    yield f"{ours}.feedforward_norm.weight", (Part(f"{theirs}.post_attention_layernorm.weight", (width,)),)
-    rows = {f"{theirs}.mlp.gate_proj": hidden, f"{theirs}.mlp.up_proj": hidden}
-    yield from _linear(f"{ours}.feedforward.gate_up", rows, width, bias)
-    yield from _linear(f"{ours}.feedforward.down", {f"{theirs}.mlp.down_proj": width}, hidden, bias)
+def _layer(ours: str, theirs: str, layer: LayerKind, width: int) -> Iterator[Parameter]:
+    norms = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
+    if layer.post_norms:
+        norms |= {
+            "attention_post_norm": "post_attention_layernorm",
+            "feedforward_norm": "pre_feedforward_layernorm",
+            "feedforward_post_norm": "post_feedforward_layernorm",
+        }
+    yield _norm(f"{ours}.attention_norm", f"{theirs}.{norms.pop('attention_norm')}", width)
+    attention = layer.attention
+    places = f"{ours}.attention", f"{theirs}.self_attn"
+    if isinstance(attention, LatentAttention):
+        yield from _latent(*places, attention, width)
+    else:
+        yield from _grouped(*places, attention, width)
+    for name, stored in norms.items():
+        yield _norm(f"{ours}.{name}", f"{theirs}.{stored}", width)
+    rest = _feedforward if layer.experts is None else _mixture
+    yield from rest(f"{ours}.feedforward", f"{theirs}.mlp", layer, width)
+
+
+def _grouped(ours: str, theirs: str, spec: Attention, width: int) -> Iterator[Parameter]:
+    query, key = spec.heads * spec.dim, spec.groups * spec.dim
+    rows = {f"{theirs}.q_proj": query, f"{theirs}.k_proj": key, f"{theirs}.v_proj": key}
+    yield from _linear(f"{ours}.qkv", rows, width, spec.input_bias)
+    yield from _linear(f"{ours}.output", {f"{theirs}.o_proj": width}, query, spec.output_bias)
+    if spec.qk_norm:
+        yield _norm(f"{ours}.query_norm", f"{theirs}.q_norm", spec.dim)
+        yield _norm(f"{ours}.key_norm", f"{theirs}.k_norm", spec.dim)
+    if spec.sink_logits:
+        yield f"{ours}.sink_logits", (Part(f"{theirs}.sinks", (spec.heads,)),)
+
+
+def _latent(ours: str, theirs: str, spec: LatentAttention, width: int) -> Iterator[Parameter]:
+    queries = {f"{theirs}.q_proj": spec.queries}
+    if spec.query_latent is not None:
+        queries = {f"{theirs}.q_a_proj": spec.query_latent}
+        yield _norm(f"{ours}.query_norm", f"{theirs}.q_a_layernorm", spec.query_latent)
+        yield from _linear(f"{ours}.query_up", {f"{theirs}.q_b_proj": spec.queries}, spec.query_latent, False)
+    rows = {**queries, f"{theirs}.kv_a_proj_with_mqa": spec.dim}
+    yield from _linear(f"{ours}.down", rows, width, spec.input_bias)
+    yield _norm(f"{ours}.latent_norm", f"{theirs}.kv_a_layernorm", spec.latent)
+    up = Layout("(head row) latent", "head row latent", (("head", spec.heads),))
+    shape = (spec.heads * (spec.plain_dim + spec.value_dim), spec.latent)
+    yield f"{ours}.up", (Part(f"{theirs}.kv_b_proj.weight", shape, up),)
+    yield from _linear(f"{ours}.output", {f"{theirs}.o_proj": width}, spec.mixed, spec.output_bias)
+
+
+def _feedforward(ours: str, theirs: str, layer: LayerKind, width: int) -> Iterator[Parameter]:
+    rows = {f"{theirs}.gate_proj": layer.hidden, f"{theirs}.up_proj": layer.hidden}
+    yield from _linear(f"{ours}.gate_up", rows, width, layer.feedforward_bias)
+    yield from _linear(f"{ours}.down", {f"{theirs}.down_proj": width}, layer.hidden, layer.feedforward_bias)
+
+
+def _mixture(ours: str, theirs: str, layer: LayerKind, width: int) -> Iterator[Parameter]:
+    """Stored for x @ weight, with gate and up in turns; ours have the gate's rows, then the up projection's."""
+    assert layer.experts is not None
+    count, hidden, two = layer.experts.count, layer.hidden, (("two", 2),)
+    yield from _linear(f"{ours}.router", {f"{theirs}.router": count}, width, layer.feedforward_bias)
+    woven = Layout("expert width (hidden two)", "expert (two hidden) width", two)
+    yield f"{ours}.gate_up", (Part(f"{theirs}.experts.gate_up_proj", (count, width, 2 * hidden), woven),)
+    turned = Layout("expert hidden width", "expert width hidden")
+    yield f"{ours}.down", (Part(f"{theirs}.experts.down_proj", (count, hidden, width), turned),)
+    if layer.feedforward_bias:
+        woven = Layout("expert (hidden two)", "expert (two hidden)", two)
+        yield f"{ours}.gate_up_bias", (Part(f"{theirs}.experts.gate_up_proj_bias", (count, 2 * hidden), woven),)
+        yield f"{ours}.down_bias", (Part(f"{theirs}.experts.down_proj_bias", (count, width)),)
+
+
+def _norm(ours: str, theirs: str, width: int) -> Parameter:
+    return f"{ours}.weight", (Part(f"{theirs}.weight", (width,)),)
 
 
 def _linear(ours: str, rows: dict[str, int], columns: int, bias: bool) -> Iterator[Parameter]:

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from workbench.errors import WorkbenchError
-from workbench.model.spec import ModelSpec
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.spec import LayerKind, ModelSpec
 
 Format = Literal["dense", "int8", "int4"]
 FORMATS: tuple[Format, ...] = ("dense", "int8", "int4")
+DENSE = ("router.weight", "_bias")  # matrices by shape that are no product, or that choose
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class WeightFormat:
         widths = {"width": spec.width} if "int4" in (self.blocks, self.head) else {}
         if self.blocks == "int4":
             for kind in spec.layers:
-                widths |= {"hidden": kind.hidden, "heads x dim": kind.attention.heads * kind.attention.dim}
+                widths |= _columns(kind)
         for name, columns in widths.items():
             if columns % self.group:
                 raise WorkbenchError(
@@ -49,8 +51,19 @@ class WeightFormat:
                 )
 
 
+def _columns(kind: LayerKind) -> dict[str, int]:
+    """Columns of a layer's matrices, but for those that read the model's width."""
+    a = kind.attention
+    found = {} if kind.experts else {"hidden": kind.hidden}
+    if isinstance(a, LatentAttention):
+        found |= {"query latent": a.query_latent} if a.query_latent else {}
+        return found | {"heads x value dim": a.mixed}
+    return found | {"heads x dim": a.mixed}
+
+
 def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) -> dict[str, Tensor]:
-    """The state with its matrices stored as `format` says: `X.weight`, and `X.scales` beside it.
+    """The state with its matrices stored as `format` says: `X.weight`, and `X.scales` beside it. Routers, experts and
+    what latent attention absorbs stay dense.
 
     `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense
     becomes the head.
@@ -63,7 +76,7 @@ def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) ->
 
 def _stored(name: str, tensor: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     kind = format.head if name == "head.weight" else format.blocks
-    if kind == "dense" or tensor.ndim < 2 or name == "embedding.weight":
+    if kind == "dense" or tensor.ndim != 2 or name == "embedding.weight" or name.endswith(DENSE):
         return {name: tensor}
     values, scales = quantize_int8(tensor) if kind == "int8" else quantize_int4(tensor, format.group)
     return {name: values, name.removesuffix("weight") + "scales": scales}

@@ -18,6 +18,8 @@ def frequencies(rotary: Rotary, dim: int) -> Tensor:
         return plain / scaling.factor
     if scaling.kind == "llama3":
         return _llama3(plain, scaling)
+    if scaling.kind == "yarn":
+        return _yarn(plain, rotary, dim)
     return plain
 
 
@@ -28,14 +30,33 @@ def _llama3(plain: Tensor, scaling: RotaryScaling) -> Tensor:
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
+def _yarn(plain: Tensor, rotary: Rotary, dim: int) -> Tensor:
+    """Pairs that turn often in the original context keep their frequency, those that turn seldom are divided by
+    `factor`, a straight passage over the pairs between (YaRN, Peng et al., 2023, equations 17 to 20)."""
+    scaling = rotary.scaling
+    low, high = (_pair(turns, rotary, dim) for turns in (scaling.fast_turns, scaling.slow_turns))
+    if scaling.whole_pairs:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high = high + 0.001 if low == high else high  # as published: no division by zero
+    slow = ((torch.arange(dim // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    return (1 - slow) * plain + slow * plain / scaling.factor
+
+
+def _pair(turns: float, rotary: Rotary, dim: int) -> float:
+    """The pair, as a fraction, that turns so often in the original context."""
+    return dim * math.log(rotary.scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(rotary.base))
+
+
 class RotaryTable(torch.nn.Module):
-    """Cosines and sines by position, for heads of width `dim`."""
+    """Cosines and sines by position, for heads of which `dim` columns are turned."""
 
     def __init__(self, rotary: Rotary, dim: int):
         super().__init__()
+        self.amplitude = rotary.scaling.amplitude
         self.frequencies = torch.nn.Buffer(frequencies(rotary, dim), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [token] -> cos, sin [token, dim / 2] in float64: late positions need it."""
         angles = positions[:, None].double() * self.frequencies
-        return angles.cos(), angles.sin()
+        return angles.cos() * self.amplitude, angles.sin() * self.amplitude

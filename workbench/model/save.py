@@ -82,12 +82,13 @@ def _shards(spec: ModelSpec, itemsize: int, shard_bytes: int) -> list[list[tuple
                 shards.append([])
                 used = 0
             shards[-1].append((ours, start, part))
-            used, start = used + size, start + part.shape[0]
+            used, start = used + size, start + part.ours[0]
     return shards
 
 
 def _clone(parameter: Tensor, start: int, part: Part, dtype: torch.dtype) -> Tensor:
-    rows = parameter.detach()[start : start + part.shape[0]]
+    rows = parameter.detach()[start : start + part.ours[0]]
+    rows = rows if part.layout is None else part.layout.written(rows)
     return rows.to(device="cpu", dtype=dtype, copy=True).contiguous()
 
 

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.rotary_spec import Rotary, Value
+from workbench.model.rotary_spec import RotaryScaling as RotaryScaling
 from workbench.request import UserPart
-
-
-class Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RotaryScaling(Value):
-    """How rotary frequencies are changed for contexts longer than the trained one.
-
-    `linear` divides all of them by `factor`; `llama3` (Llama 3.1) divides only the slow ones, with a smooth
-    passage between the wavelengths `original_context / high_factor` and `original_context / low_factor`.
-    """
-
-    kind: Literal["default", "linear", "llama3"] = "default"
-    factor: Annotated[float, Field(gt=0)] = 1.0
-    low_factor: float = 1.0
-    high_factor: float = 4.0
-    original_context: int = 8192
-
-
-class Rotary(Value):
-    base: Annotated[float, Field(gt=0)] = 10_000.0
-    scaling: RotaryScaling = RotaryScaling()
 
 
 class Attention(Value):
@@ -69,13 +49,74 @@ class Attention(Value):
     def share(self) -> int:
         return self.heads // self.groups
 
+    @property
+    def cached(self) -> int:
+        """Numbers that a token leaves in the cache."""
+        return 2 * self.groups * self.dim
+
+    @property
+    def turned(self) -> int:
+        """Columns of a head that rotary turns."""
+        return self.dim if self.position == "rotary" else 0
+
+    @property
+    def mixed(self) -> int:
+        """Columns that the output projection reads."""
+        return self.heads * self.dim
+
+    def matrices(self, width: int) -> int:
+        """Numbers in its matrices, in a model of that width."""
+        return width * (2 * self.heads + 2 * self.groups) * self.dim
+
+    def vectors(self, width: int) -> int:
+        """Its parameters that are no matrices: biases, norms, sink logits."""
+        biases = (self.heads + 2 * self.groups) * self.dim * self.input_bias + width * self.output_bias
+        return biases + 2 * self.dim * self.qk_norm + self.heads * self.sink_logits
+
+
+AnyAttention = Annotated[Attention | LatentAttention, Field(discriminator="kind")]
+
+
+class Gate(Value):
+    """How a gated feed-forward joins its two halves: silu(gate) up (Shazeer, 2020), gelu(gate) up with the tanh form
+    (Gemma), or `clamped`: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within ±limit (gpt-oss, 2025)."""
+
+    kind: Literal["silu", "gelu_tanh", "clamped"] = "silu"
+    alpha: float = 1.702
+    limit: Annotated[float, Field(gt=0)] = 7.0
+
+
+class Experts(Value):
+    """A mixture of `count` feed-forwards: each token takes the `used` of highest score, by the softmax of these."""
+
+    count: Annotated[int, Field(ge=1)]
+    used: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _enough(self) -> Experts:
+        if self.used > self.count:
+            raise ValueError(f"a token cannot use {self.used} experts of {self.count}")
+        return self
+
 
 class LayerKind(Value):
-    """One layer: attention, then a gated feed-forward of width `hidden`."""
+    """One layer: attention, then a gated feed-forward of width `hidden`, or a mixture of such."""
 
-    attention: Attention
+    attention: AnyAttention
     hidden: Annotated[int, Field(ge=1)]
     feedforward_bias: bool = False
+    gate: Gate = Gate()
+    experts: Experts | None = None
+    post_norms: bool = False  # what attention and feed-forward give is normed before it is added (Gemma 2)
+
+    @property
+    def feedforward_matrices(self) -> tuple[int, int]:
+        """Matrix numbers for each column of the model's width: those of all feed-forwards, and those a token uses."""
+        one = 3 * self.hidden
+        if self.experts is None:
+            return one, one
+        router = self.experts.count
+        return self.experts.count * one + router, self.experts.used * one + router
 
 
 class ModelSpec(Value):
@@ -88,6 +129,9 @@ class ModelSpec(Value):
     context: Annotated[int, Field(ge=1)]  # positions the model was made for
     rotary: Rotary = Rotary()
     norm_eps: float = 1e-5
+    norm_offset: float = 0.0  # added to the norms' weights (Gemma: 1)
+    embedding_scale: float = 1.0  # Gemma: the square root of the width
+    final_softcap: Annotated[float, Field(ge=0)] = 0.0  # of the logits; 0 is none
     tied: bool = False  # the output head is the embedding
     end_ids: tuple[int, ...] = ()  # tokens that end a text
 
@@ -97,20 +141,27 @@ class ModelSpec(Value):
         groups: dict[tuple, list[int]] = {}
         for index, layer in enumerate(self.layers):
             attention = layer.attention
-            kind = attention.window, attention.sinks, attention.groups, attention.dim
+            kind = attention.window, attention.sinks, attention.groups, attention.dim, attention.cached
             groups.setdefault(kind, []).append(index)
         return tuple(tuple(indices) for indices in groups.values())
+
+    @property
+    def rotary_tables(self) -> tuple[tuple[tuple[Rotary, int], ...], tuple[int, ...]]:
+        """The different tables of angles, each a rotary and the columns that it turns, and each layer's among them."""
+        wanted = [(layer.attention.rotary or self.rotary, layer.attention.turned) for layer in self.layers]
+        tables = list(dict.fromkeys(wanted))
+        return tuple(tables), tuple(tables.index(each) for each in wanted)
 
     @property
     def parameters(self) -> int:
         """Parameter count, from the shapes alone."""
         total = self.vocab * self.width * (1 if self.tied else 2) + self.width
         for layer in self.layers:
-            a, hidden = layer.attention, layer.hidden
-            query, key = a.heads * a.dim, a.groups * a.dim
-            total += self.width * (2 * query + 2 * key) + 3 * self.width * hidden + 2 * self.width
-            total += (query + 2 * key) * a.input_bias + self.width * a.output_bias
-            total += (2 * hidden + self.width) * layer.feedforward_bias
+            experts = 1 if layer.experts is None else layer.experts.count
+            total += layer.attention.matrices(self.width) + self.width * layer.feedforward_matrices[0]
+            total += layer.attention.vectors(self.width) + self.width * (4 if layer.post_norms else 2)
+            router = 0 if layer.experts is None else experts
+            total += (experts * (2 * layer.hidden + self.width) + router) * layer.feedforward_bias
         return total
 
     def _repr_html_(self) -> str:

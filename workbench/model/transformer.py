@@ -14,7 +14,10 @@ from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
 from workbench.cache.store import CacheShape, DenseLayer, KVStore
 from workbench.errors import WorkbenchError
-from workbench.model.layers import Block, Linear, Norm
+from workbench.model.feedforward import MixtureOfExperts
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.layers import Block
+from workbench.model.parts import Linear, Norm
 from workbench.model.quantized import WeightFormat, dequantize, quantize
 from workbench.model.rotary import RotaryTable
 from workbench.model.spec import ModelSpec
@@ -36,15 +39,14 @@ class Transformer(nn.Module):
         self.spec = spec
         self.lane = lane
         self.format = format
-        self.blocks = nn.ModuleList(Block(kind, spec.width, spec.norm_eps, lane, format) for kind in spec.layers)
-        self.norm = Norm(spec.width, spec.norm_eps, lane)
+        stored = spec.norm_eps, lane, format, spec.norm_offset
+        self.blocks = nn.ModuleList(Block(kind, spec.width, *stored) for kind in spec.layers)
+        self.norm = Norm(spec.width, spec.norm_eps, lane, spec.norm_offset)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
         self.embedding = nn.Embedding(spec.vocab, spec.width) if self._plain_embedding else None
         stored = lane, format.head, format.group
         self.head = None if self._shared_embedding else Linear(spec.width, spec.vocab, False, *stored)
-        # Layers with heads of equal width share one table of angles.
-        dims = sorted({kind.attention.dim for kind in spec.layers})
-        self.rotary = nn.ModuleDict({str(dim): RotaryTable(spec.rotary, dim) for dim in dims})
+        self.rotary, self.table_of = _rotary_tables(spec), spec.rotary_tables[1]
 
     @classmethod
     def from_state(
@@ -56,8 +58,7 @@ class Transformer(nn.Module):
         with torch.device("meta"):
             model = cls(spec, lane, format)
         model.load_state_dict(state, strict=True, assign=True)
-        for dim in model.rotary:  # not part of any state: computed here, in float64
-            model.rotary[dim] = RotaryTable(spec.rotary, int(dim))
+        model.rotary = _rotary_tables(spec)  # not part of any state: computed here, in float64
         return model.requires_grad_(False).to(model.device).eval()
 
     @property
@@ -83,8 +84,10 @@ class Transformer(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """What one decode step reads: every parameter once, the embedding only where it is the head too."""
+        """What one decode step reads: every parameter once, but the embedding only where it is the head too, and of a
+        mixture the experts of one token."""
         unread = 0 if self.embedding is None or self.head is None else self.embedding.weight.nbytes
+        unread += sum(part.unread_bytes for part in self.modules() if isinstance(part, MixtureOfExperts))
         return sum(parameter.nbytes for parameter in self.parameters()) - unread
 
     @property
@@ -95,15 +98,18 @@ class Transformer(nn.Module):
     def value_bytes(self) -> tuple[float, float]:
         """Bytes that a value of a matrix takes, scales included: in the blocks, and in the head."""
         linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
+        stacks = [stack for block in self.blocks for stack in block.parameters() if stack.ndim == 3]
         stored = sum(
             linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
-        )
-        values = sum(linear.width * linear.weight.shape[0] for linear in linears)
+        ) + sum(stack.nbytes for stack in stacks)
+        values = sum(linear.width * linear.weight.shape[0] for linear in linears) + sum(map(Tensor.numel, stacks))
         return stored / values, self.head_bytes / (self.spec.vocab * self.spec.width)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[token] -> [token, width]."""
-        return cast(Linear, self.head).rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
+        rows = cast(Linear, self.head).rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
+        scale = self.spec.embedding_scale
+        return rows if scale == 1 else rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
@@ -122,11 +128,11 @@ class Transformer(nn.Module):
 
     def hidden(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """What the last block leaves, for every row: [token, width]."""
-        angles = {dim: table(batch.positions) for dim, table in self.rotary.items()}
         exact = torch.promote_types(self.dtype, torch.float32)
+        angles = [[part.to(exact) for part in table(batch.positions)] for table in self.rotary]
         x = self.embed(batch.ids)
-        for block, kind, cache in zip(self.blocks, self.spec.layers, store.layers, strict=True):
-            cos, sin = (part.to(exact) for part in angles[str(kind.attention.dim)])
+        for block, table, cache in zip(self.blocks, self.table_of, store.layers, strict=True):
+            cos, sin = angles[table]
             x = run(cast(Block, block), x, cos, sin, batch, cache)
         return x
 
@@ -137,12 +143,18 @@ class Transformer(nn.Module):
             logits = compiled_kernels.linear(x, self.head_tensors[0], None, self.lane)
         else:
             logits = self.head(x)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        return self.capped(logits if logits.dtype == torch.float64 else logits.float())
+
+    def capped(self, logits: Tensor) -> Tensor:
+        cap = self.spec.final_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def cache_shapes(self) -> tuple[CacheShape, ...]:
         tables = {layer: table for table, group in enumerate(self.spec.layer_groups) for layer in group}
         return tuple(
-            CacheShape(a.groups, a.dim, tables[index], a.window, a.sinks)
+            CacheShape(
+                a.groups, a.dim, tables[index], a.window, a.sinks, a.latent if isinstance(a, LatentAttention) else None
+            )
             for index, a in enumerate(kind.attention for kind in self.spec.layers)
         )
 
@@ -177,3 +189,7 @@ class Transformer(nn.Module):
         if len(ids) > self.spec.context:
             raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.context}")
         return ids.long().to(self.device)
+
+
+def _rotary_tables(spec: ModelSpec) -> nn.ModuleList:
+    return nn.ModuleList(RotaryTable(*each) for each in spec.rotary_tables[0])

@@ -36,13 +36,14 @@ def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dic
         files = {file: stack.enter_context(_open(file)) for file in {each.file for each in stored.values()}}
 
         def read(part: Part) -> Tensor:
-            return files[stored[part.name].file].get_tensor(part.name)
+            tensor = files[stored[part.name].file].get_tensor(part.name)
+            return tensor if part.layout is None else part.layout.read(tensor)
 
         return {name: _fused([read(part) for part in parts], dtype) for name, parts in wanted.items()}
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Seeded random weights under which activations and logits stay near 1; norms are ones.
+    """Seeded random weights under which activations and logits stay near 1; norms multiply by ones.
 
     Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does
     not change the numbers, and the dtype only rounds them.
@@ -63,7 +64,7 @@ def _open(file: Path) -> Any:
 
 def _fused(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     if len(parts) == 1:
-        return parts[0].to(dtype)
+        return parts[0].to(dtype).contiguous()
     rows = [part.shape[0] for part in parts]
     whole = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype)
     for target, part in zip(whole.split(rows), parts, strict=True):
@@ -102,7 +103,7 @@ def _some(names: list[str]) -> str:
 
 def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dtype, seed: int) -> Tensor:
     if name.endswith("norm.weight"):
-        return torch.ones(shape, dtype=dtype)
+        return torch.full(shape, 1.0 - spec.norm_offset, dtype=dtype)
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     values = torch.empty(shape, dtype=dtype)
@@ -118,7 +119,9 @@ def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:
     *_, inputs = shape
     if name.endswith("bias"):
         return 0.1
-    if name == "embedding.weight" and not spec.tied:
+    if name.endswith("sink_logits"):
         return 1.0
-    added = name.endswith(("output.weight", "down.weight"))
+    if name == "embedding.weight" and not spec.tied:
+        return 1.0 / spec.embedding_scale
+    added = name.endswith(("output.weight", "feedforward.down.weight", "feedforward.down"))
     return (inputs * (2 * len(spec.layers) if added else 1)) ** -0.5

@@ -1,0 +1,35 @@
+"""Products of rows with one of several weight matrices each (mixture of experts, Shazeer et al., 2017)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from compiled_kernels.expert_linear.reference import reference
+from compiled_kernels.expert_linear.traced import FEW, traced
+from compiled_kernels.lanes import Lane
+from compiled_kernels.operators import define
+
+EXPERT_LINEAR = define(
+    "expert_linear",
+    "(Tensor x, Tensor expert, Tensor weight, Tensor? bias) -> Tensor",
+    lambda x, expert, weight, bias: x.new_empty(x.shape[0], weight.shape[1]),
+    {Lane.INDUCTOR: "compiled_kernels.expert_linear.reference:reference"},
+)
+
+
+def expert_linear(
+    x: Float[Tensor, "row width"],
+    expert: Int[Tensor, " row"],
+    weight: Float[Tensor, "expert out width"],
+    bias: Float[Tensor, "expert out"] | None = None,
+    lane: Lane = Lane.EAGER,
+) -> Float[Tensor, "row out"]:
+    """x[r] @ weight[expert[r]].T + bias[expert[r]], in the type of `x`. Only the experts that are named are read."""
+    if lane is Lane.EAGER:
+        return reference(x, expert, weight, bias)
+    # Which experts are named no graph can read: inside one, products of many rows are opaque.
+    if lane is Lane.INDUCTOR and torch.compiler.is_compiling() and x.shape[0] <= FEW and x.device.type == "cpu":
+        return traced(x, expert, weight, bias)
+    return EXPERT_LINEAR.form(lane)(x, expert, weight, bias)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import torch
+
+import compiled_kernels
+from compiled_kernels.cases import Case, Suite, Work, random
+
+
+def inputs(
+    generator: torch.Generator, rows: int, experts: int, width: int, out: int, bias: bool, dtype: torch.dtype
+) -> tuple:
+    """Experts that no row names are NaN."""
+    expert = torch.randint(experts, (rows,), generator=generator)
+    weight, shift = random(generator, dtype, (experts, out, width)), random(generator, dtype, (experts, out))
+    unnamed = torch.ones(experts, dtype=torch.bool)
+    unnamed[expert] = False
+    weight[unnamed], shift[unnamed] = torch.nan, torch.nan
+    return random(generator, dtype, (rows, width)), expert, weight, shift if bias else None
+
+
+SUITES = (
+    Suite(
+        "expert_linear",
+        inputs,
+        compiled_kernels.expert_linear,
+        tuple(
+            Case(
+                f"{rows} of {experts} {width}x{out}",
+                {"rows": rows, "experts": experts, "width": width, "out": out, "bias": True, "dtype": dtype},
+                Work(min(rows, experts) * width * out * dtype.itemsize, 2 * rows * width * out),
+                timed=width > 500,
+            )
+            for rows, experts, width, out in [(4, 32, 576, 1536), (64, 32, 576, 1536), (5, 3, 16, 7), (1, 4, 33, 5)]
+            for dtype in (torch.float32, torch.bfloat16)
+        ),
+        terms=lambda width, **_: width,
+    ),
+)

@@ -1,0 +1,39 @@
+"""Steps of one text whose tokens are given: what a model makes of it chunk by chunk, from pages in no order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from workbench.cache.pages import pages_for
+from workbench.cache.store import KVStore
+from workbench.engine.executors import EagerExecutor, Executor
+from workbench.engine.plan import Span, StepPlan
+from workbench.model.transformer import Transformer
+from workbench.request import Request, Sequence
+
+
+def forced(
+    model: Transformer,
+    ids: Tensor,
+    chunks: tuple[int, ...],
+    executor: Callable[[Transformer, KVStore], Executor] = EagerExecutor,
+    size: int = 4,
+) -> Tensor:
+    """Logits of each step's last row: of every chunk, then of every token after them, one by one."""
+    tables, pages = len(model.spec.layer_groups), pages_for(len(ids), size)
+    store = KVStore(model.cache_shapes(), (pages,) * tables, size, model.dtype)
+    for layer in store.layers:
+        layer.keys[1:], layer.values[1:] = torch.nan, torch.nan
+    sequence = Sequence.of(Request("forced", ()), 0)
+    sequence.pages = tuple(random.Random(table).sample(range(1, pages + 1), pages) for table in range(tables))
+    runs, rows = executor(model, store), []
+    lengths = [*chunks, *[1] * (len(ids) - sum(chunks))]
+    for length in lengths:
+        sequence.token_ids.extend(ids[sequence.computed : sequence.computed + length].tolist())
+        rows.append(runs.forward(StepPlan(0, (Span.of(sequence, length),)))[0].clone())
+        sequence.computed += length
+    return torch.stack(rows)

@@ -1,0 +1,187 @@
+"""Every kind of layer against the oracle: latent attention, gates, mixtures, norms after, rotaries by layer."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compiled_kernels import Lane, lane_problems
+from compiled_kernels.remembered import Remembered
+from tests.engine.kinds import dense_models, latent, mixtures
+from tests.engine.tiny import Oracle, request, runner_of, spec_of
+from workbench.engine import naive
+from workbench.engine.lanes import Lanes
+from workbench.engine.mlir_step import not_carried_out
+from workbench.engine.runner import generate
+from workbench.engine.trial import measured
+from workbench.errors import WorkbenchError
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.parameters import parameter_shapes
+from workbench.model.quantized import WeightFormat
+from workbench.model.spec import Experts, Gate, LayerKind, ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.model.weights import random_weights
+
+LATENT = LatentAttention(heads=3, latent=4, rope_dim=4, plain_dim=3, value_dim=5, query_latent=3)
+LATENTS = spec_of(LayerKind(attention=LATENT, hidden=12), LayerKind(attention=LATENT, hidden=12))
+GEMMA = LayerKind(attention=spec_of().layers[0].attention, hidden=12, gate=Gate(kind="gelu_tanh"), post_norms=True)
+MIXTURE = LayerKind(attention=spec_of().layers[0].attention, hidden=12, experts=Experts(count=3, used=2))
+
+
+def varied(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    """Random weights whose norms are not all ones."""
+    state, generator = random_weights(spec, dtype, seed), torch.Generator().manual_seed(seed)
+    for name, tensor in state.items():
+        if name.endswith("norm.weight"):
+            tensor += 0.5 * torch.rand(tensor.shape, generator=generator).to(dtype) - 0.25
+    return state
+
+
+def model_of(
+    spec: ModelSpec, dtype: torch.dtype = torch.float32, lane: Lane = Lane.EAGER, seed: int = 0
+) -> Transformer:
+    return Transformer.from_state(spec, varied(spec, dtype, seed), lane)
+
+
+def serve(model: Transformer, shuffle: random.Random, **settings) -> None:
+    """A few requests, each row held against the oracle; pages in random order, chunks of random lengths."""
+    size = shuffle.randint(1, 7)
+    pages = -(-29 // size) + shuffle.randrange(12)
+    orders = tuple(shuffle.sample(range(1, pages + 1), pages) for _ in model.spec.layer_groups)
+    runner = runner_of(
+        model, max_num_seqs=shuffle.randint(1, 4), max_num_batched_tokens=shuffle.randint(1, 24), page_size=size,
+        pages=pages, page_orders=orders, **settings,
+    )  # fmt: skip
+    oracle = Oracle(runner)
+    generate(runner, [request(f"r{i}", shuffle.randint(1, 20), shuffle.randint(1, 9)) for i in range(3)])
+    assert oracle.clear
+
+
+@settings(max_examples=50, deadline=None)
+@given(dense_models, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.randoms(use_true_random=False))
+def test_every_row_is_the_oracles(spec: ModelSpec, dtype: torch.dtype, shuffle: random.Random) -> None:
+    serve(model_of(spec, dtype, seed=shuffle.randrange(99)), shuffle)
+
+
+@settings(max_examples=20, deadline=None)
+@given(mixtures, st.randoms(use_true_random=False))
+def test_every_row_of_a_mixture_is_the_oracles(spec: ModelSpec, shuffle: random.Random) -> None:
+    serve(model_of(spec, torch.float64, seed=shuffle.randrange(99)), shuffle)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.one_of(dense_models, mixtures))
+def test_states_have_the_shapes_of_the_spec(spec: ModelSpec) -> None:
+    state = random_weights(spec, torch.float32)
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == parameter_shapes(spec)
+    assert sum(tensor.numel() for tensor in state.values()) == spec.parameters
+    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@given(latent(), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_a_token_of_latent_attention_leaves_one_head(attention: LatentAttention, dtype: torch.dtype) -> None:
+    model = model_of(spec_of(LayerKind(attention=attention, hidden=1)), dtype)
+    store = runner_of(model).store
+    assert store.bytes_per_token == (attention.latent + attention.rope_dim) * dtype.itemsize
+    assert store.bytes == store.formula_bytes == store.layers[0].keys.nbytes
+    assert store.layers[0].values.data_ptr() == store.layers[0].keys.data_ptr()
+
+
+def test_deepseek_v3_leaves_70_272_bytes_a_token() -> None:
+    """61 layers of 512 + 64 numbers in bfloat16 (DeepSeek-V3, 2024)."""
+    attention = LatentAttention(
+        heads=128, latent=512, rope_dim=64, plain_dim=128, value_dim=128, query_latent=1536
+    )
+    assert 61 * attention.cached * 2 == 70_272
+    assert attention.matrices(7168) == 187_105_280
+
+
+@pytest.mark.parametrize("lane", [Lane.INDUCTOR, Lane.MLIR])
+@pytest.mark.parametrize("spec", [LATENTS, spec_of(GEMMA, GEMMA)], ids=["latent", "post norms"])
+def test_lanes_agree_with_the_oracle(spec: ModelSpec, lane: Lane) -> None:
+    if problem := lane_problems()[lane]:
+        pytest.skip(f"lane {lane}: {problem}")
+    runner = runner_of(model_of(spec, lane=lane))
+    Oracle(runner)
+    generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 2, 3)])
+
+
+@pytest.mark.skipif(lane_problems()[Lane.INDUCTOR] is not None, reason="lane inductor: no compiler here")
+def test_a_mixture_on_lane_inductor_agrees_with_the_oracle() -> None:
+    runner = runner_of(model_of(spec_of(MIXTURE, MIXTURE), torch.float64, lane=Lane.INDUCTOR))
+    Oracle(runner)
+    generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 2, 3)])
+
+
+@pytest.mark.parametrize("format", [WeightFormat.of("int8"), WeightFormat.of("int4", group=1 << 1)])
+def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
+    attention = LATENT.model_copy(update={"query_latent": 4, "value_dim": 2, "heads": 2})
+    spec = spec_of(LayerKind(attention=attention, hidden=12), MIXTURE)
+    model = Transformer.from_state(spec, varied(spec, torch.float64), format=format)
+    assert model.blocks[0].attention.up.dtype == model.blocks[1].feedforward.gate_up.dtype == torch.float64
+    runner = runner_of(model)
+    Oracle(runner)
+    generate(runner, [request("a", 5, 6), request("b", 19, 4)])
+
+
+REFUSED = [
+    (LATENTS, "latent attention"),
+    (spec_of(GEMMA), "gate kind='gelu_tanh'"),
+    (spec_of(GEMMA.model_copy(update={"gate": Gate()})), "post_norms"),
+    (spec_of(MIXTURE), "experts"),
+    (spec_of().model_copy(update={"norm_offset": 1.0}), "norm_offset"),
+]
+
+
+@pytest.mark.parametrize(("spec", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_what_the_compiled_step_lacks_is_refused_and_auto_takes_another(
+    spec: ModelSpec, said: str, tmp_path: Path
+) -> None:
+    assert said in (not_carried_out(spec) or "")
+    model = model_of(spec)
+    alone = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "asked for")
+    with pytest.raises(WorkbenchError, match="lane mlir: the compiled decode step has no"):
+        runner_of(model, lanes=alone)
+    if lane_problems()[Lane.MLIR] is None:
+        lanes = measured(alone, model, 4, Remembered(tmp_path / "lanes.json"))
+        assert lanes.decode is Lane.EAGER and said in lanes.reason
+
+
+@pytest.mark.parametrize("lane", [Lane.MLIR, Lane.TRITON])
+def test_a_mixture_is_refused_where_it_is_not_written(lane: Lane) -> None:
+    with pytest.raises(WorkbenchError, match=f"a mixture of experts has no lane {lane}"):
+        model_of(spec_of(MIXTURE), lane=lane)
+
+
+def test_a_step_reads_only_the_experts_that_a_token_uses() -> None:
+    model = model_of(spec_of(MIXTURE))
+    every = sum(parameter.nbytes for parameter in model.parameters())
+    assert every - model.weight_bytes == 3 * 8 * 12 * 4  # one of three experts, in float32
+
+
+def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
+    """The oracle itself reads each new field: changing it changes the logits."""
+    spec = spec_of(GEMMA, MIXTURE, LayerKind(attention=LATENT, hidden=12))
+    ids, base = torch.arange(20), varied(spec, torch.float64)
+    plain = naive.logits(Transformer.from_state(spec, base), ids)
+
+    def last(**update: object) -> dict[str, object]:
+        return {"layers": (*spec.layers[:2], spec.layers[2].model_copy(update=update))}
+
+    for update in (
+        {"norm_offset": 0.5},
+        {"embedding_scale": 2.0},
+        {"final_softcap": 1.0},
+        last(attention=LATENT.model_copy(update={"scale": 2.0})),
+        last(attention=LATENT.model_copy(update={"window": 3})),
+        last(attention=LATENT.model_copy(update={"interleaved": False})),
+        last(gate=Gate(kind="clamped", limit=0.2)),
+    ):
+        other = naive.logits(Transformer.from_state(spec.model_copy(update=update), base), ids)
+        assert not torch.allclose(plain, other)

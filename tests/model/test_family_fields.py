@@ -1,0 +1,189 @@
+"""What config.json says and does not say, family by family: defaults, windows by layer, rotaries, and refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.model.families_of_transformers import CASES, Case
+from workbench.errors import WorkbenchError
+from workbench.model.families import FAMILIES, config_from_spec, read_spec, spec_from_config
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.rotary import frequencies
+from workbench.model.spec import Attention, Experts, Gate, ModelSpec, Rotary, RotaryScaling
+
+COMMON = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+}
+
+
+def read(family: str, **changes: object) -> ModelSpec:
+    config = {"model_type": family, **COMMON, **changes}
+    return spec_from_config({key: value for key, value in config.items() if value is not ...}, "some", "config.json")
+
+
+def attention_of(spec: ModelSpec, layer: int = 0) -> Attention:
+    attention = spec.layers[layer].attention
+    assert isinstance(attention, Attention)
+    return attention
+
+
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.attention.window for layer in spec.layers]
+
+
+def test_mistral() -> None:
+    assert windows(read("mistral")) == [4096] * 6
+    assert windows(read("mistral", sliding_window=None)) == [None] * 6
+    assert windows(read("mistral", sliding_window=512)) == [512] * 6
+
+
+def test_qwen3() -> None:
+    spec = read("qwen3")
+    assert attention_of(spec).qk_norm and attention_of(spec).dim == 128 and windows(spec) == [None] * 6
+    spec = read("qwen3", use_sliding_window=True, sliding_window=9, max_window_layers=4)
+    assert windows(spec) == [None] * 4 + [9] * 2
+
+
+def test_gemma2() -> None:
+    spec = read("gemma2", sliding_window=9)
+    first = spec.layers[0]
+    assert windows(spec) == [9, None] * 3 and first.post_norms and first.gate == Gate(kind="gelu_tanh")
+    assert (attention_of(spec).softcap, spec.final_softcap, attention_of(spec).scale) == (50.0, 30.0, 1 / 16)
+    assert (spec.norm_offset, spec.embedding_scale, spec.tied, attention_of(spec).dim) == (1.0, 8.0, True, 256)
+    bare = read("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (attention_of(bare).softcap, bare.final_softcap) == (0.0, 0.0)
+
+
+def test_gemma3_has_two_rotaries() -> None:
+    old = read("gemma3_text", rope_theta=1e6, rope_local_base_freq=1e4, rope_scaling={"type": "linear", "factor": 8})
+    new = read("gemma3_text", rope_parameters={
+        "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    })  # fmt: skip
+    assert old == new and old.rotary == Rotary(base=1e6, scaling=RotaryScaling(kind="linear", factor=8))
+    assert [attention_of(new, layer).rotary for layer in (0, 5)] == [Rotary(base=1e4), None]
+    assert windows(new) == [4096] * 5 + [None] and attention_of(new).qk_norm
+    assert windows(read("gemma3_text", sliding_window_pattern=3)) == [4096, 4096, None] * 2
+    plain = read("gemma3_text")
+    assert (plain.rotary.base, attention_of(plain).rotary) == (1e6, Rotary(base=1e4))
+
+
+def test_gpt_oss() -> None:
+    spec = read("gpt_oss", num_local_experts=8)
+    layer, attention = spec.layers[0], attention_of(spec)
+    assert windows(spec) == [128, None] * 3
+    assert attention.sink_logits and attention.input_bias and attention.output_bias and attention.dim == 64
+    assert (layer.experts, layer.gate) == (Experts(count=8, used=4), Gate(kind="clamped"))
+    yarn = RotaryScaling(
+        kind="yarn", factor=32, whole_pairs=False, amplitude=1.3465735902799727, original_context=4096
+    )
+    assert spec.rotary == Rotary(base=150_000.0, scaling=yarn) and spec.norm_eps == 1e-5
+
+
+PUBLISHED = {
+    "rope_type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def test_deepseek_v3() -> None:
+    spec = read("deepseek_v3", first_k_dense_replace=6, rope_scaling=PUBLISHED)
+    attention = spec.layers[0].attention
+    assert isinstance(attention, LatentAttention)
+    assert (attention.latent, attention.rope_dim, attention.query_latent) == (512, 64, 1536)
+    # The published model code: scale * mscale * mscale, mscale = 0.1 ln(40) + 1; cosines are as they are.
+    assert attention.scale == pytest.approx(192**-0.5 * 1.3688879454113936**2)
+    assert spec.rotary.scaling.amplitude == 1.0
+    plain = read("deepseek_v3", first_k_dense_replace=6, q_lora_rank=None).layers[0].attention
+    assert isinstance(plain, LatentAttention) and plain.query_latent is None and plain.scale is None
+
+
+def test_yarn_keeps_quick_pairs_and_divides_slow_ones() -> None:
+    rotary = Rotary(base=10_000.0, scaling=RotaryScaling(kind="yarn", factor=40.0, original_context=4096))
+    plain, scaled = frequencies(Rotary(), 64), frequencies(rotary, 64)
+    ratio = plain / scaled
+    assert torch.equal(ratio[:11], torch.ones(11, dtype=torch.float64))  # 32 turns: pair 10.5
+    assert torch.allclose(ratio[23:], torch.full((9,), 40.0, dtype=torch.float64))  # 1 turn: pair 22.5
+    assert (ratio.diff() >= 0).all() and 1 < ratio[16] < 40
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("mistral", {"architectures": ["LlamaForCausalLM"]}, '["MistralForCausalLM"]'),
+        ("mistral", {"layer_types": ["full_attention"] * 6}, "as sliding_window says"),
+        ("gemma2", {"layer_types": ["sliding_attention"] * 5}, "layer_types"),
+        ("gemma2", {"hidden_activation": "silu"}, '"gelu_pytorch_tanh"'),
+        ("gemma2", {"sliding_window": None}, "sliding_window is missing"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma2", {"final_logit_softcapping": -1}, "final_logit_softcapping is -1"),
+        ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope_parameters: full"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+        ("gpt_oss", {"num_local_experts": 2}, "num_experts_per_tok"),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok is 3"),
+        ("deepseek_v3", {}, "DeepSeek's mixtures of experts are not carried out"),
+        ("deepseek_v3", {"first_k_dense_replace": 6, "qk_rope_head_dim": 3}, "even"),
+        ("deepseek_v3", {"first_k_dense_replace": 6, "q_lora_rank": None, "attention_bias": True}, "attention_bias"),
+        ("qwen3", {"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)  # fmt: skip
+def test_a_wrong_config_is_named_with_its_field(family: str, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(WorkbenchError, match="^config.json: .*" + re.escape(said)):
+        read(family, **changes)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+_keys = st.sampled_from([
+    *COMMON, "head_dim", "hidden_act", "hidden_activation", "rope_scaling", "rope_parameters", "rope_theta",
+    "layer_types", "sliding_window", "sliding_window_pattern", "use_sliding_window", "max_window_layers",
+    "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "num_local_experts",
+    "num_experts_per_tok", "swiglu_limit", "swiglu_alpha", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim",
+    "qk_nope_head_dim", "v_head_dim", "first_k_dense_replace", "rope_interleave", "attention_bias",
+])  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(list(FAMILIES)), st.dictionaries(_keys, _json, max_size=3))
+def test_any_json_is_a_spec_or_a_clear_error(family: str, changes: dict[str, object]) -> None:
+    try:
+        assert read(family, **changes).layers
+    except WorkbenchError as error:
+        assert "config.json" in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_transformers_writes_is_read(tmp_path: Path, case: Case) -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install 'transformers>=5'")
+    from tests.model.families_of_transformers import LAYERS
+
+    config = getattr(transformers, f"{case.config or case.architecture}Config")(**{**LAYERS, **case.changes})
+    config.save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    stored: dict[str, Any] = json.loads((tmp_path / "config.json").read_text())
+    assert (spec.width, len(spec.layers), spec.end_ids) == (64, stored["num_hidden_layers"], (3,))
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
+def test_what_a_llama_config_cannot_say_is_not_exported(family: str) -> None:
+    more = {"first_k_dense_replace": 6} if family == "deepseek_v3" else {}
+    spec = read(family, **more)
+    with pytest.raises(WorkbenchError, match="a Llama config"):
+        config_from_spec(spec.model_copy(update={"layers": spec.layers[:1]}))

@@ -1,0 +1,58 @@
+"""Families against transformers, on random weights in float32: the oracle, a prefill in pages, and decode from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiled_kernels import Lane, lane_problems
+from tests.engine.steps import forced
+from tests.model.families_of_transformers import CASES, Case, logits_of, saved, token_ids
+from workbench.engine import naive
+from workbench.engine.executors import executor_for
+from workbench.engine.lanes import Lanes
+from workbench.model.families import read_spec
+from workbench.model.transformer import Transformer
+from workbench.model.weights import load_weights
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5'")
+BOUND = 2e-5
+names = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def ours(folder: Path, lane: Lane = Lane.EAGER) -> Transformer:
+    spec = read_spec(folder)
+    return Transformer.from_state(spec, load_weights(folder, spec, torch.float32), lane)
+
+
+def assert_equal(given: Tensor, expected: Tensor) -> None:
+    assert given.shape == expected.shape
+    assert (given - expected).abs().max().item() <= BOUND
+
+
+@names
+def test_logits_equal_transformers(tmp_path: Path, case: Case) -> None:
+    theirs = saved(case, tmp_path)
+    ids = token_ids(theirs.config.vocab_size)
+    expected, model = logits_of(theirs, ids), ours(tmp_path)
+    assert_equal(naive.logits(model, ids), expected)
+    assert_equal(model.logits(ids), expected)
+    assert_equal(forced(model, ids, chunks=(11, 6)), expected[[10, *range(16, len(ids))]])
+
+
+@names
+@pytest.mark.parametrize("lane", [Lane.MLIR, Lane.INDUCTOR])
+def test_every_lane_decodes_them(tmp_path: Path, case: Case, lane: Lane) -> None:
+    if problem := lane_problems()[lane]:
+        pytest.skip(f"lane {lane}: {problem}")
+    if lane is Lane.MLIR and case.architecture == "GptOss":
+        pytest.skip("a mixture of experts has no lane mlir, which another test asserts")
+    theirs = saved(case, tmp_path)
+    ids = token_ids(theirs.config.vocab_size, 20)
+    expected, model = logits_of(theirs, ids), ours(tmp_path, lane)
+    lanes = Lanes.one(lane, "asked for")
+    rows = forced(model, ids, chunks=(11, 6), executor=lambda model, store: executor_for(model, store, lanes))
+    assert_equal(rows, expected[[10, *range(16, len(ids))]])

@@ -1,0 +1,121 @@
+"""What the readers of several families have in common: heads, windows by layer, and what no reader carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.model.config_fields import Fields
+from workbench.model.rotary_config import rotary_from
+from workbench.model.spec import LayerKind, ModelSpec, Rotary
+
+MOST_LAYERS = 10_000  # a number beyond it is a damaged file, and would only fill the memory
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+# Keys that change what is computed, with the values under which they change nothing. A family takes out what it reads.
+NOT_CARRIED_OUT: dict[str, tuple[object, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "num_local_experts": (0, 1),
+    "use_qk_norm": (False,),
+    "use_bidirectional_attention": (False,),
+}
+
+
+def refuse_what_is_not_carried_out(config: Fields, architecture: str, reads: tuple[str, ...] = ()) -> None:
+    """Raises WorkbenchError for another architecture and for keys of `NOT_CARRIED_OUT` not among `reads`."""
+    architectures = config.get("architectures")
+    if architectures is not None and (not isinstance(architectures, list) or architecture not in architectures):
+        raise config.wrong("architectures", architectures, f'["{architecture}"]')
+    for key, harmless in NOT_CARRIED_OUT.items():
+        value = config.get(key)
+        if key not in reads and value is not None and value not in harmless:
+            raise config.wrong(key, value, "absent or null: what it changes is not carried out")
+
+
+def refuse_activation(config: Fields, key: str, right: str) -> None:
+    activation = config.get(key)
+    if activation not in (None, right):
+        raise config.wrong(key, activation, f'"{right}": other activations are not carried out')
+
+
+def refuse_windows(config: Fields, family: str) -> None:
+    """Raises WorkbenchError where layers of `family`, which all see the whole context, are given windows."""
+    window = config.get("sliding_window")
+    if window is not None and config.get("use_sliding_window") is not False:
+        raise config.wrong("sliding_window", window, f"null: {family} layers see the whole context")
+    kinds = config.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != FULL for kind in kinds)):
+        raise config.wrong("layer_types", kinds, f'absent, or "{FULL}" for every layer')
+
+
+def heads_of(config: Fields, dim: int | None = None) -> dict[str, int]:
+    """`heads`, `groups` and `dim`; `dim` is the family's where the config has none, else width over heads."""
+    heads = config.integer("num_attention_heads")
+    groups = config.integer("num_key_value_heads", default=heads)
+    if heads % groups:
+        raise config.wrong("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
+    width = config.integer("hidden_size")
+    dim = config.integer("head_dim", default=dim, least=2)
+    if dim is None and width % heads:
+        raise config.wrong("hidden_size", width, f"a multiple of num_attention_heads ({heads})")
+    if (dim or width // heads) % 2:
+        raise config.wrong("head_dim", dim or width // heads, "even, because rotary turns pairs")
+    return {"heads": heads, "groups": groups, "dim": dim or width // heads}
+
+
+def layers_of(config: Fields) -> int:
+    return config.integer("num_hidden_layers", most=MOST_LAYERS)
+
+
+def window_of(config: Fields, default: int) -> int:
+    """The width of sliding windows; `default` is the family's where the config does not name it."""
+    return config.integer("sliding_window") if "sliding_window" in config.values else default
+
+
+def layer_types_of(config: Fields, period: int) -> tuple[str, ...]:
+    """`layer_types`, or every layer but each `period`-th sliding."""
+    layers = layers_of(config)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return tuple(SLIDING if (index + 1) % period else FULL for index in range(layers))
+    right = f'a list of {layers} times "{SLIDING}" or "{FULL}"'
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (SLIDING, FULL) for kind in kinds):
+        raise config.wrong("layer_types", kinds, right)
+    return tuple(kinds)
+
+
+def model_of(
+    config: Fields,
+    name: str,
+    layers: tuple[LayerKind, ...],
+    *,
+    tied: bool = False,
+    eps: float = 1e-6,
+    rotary: Rotary | None = None,
+    **more: Any,
+) -> ModelSpec:
+    """The model around `layers`; `tied`, `eps` and the rotary's base are the family's where the config has none."""
+    return ModelSpec(
+        name=name,
+        vocab=config.integer("vocab_size"),
+        width=config.integer("hidden_size"),
+        layers=layers,
+        context=config.integer("max_position_embeddings"),
+        rotary=rotary_from(config) if rotary is None else rotary,
+        norm_eps=config.number("rms_norm_eps", default=eps),
+        tied=config.boolean("tie_word_embeddings", default=tied),
+        end_ids=config.token_ids("eos_token_id") or (),
+        **more,
+    )
+
+
+def cap(config: Fields, key: str, default: float) -> float:
+    """A soft-cap: 0, which is none, where the config says null; `default` is the family's where it says nothing."""
+    return config.number(key, default=0.0) if key in config.values else default
+
+
+def by_kind(kinds: tuple[str, ...], layers: Mapping[str, LayerKind]) -> tuple[LayerKind, ...]:
+    return tuple(layers[kind] for kind in kinds)

@@ -1,0 +1,91 @@
+"""Multi-head latent attention as data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from workbench.model.rotary_spec import Rotary, Value
+
+
+class LatentAttention(Value):
+    """Multi-head latent attention (DeepSeek-V2, 2024): a token leaves `latent` numbers, from which every head's key and
+    value are made, and one key of width `rope_dim`, turned by its position, that all heads share.
+
+    A head's query and key have `plain_dim` columns that no position turns, then `rope_dim` turned ones; its value has
+    `value_dim`. With `query_latent` queries are made from that many numbers. `interleaved` pairs are the columns 2i and
+    2i + 1, others i and i + rope_dim / 2.
+    """
+
+    kind: Literal["latent"] = "latent"
+    heads: Annotated[int, Field(ge=1)]
+    latent: Annotated[int, Field(ge=1)]
+    rope_dim: Annotated[int, Field(ge=2, multiple_of=2)]
+    plain_dim: Annotated[int, Field(ge=1)]
+    value_dim: Annotated[int, Field(ge=1)]
+    query_latent: Annotated[int, Field(ge=1)] | None = None
+    window: Annotated[int, Field(ge=1)] | None = None
+    sinks: Annotated[int, Field(ge=0)] = 0
+    softcap: Annotated[float, Field(ge=0)] = 0.0
+    scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is (plain_dim + rope_dim) ** -0.5
+    rotary: Rotary | None = None  # None is the model's
+    interleaved: bool = True
+    norm_eps: float = 1e-6  # of the norms of both latents
+    input_bias: bool = False  # on the projections to the latents
+    output_bias: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> LatentAttention:
+        if self.sinks and self.window is None:
+            raise ValueError(f"sinks {self.sinks} without a window: the whole context is in sight already")
+        if self.input_bias and self.query_latent is None:
+            raise ValueError("input_bias without query_latent: queries that come from no latent have no bias")
+        return self
+
+    @property
+    def groups(self) -> int:
+        """One cached head, which all query heads read."""
+        return 1
+
+    @property
+    def dim(self) -> int:
+        """Width of the cached head: the latent, whose columns are the values, and the turned key."""
+        return self.latent + self.rope_dim
+
+    @property
+    def share(self) -> int:
+        return self.heads
+
+    @property
+    def cached(self) -> int:
+        """Numbers that a token leaves in the cache: values are columns of the keys."""
+        return self.dim
+
+    @property
+    def turned(self) -> int:
+        return self.rope_dim
+
+    @property
+    def mixed(self) -> int:
+        """Columns that the output projection reads."""
+        return self.heads * self.value_dim
+
+    @property
+    def queries(self) -> int:
+        """Columns of all heads' queries before they are absorbed."""
+        return self.heads * (self.plain_dim + self.rope_dim)
+
+    @property
+    def down(self) -> int:
+        """Columns of the fused projection from the model's width: queries or their latent, then the cached head."""
+        return (self.query_latent or self.queries) + self.dim
+
+    def matrices(self, width: int) -> int:
+        """Numbers in its matrices, in a model of that width."""
+        up = self.latent * self.heads * (self.plain_dim + self.value_dim) + (self.query_latent or 0) * self.queries
+        return width * (self.down + self.mixed) + up
+
+    def vectors(self, width: int) -> int:
+        """Its parameters that are no matrices: biases and norms."""
+        return self.down * self.input_bias + width * self.output_bias + self.latent + (self.query_latent or 0)

@@ -1,0 +1,70 @@
+"""What all parts of a block are made of: norms and products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import compiled_kernels
+from compiled_kernels import Lane
+from workbench.model.quantized import Format, dequantize
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm over `width`: x / sqrt(mean(x²) + eps) * (weight + offset)."""
+
+    def __init__(self, width: int, eps: float, lane: Lane, offset: float = 0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps, self.lane, self.offset = eps, lane, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return compiled_kernels.rms_norm(x, self.factor, self.eps, self.lane)
+
+    def after_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x + residual and its norm."""
+        return compiled_kernels.add_rms_norm(x, residual, self.factor, self.eps, self.lane)
+
+    @property
+    def factor(self) -> Tensor:
+        """What the normed rows are multiplied by. Beside an offset a low precision would lose the weight's digits."""
+        if not self.offset:
+            return self.weight
+        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
+
+
+class Linear(nn.Module):
+    """[token, width] -> [token, out]. The matrix is stored as `format`: dense, int8 or int4 (see quantized.py)."""
+
+    def __init__(self, width: int, out: int, bias: bool, lane: Lane, format: Format = "dense", group: int = 64):
+        super().__init__()
+        self.width, self.group, self.lane = width, group, lane
+        self.format: Format = format
+        stored, scales = _storage(width, out, format, group)
+        self.weight = nn.Parameter(stored, requires_grad=False)
+        self.scales = None if scales is None else nn.Parameter(scales, requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scales is None:
+            return compiled_kernels.linear(x, self.weight, self.bias, self.lane)
+        product = compiled_kernels.linear_int8 if self.format == "int8" else compiled_kernels.linear_int4
+        return product(x, self.weight, self.scales, self.bias, self.lane)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The matrix, its scales, its bias, as far as there are such."""
+        return tuple(part for part in (self.weight, self.scales, self.bias) if part is not None)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the matrix as numbers: [token] -> [token, width]. What a tied embedding looks up."""
+        return dequantize(self.weight[index], None if self.scales is None else self.scales[index], dtype)
+
+
+def _storage(width: int, out: int, format: Format, group: int) -> tuple[Tensor, Tensor | None]:
+    if format == "int8":
+        return torch.empty(out, width, dtype=torch.int8), torch.empty(out)
+    if format == "int4":
+        scales = torch.empty(out, width // group, dtype=torch.float16)
+        return torch.empty(out, width // 2, dtype=torch.uint8), scales
+    return torch.empty(out, width), None
