@@ -85,11 +85,12 @@ def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
     inner = {
         "model_type": "x", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1,
         "head_dim": 32, "intermediate_size": 128, "vocab_size": 100, "sliding_window": 16, "sliding_window_pattern": 3,
-        "num_experts": 4, "moe_intermediate_size": 32, "tie_word_embeddings": True,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "tie_word_embeddings": True,
     }  # fmt: skip
     spec, remarks = spec_from_any_config(written(tmp_path / "m", {"model_type": "outer", "text_config": inner}))
     assert [kind.attention.window for kind in spec.layers] == [16, 16, None, 16, 16, None]
-    assert spec.layers[0].hidden == 4 * 32 and spec.tied
+    experts = spec.layers[0].experts
+    assert experts is not None and (spec.layers[0].hidden, experts.count, experts.used) == (32, 4, 2) and spec.tied
     assert any("only the decoder in text_config" in remark for remark in remarks)
     kinds = ["full_attention", "sliding_attention"] * 3
     spec, _ = spec_from_any_config(written(tmp_path / "n", inner | {"layer_types": kinds}))
@@ -129,3 +130,22 @@ def test_a_config_that_cannot_be_counted(change: dict, words: str, tmp_path: Pat
 def test_mistakes_are_told(given: dict, words: str) -> None:
     with pytest.raises(WorkbenchError, match=words):
         of_name(**given)
+
+
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_of_tomorrow", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280, "max_position_embeddings": 163840,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_latent_attention_and_experts_by_their_fields(tmp_path: Path) -> None:
+    """DeepSeek-V3 under another name: 671 billion parameters, and 70,272 bytes a token in bfloat16 (published: 70 kB)."""
+    file = written(tmp_path / "deepseek", DEEPSEEK_V3)
+    spec, _ = spec_from_any_config(file)
+    assert spec.parameters == pytest.approx(671e9, rel=0.001)
+    found = of_name(str(file), context=1000)
+    assert found["cache_bytes_per_token"] == 61 * (512 + 64) * 2 and found["grouped_saving"] is None
+    assert found["cache_bytes"] == 1000 * found["cache_bytes_per_token"]

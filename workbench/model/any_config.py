@@ -12,8 +12,10 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.model.config_fields import REQUIRED, Fields, read_object
-from workbench.model.families import FAMILIES, MOST_LAYERS, spec_from_config
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.families import FAMILIES, spec_from_config
+from workbench.model.family_fields import MOST_LAYERS
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.spec import AnyAttention, Attention, Experts, LayerKind, ModelSpec
 
 # The same figure under the names that families gave it, the commonest first.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -26,22 +28,16 @@ NAMES: dict[str, tuple[str, ...]] = {
     "vocab": ("vocab_size", "padded_vocab_size", "n_vocab"),
     "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "expert_hidden": ("moe_intermediate_size", "expert_intermediate_size"),
+    "used": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts"),
+    "shared": ("n_shared_experts", "num_shared_experts"),
+    "expert_hidden": ("moe_intermediate_size", "expert_intermediate_size", "ffn_dim_exp"),
+    "dense_layers": ("first_k_dense_replace", "moe_layer_start_index"),
 }
+NONE_IS_FINE = ("experts", "shared", "dense_layers")
 INSIDE = ("text_config", "language_config", "llm_config")  # where models of several kinds keep the decoder's
-PLAIN_FEEDFORWARD = (
-    "gpt2",
-    "gpt_neo",
-    "gpt_neox",
-    "gptj",
-    "opt",
-    "bloom",
-    "falcon",
-    "phi",
-    "gpt_bigcode",
-    "starcoder2",
-    "mpt",
-)
+LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+# Families whose feed-forward has two matrices and no gate; their embedding is the head unless they say otherwise.
+PLAIN = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "gpt_bigcode", "starcoder2", "mpt")
 
 
 def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
@@ -50,11 +46,8 @@ def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
     name = file.resolve().parent.name
     remarks = []
     for key in INSIDE:
-        if isinstance(config.get(key), dict):
-            config = {
-                **config[key],
-                "tie_word_embeddings": config[key].get("tie_word_embeddings", config.get("tie_word_embeddings")),
-            }
+        if isinstance(inner := config.get(key), dict):
+            config = {"tie_word_embeddings": config.get("tie_word_embeddings"), **inner}
             remarks.append(f"only the decoder in {key} is counted")
             break
     family = config.get("model_type")
@@ -69,39 +62,55 @@ def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
 
 
 def _shared_fields(fields: Fields, name: str, remarks: list[str]) -> ModelSpec:
-    width, heads = _integer(fields, "width"), _integer(fields, "heads")
-    groups = 1 if fields.get("multi_query") is True else _integer(fields, "groups", heads)
-    dim = _integer(fields, "dim", width // heads)
-    if heads % groups:
-        raise fields.wrong("num_key_value_heads", groups, f"a divisor of the heads ({heads})")
-    if fields.get("kv_lora_rank") is not None:
-        remarks.append("latent attention is counted as if keys and values of every head were cached")
-    hidden = _hidden(fields, width, remarks)
-    windows = _windows(fields, _integer(fields, "layers"), remarks)
+    width, layers = _integer(fields, "width"), _integer(fields, "layers")
+    windows = _windows(fields, layers, remarks)
+    sparse, dense = _feedforwards(fields, width, remarks), _dense_hidden(fields, width, remarks)
+    first = _integer(fields, "dense_layers", 0) if "experts" in sparse else layers
     return ModelSpec(
         name=name,
         vocab=_integer(fields, "vocab"),
         width=width,
         layers=tuple(
-            LayerKind(attention=Attention(heads=heads, groups=groups, dim=dim, window=window), hidden=hidden)
-            for window in windows
+            LayerKind(attention=_attention(fields, width, window), **({"hidden": dense} if index < first else sparse))
+            for index, window in enumerate(windows)
         ),
         context=_integer(fields, "context", 2048),
-        tied=fields.boolean("tie_word_embeddings", default=fields.get("model_type") in PLAIN_FEEDFORWARD),
+        tied=fields.boolean("tie_word_embeddings", default=fields.get("model_type") in PLAIN),
     )
 
 
-def _hidden(fields: Fields, width: int, remarks: list[str]) -> int:
+def _attention(fields: Fields, width: int, window: int | None) -> AnyAttention:
+    heads = _integer(fields, "heads")
+    if fields.get(LATENT[0]) is not None:
+        latent, rope, plain, value = (fields.integer(key) for key in LATENT)
+        query = fields.integer("q_lora_rank", default=None)
+        return LatentAttention(
+            heads=heads, latent=latent, rope_dim=rope, plain_dim=plain, value_dim=value, query_latent=query
+        )
+    groups = 1 if fields.get("multi_query") is True else _integer(fields, "groups", heads)
+    if heads % groups:
+        raise fields.wrong("num_key_value_heads", groups, f"a divisor of the heads ({heads})")
+    return Attention(heads=heads, groups=groups, dim=_integer(fields, "dim", width // heads), window=window)
+
+
+def _dense_hidden(fields: Fields, width: int, remarks: list[str]) -> int:
     """The width of a gated feed-forward that has as many numbers."""
     hidden = _integer(fields, "hidden", 4 * width)
-    experts = _integer(fields, "experts", 0)
-    if experts > 1:
-        remarks.append(f"{experts} experts are counted in the weights, as one feed-forward in the activations")
-        return experts * _integer(fields, "expert_hidden", hidden)
-    if fields.get("model_type") in PLAIN_FEEDFORWARD:
-        remarks.append("its feed-forward has two matrices, not three; learned positions are not counted")
-        return -(-2 * hidden // 3)
-    return hidden
+    if fields.get("model_type") not in PLAIN:
+        return hidden
+    remarks.append("its feed-forward has two matrices, not three; learned positions are not counted")
+    return -(-2 * hidden // 3)
+
+
+def _feedforwards(fields: Fields, width: int, remarks: list[str]) -> dict[str, Any]:
+    """Of the layers with a mixture; shared experts are counted among the others."""
+    count, shared = _integer(fields, "experts", 0), _integer(fields, "shared", 0)
+    hidden = _integer(fields, "hidden", 4 * width)
+    if count < 2:
+        return {"hidden": hidden}
+    remarks.append(f"a mixture of {count} experts" + (f" and {shared} shared ones" if shared else ""))
+    experts = Experts(count=count + shared, used=_integer(fields, "used", 2) + shared)
+    return {"hidden": _integer(fields, "expert_hidden", hidden), "experts": experts}
 
 
 def _windows(fields: Fields, layers: int, remarks: list[str]) -> Sequence[int | None]:
@@ -126,7 +135,7 @@ def _integer(fields: Fields, figure: str, default: Any = REQUIRED) -> int:
     for key in names:
         if fields.get(key) is not None:
             most = MOST_LAYERS if figure == "layers" else 2**48
-            return fields.integer(key, least=0 if figure == "experts" else 1, most=most)
+            return fields.integer(key, least=0 if figure in NONE_IS_FINE else 1, most=most)
     if default is REQUIRED:
         raise WorkbenchError(
             f"{fields.where}: has none of {', '.join(names)}; without the {figure} memory cannot be counted"

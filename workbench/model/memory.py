@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from workbench.cache.tables import Table
 from workbench.model.parameters import parameter_shapes
-from workbench.model.quantized import WeightFormat
-from workbench.model.spec import ModelSpec
+from workbench.model.latent_spec import LatentAttention
+from workbench.model.quantized import DENSE, WeightFormat
+from workbench.model.spec import LayerKind, ModelSpec
 
 INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
 
@@ -88,7 +89,7 @@ def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFo
             name = "head.weight"  # the one matrix of a tied model is stored as the head is
         kind = format.head if name == "head.weight" else format.blocks
         values, rows = math.prod(shape), math.prod(shape[:-1])
-        if kind == "dense" or len(shape) < 2 or name == "embedding.weight":
+        if kind == "dense" or len(shape) != 2 or name == "embedding.weight" or name.endswith(DENSE):
             total += values * itemsize
         elif kind == "int8":
             total += values + rows * INT8_SCALE
@@ -100,9 +101,19 @@ def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFo
 def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | None = None) -> int:
     """Of a step of `rows` tokens: rows in and out of a layer, the widest layer's own rows (attention's or the
     feed-forward's), and logits of `samples` rows (all unless given) in float32."""
-    widest = max(
-        max((2 * kind.attention.heads + 2 * kind.attention.groups) * kind.attention.dim, 3 * kind.hidden)
-        for kind in spec.layers
-    )
+    widest = max(max(_attention_columns(kind), _feedforward_columns(kind)) for kind in set(spec.layers))
     samples = rows if samples is None else samples
     return rows * (2 * spec.width + widest) * itemsize + samples * 4 * spec.vocab
+
+
+def _attention_columns(kind: LayerKind) -> int:
+    """Numbers that a token has in queries, keys, values, and in what it read."""
+    spec = kind.attention
+    if isinstance(spec, LatentAttention):
+        return spec.down + spec.heads * (spec.dim + spec.latent) + spec.mixed
+    return (2 * spec.heads + 2 * spec.groups) * spec.dim
+
+
+def _feedforward_columns(kind: LayerKind) -> int:
+    """Both halves of the gate, and their product; of the experts that a token uses."""
+    return 3 * kind.hidden * (1 if kind.experts is None else kind.experts.used)
