@@ -74,7 +74,14 @@ def test_shared_fields_give_the_same_shape(name: str, tmp_path: Path) -> None:
 
 
 def test_gpt2_with_its_own_names(tmp_path: Path) -> None:
-    config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
     spec, remarks = spec_from_any_config(written(tmp_path / "gpt2", config))
     assert spec.parameters == pytest.approx(124.4e6, rel=0.01)
     assert (spec.context, len(spec.layers), spec.layers[0].attention.groups) == (1024, 12, 12)
@@ -142,7 +149,7 @@ DEEPSEEK_V3 = {
 
 
 def test_latent_attention_and_experts_by_their_fields(tmp_path: Path) -> None:
-    """DeepSeek-V3 under another name: 671 billion parameters, and 70,272 bytes a token in bfloat16 (published: 70 kB)."""
+    """DeepSeek-V3 under another name: 671 billion parameters, and 70 kB a token in bfloat16, as published."""
     file = written(tmp_path / "deepseek", DEEPSEEK_V3)
     spec, _ = spec_from_any_config(file)
     assert spec.parameters == pytest.approx(671e9, rel=0.001)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from workbench.cache.tables import Table
-from workbench.model.parameters import parameter_shapes
 from workbench.model.latent_spec import LatentAttention
+from workbench.model.parameters import parameter_shapes
 from workbench.model.quantized import DENSE, WeightFormat
 from workbench.model.spec import LayerKind, ModelSpec
 
