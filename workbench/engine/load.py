@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
-from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.pages import pages_for
 from workbench.engine.executors import Unit
+from workbench.engine.fitting import fitted
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
+from workbench.model.composition import AttentionPart
 from workbench.model.config_fields import Fields, read_object
 from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.model.variants import vary, vary_spec
 from workbench.model.weights import load_weights, random_weights
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.trace.events import Event
@@ -49,6 +54,7 @@ def load(
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
     overflow: Overflow = "refuse",
+    attention: AttentionPart | dict[str, Any] | None = None,
     note: Callable[[Event], None] | None = None,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
@@ -56,7 +62,8 @@ def load(
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights.
+    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
+    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`).
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -66,7 +73,12 @@ def load(
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
-    transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
+    place = _device(device)
+    source = _source(str(model), AttentionPart.of(attention))
+    format.check(source.spec)
+    lanes = fitted(lanes, source.spec, auto=lane == AUTO)
+    state = source.state(torch_dtype, seed)
+    transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     if lane == AUTO and device == "cpu":
         lanes = measured(lanes, transformer, page_size)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
@@ -74,7 +86,7 @@ def load(
         pages = _pages_that_fit(transformer, limits, page_size)
     return Runner(
         transformer,
-        tokenizer,
+        source.tokenizer(),
         limits=limits,
         page_size=page_size,
         pages=pages,
@@ -100,22 +112,34 @@ def _device(name: str) -> torch.device:
         raise WorkbenchError(f"device {name!r} does not work here ({reason}); cpu always does") from None
 
 
-def _transformer(
-    name: str, dtype: torch.dtype | None, lane: Lane, format: WeightFormat, seed: int, device: torch.device
-) -> tuple[Transformer, Tokenizer | None]:
+@dataclass(frozen=True)
+class _Source:
+    """Where a model comes from: `spec` is what it is to be, `trained` what its folder holds, if there is one."""
+
+    spec: ModelSpec
+    attention: AttentionPart
+    folder: Path | None = None
+    trained: ModelSpec | None = None
+
+    def state(self, dtype: torch.dtype | None, seed: int) -> dict[str, Tensor]:
+        if self.folder is None or self.trained is None:
+            return random_weights(self.spec, dtype or torch.bfloat16, seed)
+        stored = load_weights(self.folder, self.trained, dtype or _stored_dtype(self.folder / "config.json"))
+        return stored if self.attention.changes_nothing else vary(self.trained, stored, self.attention)[1]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return None if self.folder is None else Tokenizer.from_folder(self.folder)
+
+
+def _source(name: str, attention: AttentionPart) -> _Source:
     if name.startswith(SHAPE):
-        spec = shapes.named_shape(name.removeprefix(SHAPE))
-        format.check(spec)
-        state = random_weights(spec, dtype or torch.bfloat16, seed)
-        return Transformer.from_state(spec, state, lane, format).to(device), None
+        return _Source(vary_spec(shapes.named_shape(name.removeprefix(SHAPE)), attention), attention)
     folder = SHIPPED.get(name, Path(name))
     if not folder.is_dir():
         known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
-    spec = families.read_spec(folder)
-    format.check(spec)
-    state = load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
-    return Transformer.from_state(spec, state, lane, format).to(device), Tokenizer.from_folder(folder)
+    trained = families.read_spec(folder)
+    return _Source(vary_spec(trained, attention), attention, folder, trained)
 
 
 def _stored_dtype(config: Path) -> torch.dtype:

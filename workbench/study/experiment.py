@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workbench.errors import WorkbenchError, explain
+from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters
 from workbench.study import yaml_text
@@ -86,6 +87,7 @@ class Experiment(Part):
     model: ModelPart = ModelPart()
     lane: str = "auto"
     compile: Literal["block", "step"] = "block"  # what the lane inductor compiles at once in decode
+    attention: AttentionPart = AttentionPart()  # what changes in the model's
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()
     sampling: SamplingParameters = SamplingParameters()

@@ -85,6 +85,7 @@ def runner_for(experiment: Experiment) -> Runner:
         page_size=cache.page_size,
         pages=cache.pages,
         overflow=schedule.overflow,
+        attention=experiment.attention,
     )
 
 
