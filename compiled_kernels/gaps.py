@@ -21,11 +21,16 @@ class Gap:
         return operator == self.operator and lane is self.lane and fnmatchcase(case, self.case)
 
 
+_NO_SCORES = "written by hand for scale, soft-cap and sink logits: score functions run on eager and inductor"
+_NO_MASKS = "written by hand for windows with sinks: other masks run on eager and inductor"
+
 GAPS: tuple[Gap, ...] = (
     Gap("linear", Lane.TRITON, "*", "dense products on CUDA are the vendor's (cuBLAS through torch), not written here"),
     Gap("expert_linear", Lane.TRITON, "*", "not written: which experts are named decides the work, on the host so far"),
     Gap("expert_linear", Lane.MLIR, "*", "not written; lane auto runs mixtures through inductor"),
     Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
+    *(Gap("paged_attention", lane, "*ALiBi*", _NO_SCORES) for lane in (Lane.TRITON, Lane.MLIR)),
+    *(Gap("paged_attention", lane, "*own mask*", _NO_MASKS) for lane in (Lane.TRITON, Lane.MLIR)),
     Gap("top_logprobs", Lane.MLIR, "*", "selection has no vector form; log_softmax has"),
 )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Lane
 from compiled_kernels.masks import Mask
+from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.tables import tables_of
@@ -52,7 +53,17 @@ class DenseLayer:
         if self.shared is None:
             compiled_kernels.kv_write(self.values, v, slots, lane)
 
-    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, lane: Lane) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        batch: TokenBatch,
+        scale: float,
+        mask: Mask,
+        lane: Lane,
+        softcap: float = 0.0,
+        sink_logits: Tensor | None = None,
+        score: Score | None = None,
+    ) -> Tensor:
         """What the queries [token, head, dim] read from everything written so far: [token, head, dim or `shared`]."""
         mixed = compiled_kernels.paged_attention(
             q,
@@ -65,6 +76,9 @@ class DenseLayer:
             mask,
             batch.decode_only,
             lane,
+            softcap,
+            sink_logits,
+            score,
         )
         return mixed if self.shared is None else mixed[..., : self.shared]
 

@@ -22,7 +22,7 @@ from workbench.cache.store import DenseLayer, KVStore
 from workbench.engine.buckets import bucket_for
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
-from workbench.model.layers import Block
+from workbench.model.layers import Angles, Block
 from workbench.model.transformer import Transformer
 
 
@@ -61,14 +61,14 @@ class CompiledExecutor:
         wanted[:samples] = batch.sample_rows
         return self._head(self.model, x[wanted])[:samples]
 
-    def _whole(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+    def _whole(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: DenseLayer) -> Tensor:
         return self._sides[block].whole(block, x, cos, sin, batch, cache)
 
-    def _mixed(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
-        sides, attention = self._sides[block], block.attention
+    def _mixed(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+        sides = self._sides[block]
         q, k, v = sides.before(block, x, cos, sin)
         cache.write(k, v, batch, self.reads)
-        return sides.after(block, x, cache.attend(q, batch, attention.scale, attention.mask, self.reads))
+        return sides.after(block, x, block.attention.read(q, batch, cache, self.reads))
 
 
 @dataclass(frozen=True)

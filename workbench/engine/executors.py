@@ -13,7 +13,7 @@ from workbench.engine.buckets import bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_step import MlirStep, not_carried_out
+from workbench.engine.mlir_step import MlirStep, step_problem
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
 from workbench.errors import WorkbenchError
@@ -82,7 +82,7 @@ def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = 
         blocks = EagerExecutor(model, store)
     if lanes.decode is not Lane.MLIR:
         return blocks
-    problem = not_carried_out(model.spec)
+    problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:
-        raise WorkbenchError(f"lane mlir: the compiled decode step has no {problem}; other lanes have")
+        raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
     return blocks if problem else MlirExecutor(model, store, blocks)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
-from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.tables import tables_of
 from workbench.engine import heap
 from workbench.engine.executors import Unit
+from workbench.engine.fitting import fitted
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
+from workbench.model.composition import AttentionPart
 from workbench.model.config_fields import Fields, read_object
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.model.variants import vary, vary_spec
 from workbench.model.weights import load_weights, random_weights
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.trace.events import Event
@@ -54,6 +58,7 @@ def load(
     prefix: Any = "off",
     offload: Any = "none",
     overflow: Overflow = "refuse",
+    attention: AttentionPart | dict[str, Any] | None = None,
     note: Callable[[Event], None] | None = None,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
@@ -63,7 +68,8 @@ def load(
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
     compiles at once, a `block` or a whole decode `step`; `seed` is for random weights. `prefix` is `off` or `radix` (or
     {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`, `memory` or
-    {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
+    {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile; `attention` is what
+    changes in the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`).
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -74,14 +80,19 @@ def load(
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
     prefix, offload = prefix_from(prefix), offload_from(offload)
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
-    transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
+    place = _device(device)
+    source = _source(str(model), AttentionPart.of(attention))
+    format.check(source.spec)
+    lanes = fitted(lanes, source.spec, auto=lane == AUTO)
+    state = source.state(torch_dtype, seed)
+    transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     if lane == AUTO and device == "cpu":
         lanes = measured(lanes, transformer, page_size)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     heap.trim()
     return Runner(
         transformer,
-        tokenizer,
+        source.tokenizer(),
         limits=limits,
         page_size=page_size,
         pages=_pages_that_fit(transformer, limits, page_size) if pages == "auto" else pages,
@@ -117,19 +128,31 @@ def _device(name: str) -> torch.device:
         raise WorkbenchError(f"device {name!r} does not work here ({reason}); cpu always does") from None
 
 
-def _transformer(
-    name: str, dtype: torch.dtype | None, lane: Lane, format: WeightFormat, seed: int, device: torch.device
-) -> tuple[Transformer, Tokenizer | None]:
+@dataclass(frozen=True)
+class _Source:
+    """Where a model comes from: `spec` is what it is to be, `trained` what its folder holds, if there is one."""
+
+    spec: ModelSpec
+    attention: AttentionPart
+    folder: Path | None = None
+    trained: ModelSpec | None = None
+
+    def state(self, dtype: torch.dtype | None, seed: int) -> dict[str, Tensor]:
+        if self.folder is None or self.trained is None:
+            return random_weights(self.spec, dtype or torch.bfloat16, seed)
+        stored = load_weights(self.folder, self.trained, dtype or _stored_dtype(self.folder / "config.json"))
+        return stored if self.attention.changes_nothing else vary(self.trained, stored, self.attention)[1]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return None if self.folder is None else Tokenizer.from_folder(self.folder)
+
+
+def _source(name: str, attention: AttentionPart) -> _Source:
     if name.startswith(SHAPE):
-        spec = shapes.named_shape(name.removeprefix(SHAPE))
-        format.check(spec)
-        state = random_weights(spec, dtype or torch.bfloat16, seed)
-        return Transformer.from_state(spec, state, lane, format).to(device), None
+        return _Source(vary_spec(shapes.named_shape(name.removeprefix(SHAPE)), attention), attention)
     folder = _folder(name)
-    spec = families.read_spec(folder)
-    format.check(spec)
-    state = load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
-    return Transformer.from_state(spec, state, lane, format).to(device), Tokenizer.from_folder(folder)
+    trained = families.read_spec(folder)
+    return _Source(vary_spec(trained, attention), attention, folder, trained)
 
 
 def _folder(name: str) -> Path:

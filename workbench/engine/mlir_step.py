@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from compiled_kernels import Lane
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
 from compiled_kernels.mlir_text import TYPES, Target
+from compiled_kernels.paged_attention import refusal
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
 from workbench.cache.store import KVStore
@@ -16,15 +19,23 @@ from workbench.errors import WorkbenchError
 from workbench.model.feedforward import GatedFeedForward
 from workbench.model.layers import Attention as AttentionModule
 from workbench.model.layers import Block
+from workbench.model.own_parts import mask_of, score_of
 from workbench.model.parts import Linear
 from workbench.model.quantized import Format
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.rotary_spec import Value
+from workbench.model.spec import Attention, ModelSpec
 from workbench.model.transformer import Transformer
 
+# Fields of a spec that the step carries out, or that are told apart before it is reached.
 ATTENTION = (
-    "heads", "groups", "dim", "window", "sinks", "softcap", "scale", "rotary", "input_bias", "output_bias",
+    "kind", "heads", "groups", "dim", "window", "sinks", "softcap", "scale", "qk_norm", "position", "rotary",
+    "sink_logits", "mask", "score", "module", "input_bias", "output_bias",
 )  # fmt: skip
 LAYER = ("attention", "hidden", "feedforward_bias")
+MODEL = (
+    "name", "vocab", "width", "layers", "context", "rotary", "norm_eps", "embedding_scale", "final_softcap", "tied",
+    "end_ids",
+)  # fmt: skip
 FEW = 8  # with fewer rows times groups a thread, the context is split among threads
 
 
@@ -35,6 +46,8 @@ class MlirStep:
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
             kinds = f"{model.dtype} weights and {store.dtype} cache"
             raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
+        if problem := step_problem(model.spec):
+            raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
         self.model = model
         tables = {index: table for table, layers in enumerate(model.spec.layer_groups) for index in layers}
         blocks = [cast(Block, block) for block in model.blocks]
@@ -46,7 +59,7 @@ class MlirStep:
             vocab=model.spec.vocab,
             eps=model.spec.norm_eps,
             kind=TYPES[model.dtype],
-            layers=tuple(_layer(block, tables[index]) for index, block in enumerate(blocks)),
+            layers=tuple(_layer(block, tables[i], model.turns[i]) for i, block in enumerate(blocks)),
             head=_weight(model.format.head, model.dtype, model.format.group),
             size=store.page_size,
             held=pages_for(model.spec.context, store.page_size),
@@ -54,7 +67,6 @@ class MlirStep:
             target=Target.here(),
         )
         self.step = DecodeStep(shape, _tensors(model, blocks, store))
-        self._tables = {dim: table for (_, dim), table in zip(model.spec.rotary_tables[0], model.rotary, strict=True)}
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
@@ -63,35 +75,39 @@ class MlirStep:
         step.lengths.copy_(batch.context_lengths)
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
             mine[:, : table.shape[1]] = table
-        for turned, angles in step.angles.items():
-            for mine, angle in zip(angles, self._tables[turned](batch.positions), strict=True):
+        for turn, (cos, sin) in step.angles.items():
+            for mine, angle in zip((cos, sin), self.model.rotary[turn](batch.positions), strict=True):
                 mine.copy_(angle)
         step()
         return self.model.capped(step.logits)
 
 
-def not_carried_out(spec: ModelSpec) -> str | None:
-    """What the step lacks that a model of `spec` needs, in words; None for nothing. Whatever is not named here as known
-    must be as it is where nothing is said, so that what a spec learns later is refused until the step learns it."""
-    plain = Attention(heads=1, groups=1, dim=2)
+def step_problem(spec: ModelSpec) -> str | None:
+    """Why a decode step of `spec` cannot be one MLIR function; None where it can."""
     for index, kind in enumerate(spec.layers):
-        if not isinstance(kind.attention, Attention):
-            return f"{kind.attention.kind} attention (layer {index})"
-        for given, right, known in (
-            (kind.attention, plain, ATTENTION), (kind, LayerKind(attention=plain, hidden=1), LAYER)
-        ):  # fmt: skip
-            for name in type(right).model_fields:
-                if name not in known and getattr(given, name) != getattr(right, name):
-                    return f"{name} {getattr(given, name)} (layer {index})"
-    if spec.norm_offset:
-        return f"norm_offset {spec.norm_offset}"
-    turned = [dim for _, dim in spec.rotary_tables[0]]
-    if len(set(turned)) < len(turned):
-        return "layers whose heads of one width are turned differently"
+        attention = kind.attention
+        if not isinstance(attention, Attention):
+            return f"layer {index} has {attention.kind} attention, which the compiled decode step has not"
+        if attention.module is not None:
+            return f"layer {index} has an attention module of the user's own"
+        if problem := refusal(Lane.MLIR, mask_of(attention), score_of(attention)):
+            return f"layer {index}: {problem}"
+        if attention.dim % 2:
+            return f"layer {index} has heads of odd width {attention.dim}"
+        if problem := _unknown(attention, ATTENTION) or _unknown(kind, LAYER):
+            return f"layer {index} has {problem}, which the compiled decode step has not"
+    return _unknown(spec, MODEL)
+
+
+def _unknown(given: Value, known: Iterable[str]) -> str | None:
+    """A field beside those `known` that says something: what a spec learns is refused until the step learns it."""
+    for name, field in type(given).model_fields.items():
+        if name not in known and getattr(given, name) != field.default:
+            return f"{name} {getattr(given, name)}"
     return None
 
 
-def _layer(block: Block, table: int) -> LayerShape:
+def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
     attention, feedforward = cast(AttentionModule, block.attention), cast(GatedFeedForward, block.feedforward)
     spec = attention.spec
     return LayerShape(
@@ -107,6 +123,9 @@ def _layer(block: Block, table: int) -> LayerShape:
         window=spec.window or 0,
         sinks=spec.sinks,
         softcap=spec.softcap,
+        sink_logits=spec.sink_logits,
+        qk_norm=spec.qk_norm,
+        turn=turn,
         table=table,
     )
 
@@ -135,5 +154,10 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
         }
         for name, linear in products.items():
             found |= {f"{name}{i}_{index}": tensor for i, tensor in enumerate(linear.tensors)}
+        if attention.query_norm is not None and attention.key_norm is not None:
+            found[f"query_norm_{index}"] = attention.query_norm.weight
+            found[f"key_norm_{index}"] = attention.key_norm.weight
+        if attention.sink_logits is not None:
+            found[f"sink_logits_{index}"] = attention.sink_logits.float()
         found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found

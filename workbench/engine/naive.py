@@ -1,6 +1,6 @@
 """The oracle: one text, no cache, no batch, no pages, no lane. Slow on purpose, and read in one sitting.
 
-It shares the weights with the model and nothing else.
+It shares the weights with the model and nothing else; what a user wrote for attention is called on whole texts.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
+from compiled_kernels import Lane
+from compiled_kernels.paged_attention.reference import attend
+from workbench.batch import TokenBatch
 from workbench.model.latent_spec import LatentAttention
-from workbench.model.rotary import frequencies
-from workbench.model.spec import Attention, Experts, Gate, LayerKind, ModelSpec, Rotary
+from workbench.model.layers import attention_module
+from workbench.model.quantized import WeightFormat
+from workbench.model.rotary import RotaryTable, frequencies, turn_of
+from workbench.model.spec import AnyAttention, Attention, Gate, LayerKind, ModelSpec, Rotary
 from workbench.model.transformer import Transformer
+from workbench.user_parts import load
 
 
 @torch.inference_mode()
@@ -25,16 +31,112 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         x = x * torch.tensor(spec.embedding_scale, dtype=model.dtype).to(x.dtype)
     for index, kind in enumerate(spec.layers):
         at = f"blocks.{index}."
-        rotary = kind.attention.rotary or spec.rotary
         h = _norm(x, w[at + "attention_norm.weight"], *_style(spec))
-        read = (_latent if isinstance(kind.attention, LatentAttention) else _grouped)(h, w, at, kind.attention, rotary)
+        read = _attention(h, w, at + "attention.", kind.attention, spec)
         x = x + (_norm(read, w[at + "attention_post_norm.weight"], *_style(spec)) if kind.post_norms else read)
         h = _norm(x, w[at + "feedforward_norm.weight"], *_style(spec))
-        made = _feedforward(h, w, at, kind) if kind.experts is None else _mixture(h, w, at, kind, kind.experts)
+        made = (_feedforward if kind.experts is None else _mixture)(h, w, at + "feedforward.", kind)
         x = x + (_norm(made, w[at + "feedforward_post_norm.weight"], *_style(spec)) if kind.post_norms else made)
     x = _norm(x, w["norm.weight"], *_style(spec))
     logits = x @ w["embedding.weight" if spec.tied else "head.weight"].T
     return spec.final_softcap * torch.tanh(logits / spec.final_softcap) if spec.final_softcap else logits
+
+
+def _attention(h: Tensor, w: dict[str, Tensor], at: str, a: AnyAttention, spec: ModelSpec) -> Tensor:
+    """Normed rows [token, width] of a whole text -> what attention adds to them [token, width]."""
+    if isinstance(a, LatentAttention):
+        return _latent(h, w, at, a, a.rotary or spec.rotary)
+    return (_grouped if a.module is None else _own)(h, w, at, a, spec)
+
+
+def _grouped(h: Tensor, w: dict[str, Tensor], at: str, a: Attention, spec: ModelSpec) -> Tensor:
+    qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.dim)
+    q, k, v = qkv.split([a.heads, a.groups, a.groups], dim=1)
+    if a.qk_norm:
+        q = _norm(q, w[at + "query_norm.weight"], *_style(spec))
+        k = _norm(k, w[at + "key_norm.weight"], *_style(spec))
+    if a.position == "rotary":
+        q, k = (_turn(part, a.rotary or spec.rotary) for part in (q, k))
+    k, v = (part.repeat_interleave(a.heads // a.groups, dim=1) for part in (k, v))  # a key head for each query head
+    scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.dim**-0.5)
+    sinks = w[at + "sink_logits"] if a.sink_logits else None
+    mixed = einsum(_weights(scores, a, sinks), v, "head token context, context head dim -> token head dim")
+    return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
+
+
+def _latent(h: Tensor, w: dict[str, Tensor], at: str, a: LatentAttention, rotary: Rotary) -> Tensor:
+    """As published: every head's keys and values are made from the latents (DeepSeek-V2, 2024, section 2.1)."""
+    query, latent, key = _linear(h, w, at + "down").split([a.down - a.dim, a.latent, a.rope_dim], dim=-1)
+    if a.query_latent is not None:
+        query = _linear(_norm(query, w[at + "query_norm.weight"], a.norm_eps), w, at + "query_up")
+    query = rearrange(query, "token (head dim) -> token head dim", head=a.heads)
+    latent = _norm(latent, w[at + "latent_norm.weight"], a.norm_eps)
+    made = einsum(latent, w[at + "up"], "token latent, head row latent -> token head row")
+    plain_key, value = made.split([a.plain_dim, a.value_dim], dim=-1)
+    plain, turned = query.split([a.plain_dim, a.rope_dim], dim=-1)
+    turned, key = (_turn(part, rotary, a.interleaved) for part in (turned, key[:, None]))
+    scores = einsum(plain, plain_key, "token head dim, context head dim -> head token context")
+    scores = scores + einsum(turned, key[:, 0], "token head dim, context dim -> head token context")
+    scale = (a.plain_dim + a.rope_dim) ** -0.5 if a.scale is None else a.scale
+    mixed = einsum(_weights(scores * scale, a, None), value, "head token context, context head dim -> token head dim")
+    return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
+
+
+def _weights(scores: Tensor, a: AnyAttention, sinks: Tensor | None) -> Tensor:
+    """Scaled scores [head, token, context] -> weights, 0 for what a query does not see; a query that sees nothing
+    weighs nothing."""
+    heads, tokens, _ = scores.shape
+    if a.softcap:
+        scores = a.softcap * (scores / a.softcap).tanh()
+    head, query, key = torch.meshgrid(torch.arange(heads), torch.arange(tokens), torch.arange(tokens), indexing="ij")
+    far = query - key
+    if a.position == "alibi":
+        scores = scores - torch.tensor(_slopes(heads), dtype=scores.dtype)[:, None, None] * far
+    if a.score is not None:
+        scores = load(a.score)(scores, head, query, key)
+    seen = far >= 0
+    if a.window is not None:
+        seen &= (far < a.window) | (key < a.sinks)
+    if a.mask is not None:
+        seen &= load(a.mask)(query, key)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype)[:, None, None].expand(-1, tokens, 1)], dim=-1)
+    blind = (scores[..., :tokens] == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1)[..., :tokens].masked_fill(blind, 0.0)
+
+
+def _slopes(heads: int) -> list[float]:
+    """ALiBi's, by its authors' own recipe."""
+    if heads & (heads - 1) == 0:
+        return [2.0 ** (-8.0 * n / heads) for n in range(1, heads + 1)]
+    below = 2 ** (heads.bit_length() - 1)
+    return _slopes(below) + _slopes(2 * below)[::2][: heads - below]
+
+
+class _WholeText:
+    """Stands in for a cache: keys and values of one whole text, in order, in no pages and on no lane."""
+
+    def write(self, k: Tensor, v: Tensor, batch: object, lane: object) -> None:
+        self.k, self.v = k, v
+
+    def attend(self, q, batch, scale, mask, lane, softcap=0.0, sink_logits=None, score=None) -> Tensor:
+        return attend(q, self.k, self.v, 0, scale, mask, softcap, sink_logits, score)
+
+
+def _own(h: Tensor, w: dict[str, Tensor], at: str, a: Attention, spec: ModelSpec) -> Tensor:
+    """The same by an attention module of the user's own: only its cache and its batch are plain."""
+    module = attention_module(a, spec.width, Lane.EAGER, WeightFormat(), *_style(spec), h.dtype)
+    mine = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
+    module.load_state_dict(mine, strict=False)
+    cos = sin = None
+    if turn := turn_of(spec, a):
+        cos, sin = (part.to(h.dtype) for part in RotaryTable(*turn)(torch.arange(len(h))))
+    q, k, v = module.project(h, cos, sin)
+    cache, rows = _WholeText(), torch.arange(len(h))
+    batch = TokenBatch(rows, rows, torch.tensor([0, len(h)]), torch.tensor([len(h)]), (), (), rows, False)
+    cache.write(k, v, batch, Lane.EAGER)
+    return module.close(module.read(q, batch, cache, Lane.EAGER))  # type: ignore[arg-type]
 
 
 def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: torch.dtype | None = None) -> list[int]:
@@ -45,56 +147,17 @@ def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: to
     return ids[len(prompt_ids) :]
 
 
-def _grouped(h: Tensor, w: dict[str, Tensor], at: str, a: Attention, rotary: Rotary) -> Tensor:
-    qkv = rearrange(_linear(h, w, at + "attention.qkv"), "token (head dim) -> token head dim", dim=a.dim)
-    q, k, v = qkv.split([a.heads, a.groups, a.groups], dim=1)
-    q, k = _turn(q, rotary), _turn(k, rotary)
-    q = rearrange(q, "token (group share) dim -> group share token dim", group=a.groups)
-    scores = einsum(q, k, "group share token dim, context group dim -> group share token context")
-    weights = torch.softmax((scores * a.dim**-0.5).masked_fill(_hidden(len(h), a), -torch.inf), dim=-1)
-    mixed = einsum(weights, v, "group share token context, context group dim -> token group share dim")
-    heads = rearrange(mixed, "token group share dim -> token (group share dim)")
-    return _linear(heads, w, at + "attention.output")
-
-
-def _latent(h: Tensor, w: dict[str, Tensor], at: str, a: LatentAttention, rotary: Rotary) -> Tensor:
-    """As published: every head's keys and values are made from the latents (DeepSeek-V2, 2024, section 2.1)."""
-    at += "attention."
-    query, latent, key = _linear(h, w, at + "down").split([a.down - a.dim, a.latent, a.rope_dim], dim=-1)
-    if a.query_latent is not None:
-        query = _linear(_norm(query, w[at + "query_norm.weight"], a.norm_eps), w, at + "query_up")
-    query = rearrange(query, "token (head dim) -> token head dim", head=a.heads)
-    latent = _norm(latent, w[at + "latent_norm.weight"], a.norm_eps)
-    made = einsum(latent, w[at + "up"], "token latent, head row latent -> token head row")
-    plain_key, value = made.split([a.plain_dim, a.value_dim], dim=-1)
-    plain, turned = query.split([a.plain_dim, a.rope_dim], dim=-1)
-    turned, key = _turn(turned, rotary, a.interleaved), _turn(key[:, None], rotary, a.interleaved)
-    scores = einsum(plain, plain_key, "token head dim, context head dim -> head token context")
-    scores = scores + einsum(turned, key[:, 0], "token head dim, context dim -> head token context")
-    scale = (a.plain_dim + a.rope_dim) ** -0.5 if a.scale is None else a.scale
-    weights = torch.softmax((scores * scale).masked_fill(_hidden(len(h), a), -torch.inf), dim=-1)
-    heads = einsum(weights, value, "head token context, context head dim -> token head dim")
-    return _linear(rearrange(heads, "token head dim -> token (head dim)"), w, at + "output")
-
-
-def _hidden(tokens: int, a: Attention | LatentAttention) -> Tensor:
-    """True where a query [token, 1] does not see a key [1, token]."""
-    key = torch.arange(tokens)[None]
-    far = torch.arange(tokens)[:, None] - key
-    return (far < 0) if a.window is None else (far < 0) | ((far >= a.window) & (key >= a.sinks))
-
-
 def _feedforward(h: Tensor, w: dict[str, Tensor], at: str, kind: LayerKind) -> Tensor:
-    gate, up = _linear(h, w, at + "feedforward.gate_up").chunk(2, dim=-1)
-    return _linear(_gated(gate, up, kind.gate), w, at + "feedforward.down")
+    gate, up = _linear(h, w, at + "gate_up").chunk(2, dim=-1)
+    return _linear(_gated(gate, up, kind.gate), w, at + "down")
 
 
-def _mixture(h: Tensor, w: dict[str, Tensor], at: str, kind: LayerKind, experts: Experts) -> Tensor:
+def _mixture(h: Tensor, w: dict[str, Tensor], at: str, kind: LayerKind) -> Tensor:
     """One token after another, each through its own experts."""
-    at += "feedforward."
+    assert kind.experts is not None
     rows = []
     for token, scores in zip(h, _linear(h, w, at + "router"), strict=True):
-        best = scores.topk(experts.used)
+        best = scores.topk(kind.experts.used)
         made = torch.zeros_like(token)
         for weight, number in zip(torch.softmax(best.values, dim=-1), best.indices.tolist(), strict=True):
             gate_up, down = w[at + "gate_up"][number] @ token, w[at + "down"][number]

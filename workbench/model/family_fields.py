@@ -51,7 +51,7 @@ def refuse_windows(config: Fields, family: str) -> None:
         raise config.wrong("layer_types", kinds, f'absent, or "{FULL}" for every layer')
 
 
-def heads_of(config: Fields, dim: int | None = None) -> dict[str, int]:
+def heads_of(config: Fields, dim: int | None = None) -> dict[str, Any]:
     """`heads`, `groups` and `dim`; `dim` is the family's where the config has none, else width over heads."""
     heads = config.integer("num_attention_heads")
     groups = config.integer("num_key_value_heads", default=heads)

@@ -11,10 +11,11 @@ from einops import einsum, rearrange
 from torch import Tensor, nn
 
 import compiled_kernels
-from compiled_kernels import Lane, masks
+from compiled_kernels import Lane
 from workbench.batch import TokenBatch
 from workbench.cache.store import DenseLayer
 from workbench.model.latent_spec import LatentAttention as LatentSpec
+from workbench.model.own_parts import mask_of, score_of
 from workbench.model.parts import Linear, Norm
 from workbench.model.quantized import WeightFormat
 
@@ -28,7 +29,7 @@ class LatentAttention(nn.Module):
         self.spec = spec
         self.lane = lane
         self.scale = (spec.plain_dim + spec.rope_dim) ** -0.5 if spec.scale is None else spec.scale
-        self.mask = masks.Causal() if spec.window is None else masks.SlidingWindow(spec.window, spec.sinks)
+        self.mask, self.score = mask_of(spec), score_of(spec)
         stored = lane, format.blocks, format.group
         self.down = Linear(width, spec.down, spec.input_bias, *stored)
         if spec.query_latent is not None:
@@ -38,7 +39,7 @@ class LatentAttention(nn.Module):
         self.up = nn.Parameter(torch.empty(spec.heads, spec.plain_dim + spec.value_dim, spec.latent))
         self.output = Linear(spec.mixed, width, spec.output_bias, *stored)
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """x [token, width] -> q [token, head, dim] absorbed, k [token, 1, dim] as it is cached, and k's latent."""
         spec = self.spec
         query, latent, key = self.down(x).split([spec.down - spec.dim, spec.latent, spec.rope_dim], dim=1)
@@ -52,15 +53,17 @@ class LatentAttention(nn.Module):
         k = torch.cat([latent, self.turn(key[:, None], cos, sin)], dim=2)
         return torch.cat([absorbed, self.turn(turned, cos, sin)], dim=2), k, latent
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def turn(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
         """x [token, head, dim], its pairs brought to where rotary turns them: queries and keys change places alike."""
+        assert cos is not None and sin is not None
         if self.spec.interleaved:
             x = rearrange(x, "token head (pair two) -> token head (two pair)", two=2)
         return compiled_kernels.rotary(x, cos, sin, self.lane)
 
-    def read(self, q: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
-        """What the queries find, weighted sums of latents: [token, head, latent]."""
-        return cache.attend(q, batch, self.scale, self.mask, self.lane)
+    def read(self, q: Tensor, batch: TokenBatch, cache: DenseLayer, lane: Lane | None = None) -> Tensor:
+        """What the queries find, weighted sums of latents: [token, head, latent]; on the module's lane unless given."""
+        rule = self.spec.softcap, None, self.score
+        return cache.attend(q, batch, self.scale, self.mask, lane or self.lane, *rule)
 
     def close(self, mixed: Tensor) -> Tensor:
         """[token, head, latent] -> [token, width]."""

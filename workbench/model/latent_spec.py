@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from workbench.model.rotary_spec import Rotary, Value
+from workbench.request import UserPart
 
 
 class LatentAttention(Value):
@@ -32,6 +33,8 @@ class LatentAttention(Value):
     rotary: Rotary | None = None  # None is the model's
     interleaved: bool = True
     norm_eps: float = 1e-6  # of the norms of both latents
+    mask: UserPart | None = None  # the user's own, as in Attention
+    score: UserPart | None = None
     input_bias: bool = False  # on the projections to the latents
     output_bias: bool = False
 
@@ -42,6 +45,14 @@ class LatentAttention(Value):
         if self.input_bias and self.query_latent is None:
             raise ValueError("input_bias without query_latent: queries that come from no latent have no bias")
         return self
+
+    @property
+    def position(self) -> Literal["rotary"]:
+        return "rotary"
+
+    @property
+    def module(self) -> None:
+        """No module of the user's own stands in for it."""
 
     @property
     def groups(self) -> int:

@@ -7,7 +7,20 @@ import math
 import torch
 from torch import Tensor
 
-from workbench.model.spec import Rotary, RotaryScaling
+from workbench.model.spec import AnyAttention, ModelSpec, Rotary, RotaryScaling
+
+Turn = tuple[Rotary, int]  # how so many columns of heads are turned
+
+
+def turn_of(spec: ModelSpec, attention: AnyAttention) -> Turn | None:
+    """How a layer's heads are turned: as it says itself, or as its model does; None where they are not."""
+    return (attention.rotary or spec.rotary, attention.turned) if attention.turned else None
+
+
+def turns_of(spec: ModelSpec) -> tuple[Turn, ...]:
+    """The model's different turns, in the order in which they first come: layers alike share a table of angles."""
+    turns = (turn_of(spec, kind.attention) for kind in spec.layers)
+    return tuple(dict.fromkeys(turn for turn in turns if turn is not None))
 
 
 def frequencies(rotary: Rotary, dim: int) -> Tensor:

@@ -146,13 +146,6 @@ class ModelSpec(Value):
         return tuple(tuple(indices) for indices in groups.values())
 
     @property
-    def rotary_tables(self) -> tuple[tuple[tuple[Rotary, int], ...], tuple[int, ...]]:
-        """The different tables of angles, each a rotary and the columns that it turns, and each layer's among them."""
-        wanted = [(layer.attention.rotary or self.rotary, layer.attention.turned) for layer in self.layers]
-        tables = list(dict.fromkeys(wanted))
-        return tuple(tables), tuple(tables.index(each) for each in wanted)
-
-    @property
     def parameters(self) -> int:
         """Parameter count, from the shapes alone."""
         total = self.vocab * self.width * (1 if self.tied else 2) + self.width
