@@ -163,9 +163,9 @@ class Index(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         if broken:
-            entered = [(t, key, page) for t, k in enumerate(self.known) for key, (page, by) in k.items() if by == holder.key]
+            mine = [(t, key, page) for t, k in enumerate(self.known) for key, (page, by) in k.items() if by == holder.key]
             self.index.discard(holder.key)
-            for t, key, page in entered:
+            for t, key, page in mine:
                 assert not self.pools[t].kept(page), "what broke is still offered"
                 del self.known[t][key]
         else:
