@@ -320,9 +320,8 @@ def test_a_refusal_counts_what_is_needed_at_once() -> None:
     refused = generate(runner, [request("a", 100, 100)])["a"]
     # Positions t - 4 .. t + 3 are touched at once: eight, which meet five pages of two.
     assert refused.reason == "refused" and "need 5 pages of 2 tokens at once in layers that see 5" in refused.error
-    assert generate(runner_of(model_of(spec), pages=5, page_size=2, max_num_batched_tokens=4), [request("a", 100, 9)])[
-        "a"
-    ].reason == "length"
+    enough = runner_of(model_of(spec), pages=5, page_size=2, max_num_batched_tokens=4)
+    assert generate(enough, [request("a", 100, 9)])["a"].reason == "length"
 
 
 def test_n_is_a_count() -> None:
