@@ -91,6 +91,7 @@ def _cases():
         yield case("mixed", (9, 30, 17, 5), (1, 1, 17, 3), dtype, **small)
         yield case("one head a group", (9, 4), (1, 4), dtype, **small | {"share": 1})
         yield case("decode window", (40, 3, 7), (1, 1, 1), dtype, mask=SlidingWindow(7), **small)
+        yield case("span past a window", (200,), (100,), dtype, mask=SlidingWindow(40), **small)
         yield case("mixed window and sinks", (40, 9), (1, 6), dtype, mask=SlidingWindow(5, sinks=2), **small)
         yield case("decode soft-cap", (33,), (1,), dtype, softcap=2.0, **small)
         yield case("mixed soft-cap and sink logits", (33, 8), (1, 8), dtype, softcap=3.0, sinks=True, **small)

@@ -59,9 +59,13 @@ class Softmax:
         return self._where(visible, self.lines.exp(fallen, self.shape.lanes), self.zero)
 
     def move_total(self, place: str, before: str, peaks: str, weights: str) -> str:
-        """total * factor + the sum of `weights`. The factor, exp(earlier peak - peak): earlier sums want it too."""
+        """total * factor + the sum of `weights`. The factor, exp(earlier peak - peak): earlier sums want it too.
+
+        It is 1 where the peak has not moved, and that of a query that has seen nothing yet is minus infinity still."""
         lines, lanes = self.lines, self.shape.lanes
-        fallen = lines.let(f"arith.subf {lines.splat(before, lanes)}, {peaks} : {self._kind}")
+        earlier = lines.splat(before, lanes)
+        same = lines.let(f"arith.cmpf oeq, {earlier}, {peaks} : {self._kind}")
+        fallen = self._where(same, self.zero, lines.let(f"arith.subf {earlier}, {peaks} : {self._kind}"))
         factor = lines.let(f"vector.extract {lines.exp(fallen, lanes)}[0] : f32 from {self._kind}")
         total = lines.let(f"memref.load {place}")
         total = lines.let(f"arith.mulf {total}, {factor} : f32")

@@ -132,9 +132,9 @@ class Index(RuleBasedStateMachine):
         for t, table in enumerate(self.tables):
             for place in range(table.settled(holder.computed) // SIZE):
                 key, page = (holder.salt, tuple(holder.ids[: (place + 1) * SIZE])), holder.pages[t][place]
-                if page != NULL_PAGE and (t, place) not in adopted and key not in self.known[t]:
-                    if self.pools[t].kept(page):
-                        self.known[t][key] = page, holder.key
+                entered = page != NULL_PAGE and (t, place) not in adopted and key not in self.known[t]
+                if entered and self.pools[t].kept(page):
+                    self.known[t][key] = page, holder.key
 
     def allocate(self, table: int, count: int) -> list[int]:
         pool = self.pools[table]
@@ -163,9 +163,10 @@ class Index(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         if broken:
-            entered = [(t, key, page) for t, k in enumerate(self.known) for key, (page, by) in k.items() if by == holder.key]
+            all_known = [(t, key, *found) for t, known in enumerate(self.known) for key, found in known.items()]
+            mine = [(t, key, page) for t, key, page, by in all_known if by == holder.key]
             self.index.discard(holder.key)
-            for t, key, page in entered:
+            for t, key, page in mine:
                 assert not self.pools[t].kept(page), "what broke is still offered"
                 del self.known[t][key]
         else:

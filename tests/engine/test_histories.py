@@ -36,8 +36,8 @@ class Histories(RuleBasedStateMachine):
     """Submit, step, cancel, break, evict in any order, with or without an index and a host."""
 
     @initialize(
-        tables=st.sampled_from(LAYOUTS), pages=st.integers(10, 16), prefix=st.booleans(), host=st.sampled_from([0, 6, 20]),
-        ttl=st.sampled_from([None, 5.0]), seed=st.integers(0, 10**6),
+        tables=st.sampled_from(LAYOUTS), pages=st.integers(10, 16), prefix=st.booleans(),
+        host=st.sampled_from([0, 6, 20]), ttl=st.sampled_from([None, 5.0]), seed=st.integers(0, 10**6),
     )  # fmt: skip
     def begin(
         self, tables: tuple[Table, ...], pages: int, prefix: bool, host: int, ttl: float | None, seed: int
@@ -54,8 +54,8 @@ class Histories(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        shared=st.integers(0, 30), own=st.integers(0, 9), most=st.integers(1, 12), samples=st.sampled_from([1, 1, 2, 3, 6]),
-        salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
+        shared=st.integers(0, 30), own=st.integers(0, 9), most=st.integers(1, 12),
+        samples=st.sampled_from([1, 1, 2, 3, 6]), salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
     )  # fmt: skip
     def submit(self, shared: int, own: int, most: int, samples: int, salt: str, which: int) -> None:
         """Prompts have beginnings in common: zeros, or ones."""

@@ -56,21 +56,25 @@ def asked(name: str, shared: int, own: int, most: int, beginning: int = 0, **mor
     draw = random.Random(beginning)
     first = tuple(draw.randrange(VOCAB) for _ in range(shared))
     salt = more.pop("cache_salt", "")
-    return replace(request(name, own, most, **more), prompt_ids=first + request(name, own, most).prompt_ids, cache_salt=salt)
+    alone = request(name, own, most, **more)
+    return replace(alone, prompt_ids=first + alone.prompt_ids, cache_salt=salt)
 
 
 jobs = st.lists(
-    st.tuples(st.integers(0, 18), st.integers(1, 6), st.integers(1, 8), st.integers(0, 1), st.sampled_from([1, 1, 2, 3])),
+    st.tuples(
+        st.integers(0, 18), st.integers(1, 6), st.integers(1, 8), st.integers(0, 1), st.sampled_from([1, 1, 2, 3])
+    ),
     min_size=1, max_size=6,
 )  # fmt: skip
 
 
-@settings(max_examples=60)
-@given(specs, jobs, st.integers(1, 24), st.integers(1, 4), st.integers(1, 7), st.booleans(), st.booleans(), st.randoms())
+@settings(max_examples=30)
+@given(specs, jobs, st.booleans(), st.booleans(), st.randoms())
 def test_every_row_is_the_oracles(
-    spec: ModelSpec, sizes: list, budget: int, seqs: int, size: int, prefix: bool, offload: bool, shuffle: random.Random
+    spec: ModelSpec, sizes: list, prefix: bool, offload: bool, shuffle: random.Random
 ) -> None:
     """Warm is cold, a sample is alone, a page that came back is the one that went."""
+    budget, seqs, size = shuffle.randint(1, 24), shuffle.randint(1, 4), shuffle.randint(1, 7)
     pages = -(-32 // size) + shuffle.randrange(12)
     runner = runner_of(
         model_of(spec, shuffle.randrange(99)), max_num_seqs=seqs, max_num_batched_tokens=budget, page_size=size,
@@ -203,7 +207,8 @@ def test_rows_of_samples() -> None:
     recorder = Recorder()
     runner = runner_of(MODEL, note=recorder.note)
     generate(runner, [request("a", 6, 3, temperature=0.9, n=2), request("b", 6, 3)])
-    rows = [(row["request_id"], row["sample"], row["output_tokens"], row["cached_tokens"]) for row in recorder.requests()]
+    names = ("request_id", "sample", "output_tokens", "cached_tokens")
+    rows = [tuple(row[name] for name in names) for row in recorder.requests()]
     assert rows == [("a", 0, 3, 0), ("a", 1, 3, 5), ("b", 0, 3, 0)]
     assert {(row["request_id"], row["sample"]) for row in recorder.tokens()} == {("a", 0), ("a", 1), ("b", 0)}
 
@@ -315,9 +320,8 @@ def test_a_refusal_counts_what_is_needed_at_once() -> None:
     refused = generate(runner, [request("a", 100, 100)])["a"]
     # Positions t - 4 .. t + 3 are touched at once: eight, which meet five pages of two.
     assert refused.reason == "refused" and "need 5 pages of 2 tokens at once in layers that see 5" in refused.error
-    assert generate(runner_of(model_of(spec), pages=5, page_size=2, max_num_batched_tokens=4), [request("a", 100, 9)])[
-        "a"
-    ].reason == "length"
+    enough = runner_of(model_of(spec), pages=5, page_size=2, max_num_batched_tokens=4)
+    assert generate(enough, [request("a", 100, 9)])["a"].reason == "length"
 
 
 def test_n_is_a_count() -> None:

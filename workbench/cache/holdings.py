@@ -58,7 +58,7 @@ class Holdings:
         return self.prefix.match(sequence.token_ids, sequence.request.cache_salt)
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
-        """Pages to be taken, by table, for `sequence` to begin on `offer`: those of a step, and those of what it saved."""
+        """Pages to be taken, by table, for `sequence` to begin on `offer`, or what it saved, and for its next step."""
         saved = sequence.saved
         if saved is not None:
             computed, held = saved.computed, [len(places) for places in saved.places]

@@ -141,12 +141,13 @@ def carry_out(moves: Moves, store: KVStore, host: HostPages | None) -> dict[str,
     for table in {table for table, *_ in moves.copies}:
         pairs = [(source, target) for at, source, target in moves.copies if at == table]
         store.copy(table, [source for source, _ in pairs], [target for _, target in pairs])
-    for request, table, place, page in moves.loads if host is not None else ():
-        if request not in faults:
-            try:
-                host.load(table, place, page)
-            except WorkbenchError as error:
-                faults[request] = str(error)
+    if host is not None:
+        for request, table, place, page in moves.loads:
+            if request not in faults:
+                try:
+                    host.load(table, place, page)
+                except WorkbenchError as error:
+                    faults[request] = str(error)
     return faults
 
 
@@ -155,7 +156,7 @@ def _bytes(page: Tensor) -> Tensor:
 
 
 def _checksum(raw: Tensor) -> int:
-    return zlib.crc32(memoryview(raw.numpy()))
+    return zlib.crc32(raw.numpy().data)
 
 
 def _remove(handle: Iterable, path: Path, inode: int) -> None:

@@ -243,7 +243,7 @@ class PrefixIndex:
         return self.ttl is not None and now - node.used > self.ttl
 
     def _forget(self, node: Node, table: int) -> None:
-        """Give up a node's idle page of `table`. Without a page that every later query reads, its others are of no use."""
+        """Give up a node's idle page of `table`; where every later query reads it, the node's others are of no use."""
         self._drop(node, table)
         if self.tables[table].back is None:
             for t, page in enumerate(node.pages):

@@ -92,6 +92,5 @@ def tables_of(kinds: Iterable[tuple[int, int | None, int]]) -> tuple[Table, ...]
         layers.setdefault(table, []).append(index)
         if bands.setdefault(table, (window, sinks)) != (window, sinks):
             raise ValueError(f"layers of table {table} differ in window or sinks")
-    return tuple(
-        Table(tuple(layers.get(table, ())), *bands.get(table, (None, 0))) for table in range(max(layers, default=-1) + 1)
-    )
+    count = max(layers, default=-1) + 1
+    return tuple(Table(tuple(layers.get(t, ())), *bands.get(t, (None, 0))) for t in range(count))

@@ -155,7 +155,7 @@ class Scheduler:
         return bool(leaders)
 
     def _grow(self, decisions: list[Decision]) -> bool:
-        """Pages for every running sequence's next step, oldest first; the youngest makes room. Whether nobody had to."""
+        """Pages for every running sequence's next step, oldest first; the youngest makes room. True if none had to."""
         holdings = self.holdings
         index, roomy = 0, True
         while index < len(self.running):

@@ -12,8 +12,8 @@ from workbench.trace.recorder import Recorder, row_name
 ENGINE, REQUESTS = 1, 2  # process ids of the trace
 STEP_TRACK = 1
 STEP_ARGUMENTS = (
-    "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds", "forward_seconds",
-    "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
+    "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds",
+    "forward_seconds", "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class Recorder:
         self.events.append(event)
 
     def requests(self) -> list[dict]:
-        """One row a submission (a sample, where a request asks for several), in order of submission, however often it was set back.
+        """One row a submission and sample, in order of submission, however often it was set back.
 
         `arrival` is the time of submission where none was given. Times of what did not happen are None.
         """
