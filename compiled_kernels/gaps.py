@@ -23,6 +23,9 @@ class Gap:
 
 GAPS: tuple[Gap, ...] = (
     Gap("linear", Lane.TRITON, "*", "dense products on CUDA are the vendor's (cuBLAS through torch), not written here"),
+    Gap("quantized_attention", Lane.TRITON, "*", "not written for CUDA yet: lanes eager and inductor run there"),
+    Gap("quantized_attention", Lane.MLIR, "*fp8*", "FP8 pages have no vector instructions here; INT8 and INT4 have"),
+    Gap("quantized_attention", Lane.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
     Gap("top_logprobs", Lane.MLIR, "*", "selection has no vector form; log_softmax has"),
 )

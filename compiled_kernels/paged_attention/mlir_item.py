@@ -49,7 +49,7 @@ def item(shape: Attention, name: str) -> str:
 %size = arith.constant {shape.size} : index
 %dim = arith.constant {shape.dim} : index
 %total_at = arith.constant {shape.dim + 1} : index
-{_empty(shape)}
+{empty(shape)}
 %length32 = memref.load %lengths[%row] : {t["lengths"]}
 %length = arith.index_cast %length32 : i32 to index
 {_first(shape)}
@@ -59,7 +59,7 @@ return
 }}"""
 
 
-def _empty(shape: Attention) -> str:
+def empty(shape: Attention) -> str:
     """Before any key: sums 0, peak minus infinity, total 0."""
     partial = shape.types["partial"]
     return f"""%none = arith.constant 0xFF800000 : f32

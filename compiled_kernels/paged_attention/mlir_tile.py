@@ -31,11 +31,11 @@ def _heads(lines: Lines, shape: Attention, numbers: range) -> None:
     owners = [lines.let(f"arith.addi {first}, {lines.index(number)} : index") for number in numbers]
     heads = [Head(*names) for names in zip(numbers, slots, owners, strict=True)]
     score(lines, shape, heads)
-    factors = [_weigh(lines, shape, head) for head in heads]
+    factors = [weigh(lines, shape, head) for head in heads]
     mix(lines, shape, heads, factors)
 
 
-def _weigh(lines: Lines, shape: Attention, head: Head) -> str:
+def weigh(lines: Lines, shape: Attention, head: Head) -> str:
     """The head's scores become weights, its peak and total move on. The factor for earlier sums."""
     t, lanes = shape.types, shape.lanes
     softmax = Softmax.begin(lines, shape)

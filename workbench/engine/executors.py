@@ -75,7 +75,8 @@ def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = 
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
     if model.lane is Lane.INDUCTOR:
-        blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit)
+        blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit, lanes.decode)
     else:
         blocks = EagerExecutor(model, store)
-    return MlirExecutor(model, store, blocks) if lanes.decode is Lane.MLIR else blocks
+    whole = lanes.decode is Lane.MLIR and all(layer.traceable for layer in store.layers)
+    return MlirExecutor(model, store, blocks) if whole else blocks

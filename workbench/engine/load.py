@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
+from workbench.cache.format import CacheFormat, cache_format
 from workbench.cache.pages import pages_for
+from workbench.cache.shapes import CacheShape
 from workbench.engine.executors import Unit
 from workbench.engine.lanes import resolve_lanes
+from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
@@ -48,6 +51,7 @@ def load(
     max_num_batched_tokens: int = 512,
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
+    cache: str | Mapping[str, Any] | CacheFormat = "dense",
     overflow: Overflow = "refuse",
     note: Callable[[Event], None] | None = None,
 ) -> Runner:
@@ -56,7 +60,8 @@ def load(
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights.
+    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `cache` says how keys and
+    values are kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py).
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -66,18 +71,27 @@ def load(
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
+    kept = cache_format(cache)
     transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
+    kept.check(len(transformer.spec.layers), page_size)
+    cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
+    shapes = transformer.cache_shapes(kept)
+    for shape in shapes:
+        shape.page_formats(page_size)
+    lanes = fitted_to(lanes, shapes, cache_dtype, transformer.dtype, lane == AUTO)
     if lane == AUTO and device == "cpu":
-        lanes = measured(lanes, transformer, page_size)
+        lanes = measured(lanes, transformer, page_size, kept, cache_dtype)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
-        pages = _pages_that_fit(transformer, limits, page_size)
+        pages = _pages_that_fit(transformer.spec.context, shapes, cache_dtype, limits, page_size)
     return Runner(
         transformer,
         tokenizer,
         limits=limits,
         page_size=page_size,
         pages=pages,
+        cache=kept,
+        cache_dtype=cache_dtype,
         overflow=overflow,
         note=note,
         lanes=lanes,
@@ -130,8 +144,10 @@ def _stored_dtype(config: Path) -> torch.dtype:
     return parse_dtype(name)
 
 
-def _pages_that_fit(model: Transformer, limits: Limits, page_size: int) -> int:
+def _pages_that_fit(
+    context: int, shapes: tuple[CacheShape, ...], dtype: torch.dtype, limits: Limits, page_size: int
+) -> int:
     """Pages for every sequence at full context, or as many as the memory set aside holds."""
-    wanted = limits.max_num_seqs * pages_for(model.spec.context, page_size)
-    page_bytes = page_size * sum(shape.bytes_per_token(model.dtype) for shape in model.cache_shapes())
-    return max(1, min(wanted, CACHE_MEMORY // page_bytes))
+    wanted = limits.max_num_seqs * pages_for(context, page_size)
+    page_bytes = page_size * sum(shape.table_bytes(table, dtype) for shape in shapes for table in shape.tables)
+    return max(1, min(wanted, int(CACHE_MEMORY // page_bytes)))

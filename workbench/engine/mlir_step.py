@@ -28,7 +28,6 @@ class MlirStep:
             kinds = f"{model.dtype} weights and {store.dtype} cache"
             raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
         self.model = model
-        tables = {index: table for table, layers in enumerate(model.spec.layer_groups) for index in layers}
         blocks = [cast(Block, block) for block in model.blocks]
         threads = torch.get_num_threads()
         groups = min(block.attention.spec.groups for block in blocks)
@@ -38,7 +37,7 @@ class MlirStep:
             vocab=model.spec.vocab,
             eps=model.spec.norm_eps,
             kind=TYPES[model.dtype],
-            layers=tuple(_layer(block, tables[index]) for index, block in enumerate(blocks)),
+            layers=tuple(_layer(block, shape.table) for block, shape in zip(blocks, store.shapes, strict=True)),
             head=_weight(model.format.head, model.dtype, model.format.group),
             size=store.page_size,
             held=pages_for(model.spec.context, store.page_size),

@@ -34,7 +34,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         table = [pages + [NULL_PAGE] * (widest - len(pages)) for pages in held]
         table += [[NULL_PAGE] * widest] * padding
         slots_here = [
-            pages[position // page_size] * page_size + position % page_size
+            _page(pages, position // page_size) * page_size + position % page_size
             for span, pages in zip(spans, held, strict=True)
             for position in range(span.start, span.end)
         ]
@@ -50,3 +50,8 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         sample_rows=torch.tensor(samples, dtype=torch.long, device=device),
         decode_only=plan.decode_only,
     )
+
+
+def _page(pages: list[int], place: int) -> int:
+    """The page in that place; a table that receives positions late has none there yet, and nobody writes to it."""
+    return pages[place] if place < len(pages) else NULL_PAGE

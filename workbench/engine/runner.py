@@ -14,7 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from workbench.cache.format import CacheFormat
 from workbench.cache.pages import PagePool
+from workbench.cache.shapes import tables_of
 from workbench.cache.store import KVStore
 from workbench.engine import intake
 from workbench.engine.executors import Unit, executor_for
@@ -42,6 +44,7 @@ class Runner:
         limits: Limits | None = None,
         page_size: int = 64,
         pages: int = 256,
+        cache: CacheFormat | None = None,
         cache_dtype: torch.dtype | None = None,
         page_orders: tuple[list[int], ...] | None = None,
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
@@ -51,14 +54,16 @@ class Runner:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """`page_orders` gives, for each layer group, the order in which its pages are first used; `lanes` says
+        """`cache` says how keys and values are kept, `cache_dtype` in what type where they are not packed (the model's
+        unless given); `page_orders` gives, for each table, the order in which its pages are first used; `lanes` says
         which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
-        tables = len(model.spec.layer_groups)
+        shapes = model.cache_shapes(cache)
+        tables = len(tables_of(shapes))
         dtype = cache_dtype or model.dtype
-        self.store = KVStore(model.cache_shapes(), (pages,) * tables, page_size, dtype, str(model.device))
+        self.store = KVStore(shapes, (pages,) * tables, page_size, dtype, str(model.device))
         orders = page_orders or (None,) * tables
         pools = tuple(PagePool(pages, page_size, order) for order in orders)
         self.scheduler = Scheduler(pools, limits or Limits(), model.spec.context)

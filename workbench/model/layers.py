@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Lane, masks
 from workbench.batch import TokenBatch
-from workbench.cache.store import DenseLayer
+from workbench.cache.store import Layer
 from workbench.model.quantized import Format, WeightFormat, dequantize
 from workbench.model.spec import Attention as AttentionSpec
 from workbench.model.spec import LayerKind
@@ -91,7 +91,7 @@ class Attention(nn.Module):
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return compiled_kernels.rotary(x, cos, sin, self.lane)
 
-    def read(self, q: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+    def read(self, q: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
         return cache.attend(q, batch, self.scale, self.mask, self.lane)
 
 
@@ -120,7 +120,7 @@ class Block(nn.Module):
         self.feedforward_norm = Norm(width, eps, lane)
         self.feedforward = GatedFeedForward(width, kind.hidden, kind.feedforward_bias, lane, format)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
         q, k, v = self.before(x, cos, sin)
         cache.write(k, v, batch, self.attention.lane)
         return self.after(x, self.attention.read(q, batch, cache))

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Lane
 from workbench.batch import TokenBatch
+from workbench.cache.format import CacheFormat
 from workbench.cache.pages import pages_for
-from workbench.cache.store import CacheShape, DenseLayer, KVStore
+from workbench.cache.shapes import CacheShape, shapes_of
+from workbench.cache.store import KVStore, Layer
 from workbench.errors import WorkbenchError
 from workbench.model.layers import Block, Linear, Norm
 from workbench.model.quantized import WeightFormat, dequantize, quantize
@@ -20,10 +22,10 @@ from workbench.model.rotary import RotaryTable
 from workbench.model.spec import ModelSpec
 
 DENSE = WeightFormat()
-RunBlock = Callable[[Block, Tensor, Tensor, Tensor, TokenBatch, DenseLayer], Tensor]
+RunBlock = Callable[[Block, Tensor, Tensor, Tensor, TokenBatch, Layer], Tensor]
 
 
-def run_block(block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+def run_block(block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
     return block(x, cos, sin, batch, cache)
 
 
@@ -139,12 +141,10 @@ class Transformer(nn.Module):
             logits = self.head(x)
         return logits if logits.dtype == torch.float64 else logits.float()
 
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        tables = {layer: table for table, group in enumerate(self.spec.layer_groups) for layer in group}
-        return tuple(
-            CacheShape(a.groups, a.dim, tables[index], a.window, a.sinks)
-            for index, a in enumerate(kind.attention for kind in self.spec.layers)
-        )
+    def cache_shapes(self, format: CacheFormat | None = None) -> tuple[CacheShape, ...]:
+        """What each layer keeps, dense unless a format says otherwise."""
+        attentions = (kind.attention for kind in self.spec.layers)
+        return shapes_of(((a.groups, a.dim, a.window, a.sinks) for a in attentions), format)
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""

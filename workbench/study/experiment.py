@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from workbench.cache.format import CacheFormat
 from workbench.errors import WorkbenchError, explain
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters
@@ -32,10 +33,9 @@ class ModelPart(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class CachePart(Part):
+class CachePart(CacheFormat):
     """How keys and values are kept. `auto` pages: full context for every sequence, within 1 GiB."""
 
-    format: Literal["dense"] = "dense"
     page_size: Count = 64
     pages: Count | Literal["auto"] = "auto"
 
