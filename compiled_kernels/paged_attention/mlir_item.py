@@ -24,8 +24,13 @@ scf.for %p = %begin to %end step %one {{
   %to = arith.minui %left, %size : index
   %number = memref.load %table[%row, %p] : {t["table"]}
   %page = arith.index_cast %number : i32 to index
-  func.call @{name}_tile(%q, %k, %v, %page, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
-    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, {t["partial"]}, index, index, {t["scores"]},
+  %after = arith.addi %p, %one : index
+  %more = arith.cmpi ult, %after, %end : index
+  %later = arith.select %more, %after, %p : index
+  %next_number = memref.load %table[%row, %later] : {t["table"]}
+  %next = arith.index_cast %next_number : i32 to index
+  func.call @{name}_tile(%q, %k, %v, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
+    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, index, {t["partial"]}, index, index, {t["scores"]},
        {t["weights"]}) -> ()
 }}
 return

@@ -13,8 +13,8 @@ TINY = 1e-30  # weights below it are zero, where their reciprocal would be none
 Weight = Callable[[str], str]  # the column's index -> a vector of float32 weights, `folds` long
 
 
-def fold(lines: Lines, side: Side, memories: tuple[str, str], at: str, slot: str, weight: Weight, given: bool) -> tuple[str, str]:
-    """folded[slot] = weights times scales of part `at` (indices of scales and minima, but for the last).
+def fold(lines: Lines, side: Side, memories: tuple[str, str], part: str, slot: str, weight: Weight, given: bool) -> tuple[str, str]:
+    """folded[slot] = weights times the scales of a part of the page.
 
     (unit, bias), two numbers: sum of weight * number = unit * sum of folded * code + bias. With `given`, columns of
     weight zero are left out, whatever their scale is.
@@ -23,9 +23,11 @@ def fold(lines: Lines, side: Side, memories: tuple[str, str], at: str, slot: str
     bias = lines.filled("0.0", lanes)
     products, columns = [], [lines.index(column) for column in range(0, side.summed, lanes)]
     for column in columns:
+        for memory in memories:
+            fetch(lines, memory, f"{part}, {column}", side.scales)
         weights = weight(column)
         scale, minimum = (
-            lines.wide(lines.load(memory, f"{at}, {column}", side.scales, lanes, "f16"), lanes, "f16")
+            lines.wide(lines.load(memory, f"%page, %group, {part}, {column}", side.scales, lanes, "f16"), lanes, "f16")
             for memory in memories
         )
         if given:
@@ -43,6 +45,11 @@ def fold(lines: Lines, side: Side, memories: tuple[str, str], at: str, slot: str
             lines.store(product, "%folded_" + _name(memories), f"{slot}, {column}", side.folded, lanes)
         return lines.let("arith.constant 1.0 : f32"), total
     return _fixed(lines, side, "%folded_" + _name(memories), slot, products), total
+
+
+def fetch(lines: Lines, memory: str, at: str, kind: str) -> None:
+    """Ask for what the next page holds there: between two pages the processor would have nothing under way."""
+    lines.say(f"memref.prefetch {memory}[%next, %group, {at}], read, locality<3>, data : {kind}")
 
 
 def _name(memories: tuple[str, str]) -> str:

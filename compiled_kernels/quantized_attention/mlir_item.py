@@ -25,6 +25,12 @@ def walk(shape: QuantizedAttention, name: str, recent: bool) -> str:
     given = "%k, %v" if recent else _PACKED
     kinds = f"{t['pages']}, {t['pages']}" if recent else ", ".join(shape.packed)
     queries, tile = (t["queries"], "tile") if recent else (shape.floats, "packed_tile")
+    following = f"""  %after = arith.addi %p, %one : index
+  %more = arith.cmpi ult, %after, %end : index
+  %later = arith.select %more, %after, %p : index
+  %next_at = arith.addi %place, %later : index
+  %next_number = memref.load %table[%next_at] : {shape.flat}
+  %next = arith.index_cast %next_number : i32 to index"""
     rest = f"index, index, index, index, {t['partial']}, index, index, {t['scores']}, {t['weights']}"
     return f"""func.func private @{name}_{"recent" if recent else "packed"}(%q: {queries}, {pages},
     %table: {shape.flat}, %place: index, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index,
@@ -42,8 +48,9 @@ scf.for %p = %begin to %end step %one {{
   %at = arith.addi %place, %p : index
   %number = memref.load %table[%at] : {shape.flat}
   %page = arith.index_cast %number : i32 to index
-  func.call @{name}_{tile}(%q, {given}, %page, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
-    : ({queries}, {kinds}, {rest}) -> ()
+{following}
+  func.call @{name}_{tile}(%q, {given}, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
+    : ({queries}, {kinds}, index, {rest}) -> ()
 }}
 return
 }}"""

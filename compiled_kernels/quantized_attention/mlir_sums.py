@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from compiled_kernels.mlir_text import Lines, vector
 from compiled_kernels.paged_attention.mlir_scores import Head
-from compiled_kernels.quantized_attention.mlir_fold import fold
+from compiled_kernels.quantized_attention.mlir_fold import fetch, fold
 from compiled_kernels.quantized_attention.mlir_shape import Side
 
 REGISTERS = 24  # vectors of sums kept at once, of the 32 registers there are
@@ -20,14 +20,14 @@ def sums(
 ) -> None:
     """For every head and every number kept: the sum of weight * (minimum + scale * code) over all that is summed.
 
-    Codes, scales and minima lie in %{name}c, %{name}s and %{name}m, at %page and %group.
+    Codes, scales and minima lie in %{name}c, %{name}s and %{name}m, at %page and %group; %next is the next page.
     """
     mark = lines.mark
     part, zero, one, parts = f"%part{mark}", lines.index(0), lines.index(1), lines.index(side.kept // side.run)
     lines.say(f"scf.for {part} = {zero} to {parts} step {one} {{")
-    memories, at = (f"%{name}s", f"%{name}m"), f"%page, %group, {part}"
+    memories = f"%{name}s", f"%{name}m"
     found = [
-        fold(lines, side, memories, at, head.slot, lambda column, head=head: weight(head, column), given)
+        fold(lines, side, memories, part, head.slot, lambda column, head=head: weight(head, column), given)
         for head in heads
     ]
     base = lines.let(f"arith.muli {part}, {lines.index(side.run)} : index")
@@ -44,7 +44,11 @@ def sums(
 
 
 def _words(lines: Lines, side: Side, name: str, kept: list[str], word: str) -> list[str]:
-    return [lines.load(f"%{name}c", f"%page, %group, {word}, {at}", side.codes, side.lanes, "i32") for at in kept]
+    """Codes of one word of what is kept; and the same of the page that comes next is asked for."""
+    memory = f"%{name}c"
+    for at in kept:
+        fetch(lines, memory, f"{word}, {at}", side.codes)
+    return [lines.load(memory, f"%page, %group, {word}, {at}", side.codes, side.lanes, "i32") for at in kept]
 
 
 def _fixed_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:

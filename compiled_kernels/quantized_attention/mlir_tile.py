@@ -17,7 +17,7 @@ def packed_arguments(shape: QuantizedAttention) -> str:
 
 
 def packed_tile(shape: QuantizedAttention, name: str) -> str:
-    """@{name}_packed_tile(q [share, dim] f32, packed keys and values, page, group, from, to, partial, row, chunk,
+    """@{name}_packed_tile(q [share, dim] f32, packed keys and values, page, next page, group, from, to, partial, row, chunk,
     scores, weights): as @{name}_tile of recent pages. Every offset of the page is scored; those outside [from, to)
     weigh nothing, whatever stands there."""
     t, lines = shape.types, Lines()
@@ -25,7 +25,7 @@ def packed_tile(shape: QuantizedAttention, name: str) -> str:
         _heads(lines, shape, range(first, min(first + HEADS, shape.share)))
     folded = [f"%folded_{side} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for side, kind in _folded(shape)]
     return f"""func.func private @{name}_packed_tile(%q: {shape.floats}, {packed_arguments(shape)}, %page: index,
-    %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
+    %next: index, %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
     %scores: {t["scores"]}, %weights: {t["weights"]}) {{
 {chr(10).join(folded)}
 {lines.text()}
