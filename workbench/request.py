@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 MOST_STOPS = 64
 MOST_LOGPROBS = 100
+MOST_SAMPLES = 1024
 
 
 class FinishReason(StrEnum):
@@ -51,6 +52,7 @@ class SamplingParameters(BaseModel):
     filters: tuple[UserPart, ...] = ()
     sampler: UserPart | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1  # samples, with seeds counted up, on one prompt's pages
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: Annotated[int, Field(ge=1)] = 128
@@ -90,15 +92,24 @@ class Request:
     prompt: str | None = None  # as text, where there was text
     arrival: float = 0.0  # seconds after the stream it is part of began
     cut_tokens: int = 0  # how many of the oldest prompt tokens `overflow: cut_oldest` removed
+    cache_salt: str = ""  # whose prompts these are: only requests with the same salt share cached pages
     fault: str = ""  # why its text could not become ids; it is refused with these words
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a sequence's pages lie while it has none: places on the host by table, as `Sequence.pages` has them."""
+
+    computed: int
+    places: tuple[list[int], ...]
 
 
 @dataclass
 class Sequence:
-    """A request under way. Only the scheduler changes `computed`, `pages` and `finish_reason`.
+    """A request under way. Only the scheduler and its holdings change what stands below `token_ids`.
 
         token_ids  | prompt ............ | output .......... |
-        positions  0      computed ^ (keys and values stand in `pages` for all before it)
+        positions  0      computed ^ (keys and values stand in `pages` for all before it that a query can still see)
 
     A sequence decodes when one token is not yet computed, and is in prefill when more are.
     """
@@ -107,9 +118,18 @@ class Sequence:
     order: int  # arrival order: the youngest has the largest
     token_ids: list[int]
     computed: int = 0
-    pages: tuple[list[int], ...] = ()  # one list a layer group, in the order of the text
+    pages: tuple[list[int], ...] = ()  # one list a table, in the order of the text; NULL_PAGE where given back
     finish_reason: FinishReason | None = None
     set_backs: int = 0
+    covered: int = 0  # with so many tokens known, no page is missing
+    due: int = 0  # with so many tokens computed, a page is full or dead
+    saved: Saved | None = None
+    followers: list[Sequence] = field(default_factory=list)  # samples that begin where this one's prefill ends
+    leader: Sequence | None = None  # of a follower that has not begun
+    cached_tokens: int = 0  # not computed, but found in pages that were there
+    computed_tokens: int = 0  # by its steps, more than once after a set-back
+    restored_tokens: int = 0  # come back from the host
+    shared_pages: int = 0  # of those found, by all tables together
 
     @property
     def request_id(self) -> str:

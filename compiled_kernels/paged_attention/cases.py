@@ -24,7 +24,8 @@ def inputs(
     softcap: float = 0.0,
     sinks: bool = False,
 ) -> tuple:
-    """Spans over pages in random order; everything that belongs to no context is NaN."""
+    """Spans over pages in random order; everything that belongs to no context is NaN, the null page included, which
+    stands where a window has left a page behind for good."""
     counts = [-(-context // size) for context in contexts]
     order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
     table = torch.zeros(len(contexts), max(2, *counts, 2), dtype=torch.int32)
@@ -35,6 +36,9 @@ def inputs(
             filled = min(size, context - page * size)
             for pages in (keys, values):
                 pages[number, :, :filled] = random(generator, dtype, (groups, filled, dim))
+        if isinstance(mask, SlidingWindow):
+            reach = max(0, context - spans[seq] - mask.window + 1)
+            table[seq, -(-mask.sinks // size) : reach // size] = 0
     starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
     q = random(generator, dtype, (int(starts[-1]), groups * share, dim))
     lengths = torch.tensor(contexts, dtype=torch.int32)

@@ -8,7 +8,8 @@ from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, SpanAttentio
 
 def pack(shape: SpanAttention) -> str:
     """@pack(k, v, table, keys [at, dim, key], values [at, key, dim], group, block, blocks, context): the keys and
-    values of one block of one group go to at = group * blocks + block; zeros beyond the context."""
+    values of one block of one group go to at = group * blocks + block; zeros beyond the context and for the null page,
+    which stands where a page was given back."""
     t = shape.types
     zero = "arith.constant 0 : i32" if shape.pairs else "arith.constant 0.0 : f32"
     return f"""func.func private @pack(%k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %keys: {t["keys"]},
@@ -34,7 +35,13 @@ scf.for %half = %zero to %halves step %one {{
 scf.for %key = %zero to %length step %one {{
   %position = arith.addi %start, %key : index
   %known = arith.cmpi ult, %position, %context : index
-  scf.if %known {{
+  %there = scf.if %known -> (i1) {{
+{_held(shape)}
+    scf.yield %held : i1
+  }} else {{
+    scf.yield %known : i1
+  }}
+  scf.if %there {{
 {_copied(shape)}
   }} else {{
     scf.for %d = %zero to %elements step %one {{
@@ -44,6 +51,14 @@ scf.for %key = %zero to %length step %one {{
 }}
 return
 }}"""
+
+
+def _held(shape: SpanAttention) -> str:
+    """%held: whether %position lies in a page and not in the null page."""
+    return f"""    %slot = arith.divui %position, %size : index
+    %found = memref.load %table[%slot] : {shape.types["table"]}
+    %null = arith.constant 0 : i32
+    %held = arith.cmpi ne, %found, %null : i32"""
 
 
 def _copied(shape: SpanAttention) -> str:

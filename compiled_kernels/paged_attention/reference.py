@@ -63,7 +63,9 @@ def attend(
 
 
 def context_of(pages: Tensor, table: Tensor, context: int) -> Tensor:
-    """The first `context` positions of one sequence, in order: [context, group, dim]."""
+    """The first `context` positions of one sequence, in order: [context, group, dim]; zeros for a page given back."""
     size = pages.shape[2]
-    used = pages[table[: -(-context // size)].long()]
+    held = table[: -(-context // size)].long()
+    used = pages[held]
+    used[held == 0] = 0  # a weight of 0 does not help against NaN
     return rearrange(used, "page group offset dim -> (page offset) group dim")[:context]

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool, pages_for
+from workbench.cache.tables import Table
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Refusal, Scheduler
 from workbench.errors import WorkbenchError
@@ -21,6 +23,11 @@ def sequence(order: int, prompt: int, most: int) -> Sequence:
     return Sequence.of(Request(f"r{order}", tuple(range(prompt)), sampling), order)
 
 
+def scheduler_of(pools: tuple[PagePool, ...], limits: Limits, context: int = CONTEXT) -> Scheduler:
+    """Over tables whose queries read everything."""
+    return Scheduler(Holdings(pools, (Table(),) * len(pools), limits.max_num_batched_tokens), limits, context)
+
+
 class Histories(RuleBasedStateMachine):
     """Submit, step, cancel in any order; `computed` and pages are checked after every move."""
 
@@ -28,7 +35,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.pools = (PagePool(9, 4), PagePool(11, 4))
         self.limits = Limits(max_num_seqs=3, max_num_batched_tokens=7)
-        self.scheduler = Scheduler(self.pools, self.limits, CONTEXT)
+        self.scheduler = scheduler_of(self.pools, self.limits)
         self.open: list[Sequence] = []
         self.count = 0
 
@@ -107,7 +114,7 @@ TestHistories.settings = settings(max_examples=120, stateful_step_count=25, dead
 @settings(deadline=None)
 def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
     """However scarce the pages: no loop of set-backs, nobody starves."""
-    scheduler = Scheduler((PagePool(9, 4),), Limits(4, 8), CONTEXT)
+    scheduler = scheduler_of((PagePool(9, 4),), Limits(4, 8))
     going = [sequence(order, prompt, most) for order, (prompt, most) in enumerate(sizes)]
     for new in going:
         scheduler.submit(new)
@@ -124,7 +131,7 @@ def test_everything_submitted_ends(sizes: list[tuple[int, int]]) -> None:
 
 
 def test_refusals_give_the_numbers() -> None:
-    scheduler = Scheduler((PagePool(2, 4),), Limits(), CONTEXT)
+    scheduler = scheduler_of((PagePool(2, 4),), Limits())
     with pytest.raises(Refusal, match="40 prompt tokens leave no room in a context of 40"):
         scheduler.submit(sequence(0, 40, 1))
     with pytest.raises(Refusal, match="need 3 pages of 4 tokens, the cache has 2"):
@@ -135,7 +142,7 @@ def test_refusals_give_the_numbers() -> None:
 
 
 def test_reasons_have_numbers() -> None:
-    scheduler = Scheduler((PagePool(3, 4),), Limits(), CONTEXT)
+    scheduler = scheduler_of((PagePool(3, 4),), Limits())
     for order in range(2):
         scheduler.submit(sequence(order, 8, 3))
     plan = scheduler.plan()

@@ -51,7 +51,7 @@ def model_of(
 
 
 def runner_of(model: Transformer, **settings) -> Runner:
-    """A runner whose unwritten cache is NaN."""
+    """A runner whose unwritten cache is NaN, the null page included."""
     limits = Limits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 16))
     runner = Runner(model, limits=limits, **{"page_size": 4, "pages": 40, **settings})
     poison(runner)
@@ -60,7 +60,7 @@ def runner_of(model: Transformer, **settings) -> Runner:
 
 def poison(runner: Runner) -> None:
     for cache in runner.store.layers:
-        cache.keys[1:], cache.values[1:] = torch.nan, torch.nan
+        cache.keys[:], cache.values[:] = torch.nan, torch.nan
 
 
 def request(name: str, prompt: int, most: int, **sampling) -> Request:

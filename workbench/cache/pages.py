@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from workbench.errors import WorkbenchError
@@ -15,12 +16,14 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 class PagePool:
-    """The pages of one layer group, counted by their holders.
+    """The pages of one table, counted by their holders.
 
-        page     0 (null) | 1 ................. pages |
-        holders  -        | 0 = free, n = shared by n |
+        page     0 (null) | 1 .............................. pages |
+        holders  -        | 0 = free, n = shared by n              |
+        kept     -        | one of the holders is the prefix index |   idle = kept, and it is the only holder
 
-    free + held = pages, always. A page with several holders must not be written.
+    free + used + idle = pages, always. A page with several holders must not be written. Idle pages stand in the
+    order in which they became so: the least recently used first.
     """
 
     def __init__(self, pages: int, page_size: int, order: Sequence[int] | None = None):
@@ -31,19 +34,30 @@ class PagePool:
             raise ValueError(f"order must be a permutation of 1..{pages}")
         self.pages = pages
         self.page_size = page_size
+        self.idle: OrderedDict[int, None] = OrderedDict()
         self._free = list(reversed(order)) if order is not None else list(range(pages, 0, -1))
         self._holders = [0] * (pages + 1)
+        self._kept = bytearray(pages + 1)
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     @property
+    def available(self) -> int:
+        """Pages that a sequence can have: free ones, and idle ones once the index has given them up."""
+        return len(self._free) + len(self.idle)
+
+    @property
     def used(self) -> int:
-        return self.pages - self.free
+        """Pages that some sequence holds."""
+        return self.pages - self.available
 
     def holders(self, page: int) -> int:
         return self._holders[page]
+
+    def kept(self, page: int) -> bool:
+        return bool(self._kept[page])
 
     def allocate(self, count: int) -> list[int]:
         """`count` pages with one holder each; asking for more than are free is the caller's mistake."""
@@ -59,6 +73,7 @@ class PagePool:
         for page in pages:
             self._check_held(page)
             self._holders[page] += 1
+            self.idle.pop(page, None)
 
     def release(self, pages: Iterable[int]) -> list[int]:
         """One holder fewer for each of `pages`; those that nobody holds any more are free, and returned."""
@@ -69,7 +84,24 @@ class PagePool:
             if self._holders[page] == 0:
                 self._free.append(page)
                 freed.append(page)
+            elif self._holders[page] == 1 and self._kept[page]:
+                self.idle[page] = None
         return freed
+
+    def keep(self, page: int) -> None:
+        """The prefix index becomes a holder of `page`, which a sequence holds."""
+        if self._kept[page]:
+            raise ValueError(f"page {page} is kept already")
+        self.share([page])
+        self._kept[page] = 1
+
+    def give_up(self, page: int) -> list[int]:
+        """The prefix index holds `page` no longer; returns it where that made it free."""
+        if not self._kept[page]:
+            raise ValueError(f"page {page} is not kept")
+        self._kept[page] = 0
+        self.idle.pop(page, None)
+        return self.release([page])
 
     def _check_held(self, page: int) -> None:
         if not 1 <= page <= self.pages or self._holders[page] < 1:

@@ -99,15 +99,3 @@ def shapes_of(
         table, recent = numbers[shape]
         shapes.append(replace(shape, table=table, recent=recent))
     return tuple(shapes)
-
-
-def tables_of(shapes: Iterable[CacheShape]) -> tuple[Table, ...]:
-    """The tables of these layers, each with the layers that are in it."""
-    held: dict[int, Table] = {}
-    for index, shape in enumerate(shapes):
-        for number, table in shape.tables.items():
-            known = held.setdefault(number, table)
-            if replace(known, layers=()) != table:
-                raise ValueError(f"layers of table {number} differ in window, sinks or format")
-            held[number] = replace(known, layers=(*known.layers, index))
-    return tuple(held.get(number, Table()) for number in range(max(held, default=-1) + 1))

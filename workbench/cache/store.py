@@ -13,7 +13,8 @@ from compiled_kernels.masks import Mask
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.quantized import QuantizedLayer
-from workbench.cache.shapes import CacheShape, tables_of
+from workbench.cache.shapes import CacheShape
+from workbench.cache.tables import tables_of
 
 
 class DenseLayer:
@@ -72,7 +73,7 @@ class KVStore:
         device: str = "cpu",
     ):
         self.shapes = tuple(shapes)
-        self.tables = tables_of(self.shapes)
+        self.tables = tables_of(shape.tables for shape in self.shapes)
         self.pages = pages
         self.page_size = page_size
         self.dtype = dtype

@@ -69,6 +69,7 @@ class Instruments:
             note_seconds=self._seconds + now - noting,
             predicted_flops=cost.flops,
             predicted_bytes=cost.bytes,
+            pages_idle=sum(len(pool.idle) for pool, _ in self._pools),
             compiles=compiles,
         )
         self._seconds = 0.0

@@ -57,6 +57,26 @@ def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
     return (*tokenizer.begin_ids, *ids) if ids else ()
 
 
+def sample_name(request_id: str, number: int) -> str:
+    """What one of a request's samples is called where each has a name of its own."""
+    return f"{request_id}#{number}" if number else request_id
+
+
+def samples_of(request: Request) -> list[Request]:
+    """A request for each of its `n` samples, with seeds counted up."""
+    asked = request.sampling
+    if asked.n == 1:
+        return [request]
+    return [
+        replace(
+            request,
+            request_id=sample_name(request.request_id, number),
+            sampling=asked.model_copy(update={"n": 1, "seed": (asked.seed + number) % 2**63}),
+        )
+        for number in range(asked.n)
+    ]
+
+
 def check(request: Request, vocab: int) -> None:
     """Refuse what no model could run: nothing at all, ids that are not in the vocabulary, no time to begin."""
     if request.fault:

@@ -11,8 +11,9 @@ import torch
 from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.format import CacheFormat, cache_format
-from workbench.cache.pages import pages_for
+from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.shapes import CacheShape
+from workbench.cache.tables import tables_of
 from workbench.engine.executors import Unit
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.packed_lanes import fitted_to
@@ -52,6 +53,8 @@ def load(
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
     cache: str | Mapping[str, Any] | CacheFormat = "dense",
+    prefix: Any = "off",
+    offload: Any = "none",
     overflow: Overflow = "refuse",
     note: Callable[[Event], None] | None = None,
 ) -> Runner:
@@ -60,8 +63,10 @@ def load(
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `cache` says how keys and
-    values are kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py).
+    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights. `cache` says how keys and values
+    are kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
+    `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
+    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -70,6 +75,7 @@ def load(
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
+    prefix, offload = prefix_from(prefix), offload_from(offload)
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
     kept = cache_format(cache)
     transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
@@ -92,6 +98,8 @@ def load(
         pages=pages,
         cache=kept,
         cache_dtype=cache_dtype,
+        prefix=prefix,
+        offload=offload,
         overflow=overflow,
         note=note,
         lanes=lanes,
@@ -146,8 +154,14 @@ def _stored_dtype(config: Path) -> torch.dtype:
 
 def _pages_that_fit(
     context: int, shapes: tuple[CacheShape, ...], dtype: torch.dtype, limits: Limits, page_size: int
-) -> int:
-    """Pages for every sequence at full context, or as many as the memory set aside holds."""
-    wanted = limits.max_num_seqs * pages_for(context, page_size)
-    page_bytes = page_size * sum(shape.table_bytes(table, dtype) for shape in shapes for table in shape.tables)
-    return max(1, min(wanted, int(CACHE_MEMORY // page_bytes)))
+) -> tuple[int, ...]:
+    """Pages of each table for every sequence at full context (of a window, what it sees), or as many as the memory set
+    aside holds."""
+    tables, chunk = tables_of(shape.tables for shape in shapes), limits.max_num_batched_tokens
+    wanted = [limits.max_num_seqs * table.most(context, chunk, page_size) for table in tables]
+    page_bytes = [
+        page_size * sum(shapes[layer].table_bytes(number, dtype) for layer in table.layers)
+        for number, table in enumerate(tables)
+    ]
+    whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
+    return tuple(max(1, min(pages, int(pages * CACHE_MEMORY // whole))) for pages in wanted)

@@ -33,8 +33,9 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         widest = max(LEAST_TABLE, *(len(pages) for pages in held))
         table = [pages + [NULL_PAGE] * (widest - len(pages)) for pages in held]
         table += [[NULL_PAGE] * widest] * padding
+        # A late table has no page yet for a span's last positions, and is written to otherwise than by slots.
         slots_here = [
-            _page(pages, position // page_size) * page_size + position % page_size
+            pages[place] * page_size + position % page_size if (place := position // page_size) < len(pages) else 0
             for span, pages in zip(spans, held, strict=True)
             for position in range(span.start, span.end)
         ]
@@ -50,8 +51,3 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         sample_rows=torch.tensor(samples, dtype=torch.long, device=device),
         decode_only=plan.decode_only,
     )
-
-
-def _page(pages: list[int], place: int) -> int:
-    """The page in that place; a table that receives positions late has none there yet, and nobody writes to it."""
-    return pages[place] if place < len(pages) else NULL_PAGE

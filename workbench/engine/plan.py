@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from workbench.cache.moves import Moves
 from workbench.request import Sequence
 
 
@@ -47,6 +48,11 @@ class StepPlan:
     step: int
     spans: tuple[Span, ...]
     decisions: tuple[Decision, ...] = ()
+    moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
+
+    def without(self, sequences: list[Sequence]) -> StepPlan:
+        """The plan less the spans of `sequences`, which ended before it began."""
+        return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
 
     @property
     def tokens(self) -> int:

@@ -9,14 +9,19 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from workbench.cache.format import CacheFormat
+from workbench.cache.holdings import Holdings
+from workbench.cache.host import carry_out, host_pages
 from workbench.cache.pages import PagePool
-from workbench.cache.shapes import tables_of
+from workbench.cache.prefix import PrefixIndex
+from workbench.cache.settings import RadixPrefix, offload_from, prefix_from
+from workbench.cache.tables import tables_of
 from workbench.cache.store import KVStore
 from workbench.engine import intake
 from workbench.engine.executors import Unit, executor_for
@@ -43,10 +48,12 @@ class Runner:
         *,
         limits: Limits | None = None,
         page_size: int = 64,
-        pages: int = 256,
+        pages: int | tuple[int, ...] = 256,
         cache: CacheFormat | None = None,
         cache_dtype: torch.dtype | None = None,
         page_orders: tuple[list[int], ...] | None = None,
+        prefix: Any = "off",
+        offload: Any = "none",
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
@@ -54,19 +61,27 @@ class Runner:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """`cache` says how keys and values are kept, `cache_dtype` in what type where they are not packed (the model's
-        unless given); `page_orders` gives, for each table, the order in which its pages are first used; `lanes` says
+        """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
+        what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order in
+        which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes` says
         which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
         shapes = model.cache_shapes(cache)
-        tables = len(tables_of(shapes))
+        tables = len(tables_of(shape.tables for shape in shapes))
         dtype = cache_dtype or model.dtype
-        self.store = KVStore(shapes, (pages,) * tables, page_size, dtype, str(model.device))
+        counts = (pages,) * tables if isinstance(pages, int) else pages
+        self.store = KVStore(shapes, counts, page_size, dtype, str(model.device))
         orders = page_orders or (None,) * tables
-        pools = tuple(PagePool(pages, page_size, order) for order in orders)
-        self.scheduler = Scheduler(pools, limits or Limits(), model.spec.context)
+        pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
+        limits, reuse = limits or Limits(), prefix_from(prefix)
+        ttl = reuse.ttl if isinstance(reuse, RadixPrefix) else None
+        index = PrefixIndex(pools, self.store.tables, ttl, clock) if isinstance(reuse, RadixPrefix) else None
+        self.host = host_pages(self.store, offload_from(offload))
+        rooms = self.host.rooms if self.host is not None else ()
+        holdings = Holdings(pools, self.store.tables, limits.max_num_batched_tokens, index, rooms)
+        self.scheduler = Scheduler(holdings, limits, model.spec.context)
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         self.executor = executor_for(model, self.store, self.lanes, compile)
         self.chooser = Chooser(model.spec.vocab)
@@ -76,6 +91,7 @@ class Runner:
         self._sequences: dict[str, Sequence] = {}
         self._outputs: dict[str, Output] = {}
         self._mail: dict[str, deque[Event]] = {}  # for each request, the box of the stream that asked
+        self._samples: dict[str, tuple[str, int]] = {}  # of which request, and which, where there are several
         self._submitted = 0
         self._names = (f"request-{number}" for number in itertools.count())
 
@@ -88,6 +104,7 @@ class Runner:
 
         `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
         event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
+        With n > 1 each sample has events of its own: the request's id, and the sample's number.
         """
         asked = intake.requests_from(requests, self.tokenizer, sampling, self._names)
         return self._stream(asked, raises=isinstance(requests, str))
@@ -100,8 +117,7 @@ class Runner:
         try:
             while coming or owed:
                 while coming and began + intake.due(coming[0]) <= self.clock():
-                    self.submit(request := coming.popleft(), box, began + request.arrival)
-                    owed += 1
+                    owed += self.submit(request := coming.popleft(), box, began + request.arrival)
                 if owed and not box:
                     self.step(box)
                 elif not box:
@@ -114,46 +130,65 @@ class Runner:
                             raise WorkbenchError(event.error)
                     yield event
         finally:
-            for request_id in [name for name, owner in self._mail.items() if owner is box]:
-                self.cancel(request_id)
+            for name in [name for name, owner in self._mail.items() if owner is box]:
+                self.cancel(name)
 
-    def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> None:
-        """Queue `request`; its events go to `box` and to the instruments. One that cannot run ends at once, refused."""
+    def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> int:
+        """Queue `request`; its events go to `box` and to the instruments. One that cannot run ends at once, refused.
+
+        Returns how many Finished events are to come, or came: one a sample.
+        """
         now, box = self.clock(), box if box is not None else deque()
         begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
         request = intake.fit(request, self.model.spec.context, self.overflow, begin_ids)
-        name, arrival = request.request_id, now if arrival is None else arrival
-        submitted = Submitted(
-            now, name, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens
-        )
-        if name in self._sequences:
-            refused = f"request id {name!r} is already taken; ids must differ"
-            for event in (submitted, Finished(now, name, reason=str(FinishReason.REFUSED), error=refused)):
+        arrival = now if arrival is None else arrival
+        samples = intake.samples_of(request)
+        taken = next((sample.request_id for sample in samples if sample.request_id in self._sequences), None)
+        if taken is not None:
+            refused = f"request id {taken!r} is already taken; ids must differ"
+            end = Finished(now, request.request_id, reason=str(FinishReason.REFUSED), error=refused)
+            for event in (_submitted(request, now, arrival), end):
                 self.instruments.tell(event)
                 box.append(event)
-            return
-        sequence = Sequence.of(request, self._submitted)
-        self._submitted += 1
-        self._sequences[name], self._mail[name] = sequence, box
-        self._emit(submitted)
+            return 1
+        sequences = []
+        for number, sample in enumerate(samples):
+            sequence = Sequence.of(sample, self._submitted)
+            self._submitted += 1
+            sequences.append(sequence)
+            self._sequences[sample.request_id], self._mail[sample.request_id] = sequence, box
+            if len(samples) > 1:
+                self._samples[sample.request_id] = request.request_id, number
+            self._emit(_submitted(sample, now, arrival))
         try:
-            self._admit(sequence)
+            self._admit(sequences)
         except Exception as error:  # whatever is wrong with one request is no matter of the others'
-            sequence.finish_reason = FinishReason.REFUSED
-            self._end(sequence, FinishReason.REFUSED, _told(error))
+            for sequence in sequences:
+                sequence.finish_reason = FinishReason.REFUSED
+                self._end(sequence, FinishReason.REFUSED, _told(error))
+        return len(samples)
 
-    def _admit(self, sequence: Sequence) -> None:
-        request, spec = sequence.request, self.model.spec
-        intake.check(request, spec.vocab)
-        self._outputs[request.request_id] = Output(request, self.tokenizer, spec.end_ids, spec.context)
-        self.chooser.admit(sequence)
-        self.scheduler.submit(sequence)
+    def _admit(self, sequences: list[Sequence]) -> None:
+        spec = self.model.spec
+        intake.check(sequences[0].request, spec.vocab)
+        for sequence in sequences:
+            self._outputs[sequence.request_id] = Output(sequence.request, self.tokenizer, spec.end_ids, spec.context)
+            self.chooser.admit(sequence)
+        self.scheduler.submit(sequences[0], sequences[1:])
 
     def cancel(self, request_id: str) -> None:
-        """End a request now, whatever it is doing; its pages are free when this returns. Unknown ids are ignored."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._finish(sequence, FinishReason.CANCELLED)
+        """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
+        Unknown ids are ignored."""
+        samples = [name for name, (owner, _) in self._samples.items() if owner == request_id]
+        for name in reversed(samples or [request_id]):
+            sequence = self._sequences.get(name)
+            if sequence is not None:
+                self._finish(sequence, FinishReason.CANCELLED)
+
+    def forget_prefixes(self) -> None:
+        """Give up every page that is kept for later requests; what runs keeps its own."""
+        if (index := self.scheduler.holdings.prefix) is not None:
+            index.clear()
 
     def step(self, box: deque[Event] | None = None) -> None:
         """Compute one step. Events about the whole step go to `box`, those of a request to its own."""
@@ -161,8 +196,13 @@ class Runner:
         plan = self.scheduler.plan()
         if plan is None:
             return
+        plan, faults = self._moved(plan)
         planned, held = self.clock(), self.instruments.held()
         self._tell_decisions(plan, planned)
+        for sequence, fault in faults:
+            self._finish(sequence, FinishReason.ERROR, fault)
+        if not plan.spans:
+            return
         try:
             logits = self.executor.forward(plan)
             computed = self.clock()
@@ -176,6 +216,14 @@ class Runner:
         stepped = self.instruments.step(plan, held, began, planned, computed, self.executor.compiles)
         if box is not None:
             box.append(stepped)
+
+    def _moved(self, plan: StepPlan) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
+        """The plan once its pages are where they should be, less the requests whose pages could not be had, and why."""
+        if not plan.moves:
+            return plan, []
+        faults = carry_out(plan.moves, self.store, self.host)
+        broken = [(self._sequences[name], fault) for name, fault in faults.items()]
+        return plan.without([sequence for sequence, _ in broken]), broken
 
     def _choose(self, logits: Tensor, plan: StepPlan) -> dict[str, Choice]:
         sampled = [span.sequence for span in plan.spans if span.samples]
@@ -234,15 +282,27 @@ class Runner:
             Finished(
                 self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
+                cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
+                restored_tokens=sequence.restored_tokens, shared_pages=sequence.shared_pages,
             )
         )  # fmt: skip
         self.chooser.forget(name)
         del self._sequences[name], self._mail[name]
+        self._samples.pop(name, None)
 
     def _emit(self, event: Event) -> None:
+        box = self._mail.get(event.request_id)
+        if event.request_id in self._samples:
+            owner, number = self._samples[event.request_id]
+            event = replace(event, request_id=owner, sample=number)
         self.instruments.tell(event)
-        if event.request_id in self._mail:
-            self._mail[event.request_id].append(event)
+        if box is not None:
+            box.append(event)
+
+
+def _submitted(request: Request, now: float, arrival: float) -> Submitted:
+    prompt, cut = len(request.prompt_ids), request.cut_tokens
+    return Submitted(now, request.request_id, prompt_tokens=prompt, arrival=arrival, cut_tokens=cut)
 
 
 def _told(error: Exception) -> str:
@@ -250,5 +310,6 @@ def _told(error: Exception) -> str:
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:
-    """Run to the end and keep only how each request finished, by its id."""
-    return {event.request_id: event for event in runner.stream(list(requests)) if isinstance(event, Finished)}
+    """Run to the end and keep only how each request finished, by its id; of several samples, `id`, `id#1`, ..."""
+    ends = (event for event in runner.stream(list(requests)) if isinstance(event, Finished))
+    return {intake.sample_name(event.request_id, event.sample): event for event in ends}

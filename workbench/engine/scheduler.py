@@ -7,9 +7,12 @@ model or a simulated one.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from workbench.cache.pages import PagePool, pages_for
+from workbench.cache.holdings import Holdings
+from workbench.cache.pages import PagePool
+from workbench.cache.prefix import Offer
 from workbench.engine.plan import Decision, Span, StepPlan
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Sequence
@@ -30,19 +33,19 @@ class Limits:
 
 
 class Scheduler:
-    """Owns every sequence from submission to its end, and which pages each holds.
+    """Owns every sequence from submission to its end; `holdings` knows which pages each holds.
 
         submit -> waiting --admitted--> running --finished--> gone
                      ^                     |
                      +----- set back ------+     (the youngest, when pages run out)
 
-    Both queues are kept in arrival order and every waiting sequence is younger than every running one, so
-    the oldest gets on (with the decodes, once its prefill is done) and nobody starves. `plan` hands pages out;
-    `commit` moves `computed` forward.
+    Both queues are kept in arrival order, and the oldest of those that wait is admitted first, so the oldest gets on
+    (with the decodes, once its prefill is done) and nobody starves. `plan` hands pages out; `commit` moves `computed`
+    forward and gives back pages that no query reaches any more.
     """
 
-    def __init__(self, pools: tuple[PagePool, ...], limits: Limits, context: int):
-        self.pools = pools
+    def __init__(self, holdings: Holdings, limits: Limits, context: int):
+        self.holdings = holdings
         self.limits = limits
         self.context = context
         self.waiting: list[Sequence] = []
@@ -51,8 +54,8 @@ class Scheduler:
         self._told = ("", "")  # who was last told to wait, and why
 
     @property
-    def page_size(self) -> int:
-        return self.pools[0].page_size
+    def pools(self) -> tuple[PagePool, ...]:
+        return self.holdings.pools
 
     @property
     def pages_used(self) -> int:
@@ -62,8 +65,9 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue `sequence`, or refuse it at once when it can never fit."""
+    def submit(self, sequence: Sequence, followers: Iterable[Sequence] = ()) -> None:
+        """Queue `sequence`, or refuse it at once when it can never fit. `followers` are further samples of its
+        request: they begin where its prefill ends, on its pages."""
         prompt, most = sequence.prompt_length, sequence.request.sampling.max_tokens
         if prompt + 1 > self.context:
             raise Refusal(
@@ -71,123 +75,180 @@ class Scheduler:
                 f"{self.context}; shorten the prompt or set overflow: cut_oldest"
             )
         # The last token of all is never read back, so its keys and values need no room.
-        needed = pages_for(min(prompt + most, self.context) - 1, self.page_size)
-        smallest = min(pool.pages for pool in self.pools)
-        if needed > smallest:
-            raise Refusal(
-                f"request {sequence.request_id}: {prompt} prompt tokens and up to {most} more need {needed} "
-                f"pages of {self.page_size} tokens, the cache has {smallest}; lower max_tokens or raise cache.pages"
-            )
-        sequence.pages = tuple([] for _ in self.pools)
-        bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.order)
+        needed = self.holdings.at_once(min(prompt + most, self.context) - 1)
+        for table, (pages, pool) in enumerate(zip(needed, self.pools, strict=True)):
+            if pages > pool.pages:
+                back = self.holdings.tables[table].back
+                seen = "" if back is None else f" at once in layers that see {back}"
+                raise Refusal(
+                    f"request {sequence.request_id}: {prompt} prompt tokens and up to {most} more need {pages} "
+                    f"pages of {pool.page_size} tokens{seen}, the cache has {pool.pages}; lower max_tokens or raise "
+                    "cache.pages"
+                )
+        for follower in followers:
+            follower.leader, follower.pages = sequence, tuple([] for _ in self.pools)
+            sequence.followers.append(follower)
+        self._wait(sequence)
 
     def plan(self) -> StepPlan | None:
         """The next step's spans, or None when there is nothing to do. Pages are taken here."""
+        self.holdings.carried_out()
         decisions: list[Decision] = []
-        self._grow(decisions)
-        if not any(decision.action == "set_back" for decision in decisions):
+        self._fork(decisions)
+        if self._grow(decisions):
             self._admit(decisions)
+            if self._fork(decisions):  # a leader with nothing before its prompt's last token
+                self._grow(decisions)
         spans = self._spans(decisions)
         if not spans:
             return None
-        plan = StepPlan(self._steps, spans, tuple(decisions))
+        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain())
         self._steps += 1
         return plan
 
     def commit(self, plan: StepPlan, chosen: dict[str, int]) -> None:
         """The step was computed; `chosen` gives each sampled sequence its next token."""
         for span in plan.spans:
-            if span.sequence.finish_reason is None:
-                span.sequence.computed = span.end
-                if span.sequence.request_id in chosen:
-                    span.sequence.token_ids.append(chosen[span.sequence.request_id])
+            sequence = span.sequence
+            if sequence.finish_reason is None:
+                sequence.computed = span.end
+                sequence.computed_tokens += span.length
+                if sequence.request_id in chosen:
+                    sequence.token_ids.append(chosen[sequence.request_id])
+                self.holdings.settle(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
-        """End `sequence`, whether it runs or waits; its pages are free at once. Returns them, by layer group."""
+        """End `sequence`, whether it runs or waits; its pages are free at once. Returns them, by table."""
         if sequence.finish_reason is not None:
             return []
         sequence.finish_reason = reason
+        if sequence.leader is not None:
+            sequence.leader.followers.remove(sequence)
+            return []
         (self.running if sequence in self.running else self.waiting).remove(sequence)
-        return self._release(sequence)
+        if sequence.followers:  # the next sample leads the others
+            heir, *rest = sequence.followers
+            heir.leader, heir.followers, sequence.followers = None, rest, []
+            for follower in rest:
+                follower.leader = heir
+            self._wait(heir)
+        return self.holdings.release(sequence, broken=reason is FinishReason.ERROR)
 
-    def _grow(self, decisions: list[Decision]) -> None:
-        """Pages for every running sequence's next token, oldest first; the youngest makes room."""
-        index = 0
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.pages = tuple([] for _ in self.pools)
+        bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.order)
+
+    def _fork(self, decisions: list[Decision]) -> bool:
+        """Followers join where their leader has computed all of the prompt but its last token; whether any did."""
+        leaders = [s for s in self.running if s.followers and s.waiting_tokens == 1]
+        for leader in leaders:
+            for follower in leader.followers:
+                follower.leader = None
+                if len(self.running) >= self.limits.max_num_seqs:
+                    self._wait(follower)
+                    continue
+                self.holdings.fork(leader, follower)
+                bisect.insort(self.running, follower, key=lambda running: running.order)
+                reason = f"admitted: shares {follower.shared_pages} pages with {leader.request_id}"
+                decisions.append(Decision(follower.request_id, "admitted", reason))
+            leader.followers = []
+        return bool(leaders)
+
+    def _grow(self, decisions: list[Decision]) -> bool:
+        """Pages for every running sequence's next step, oldest first; the youngest makes room. Whether nobody had to."""
+        holdings = self.holdings
+        index, roomy = 0, True
         while index < len(self.running):
             sequence = self.running[index]
-            missing = self._missing(sequence)
-            if self._fits(missing):
-                self._take(sequence, missing)
+            missing = holdings.missing(sequence)
+            short = holdings.short(missing) if missing is not None else None
+            if missing is None or short is None:
+                if missing is not None:
+                    holdings.take(sequence)
                 index += 1
                 continue
-            youngest = self.running.pop()
-            free = min(pool.free for pool in self.pools)
-            decisions.append(
-                Decision(
-                    youngest.request_id,
-                    "set_back",
-                    f"{sequence.request_id} needs {max(missing)} more pages, {free} free; youngest gives way",
-                )
+            youngest, roomy = self.running.pop(), False
+            reason = (
+                f"{sequence.request_id} needs {missing[short]} more pages, {holdings.available(short)} free; "
+                "youngest gives way"
             )
-            self._release(youngest)
-            youngest.computed = 0
+            saved = holdings.set_back(youngest)
+            reason += f", {saved} pages saved on the host" if saved else ""
+            decisions.append(Decision(youngest.request_id, "set_back", reason))
             youngest.set_backs += 1
-            self.waiting.insert(0, youngest)
+            bisect.insort(self.waiting, youngest, key=lambda waiting: waiting.order)
+        return roomy
 
     def _admit(self, decisions: list[Decision]) -> None:
-        """Waiting sequences in order, each with pages for all its tokens, until one does not fit."""
+        """Waiting sequences in order, each with pages for its next step, until one does not fit."""
         budget = self.limits.max_num_batched_tokens - sum(s.waiting_tokens for s in self.running)
+        places = self.limits.max_num_seqs - sum(1 + len(s.followers) for s in self.running)
         while self.waiting:
             sequence = self.waiting[0]
-            missing = self._missing(sequence)
-            if len(self.running) >= self.limits.max_num_seqs:
-                reason = f"not admitted: {len(self.running)} sequences run, max_num_seqs is {self.limits.max_num_seqs}"
-            elif budget <= 0:
-                reason = f"not admitted: the step's {self.limits.max_num_batched_tokens} tokens are taken"
-            elif not self._fits(missing):
-                free = min(pool.free for pool in self.pools)
-                reason = f"not admitted: {max(missing)} pages needed, {free} free"
-            else:
-                self.waiting.pop(0)
-                self.running.append(sequence)
-                self._take(sequence, missing)
-                budget -= sequence.waiting_tokens
-                reason = f"admitted: {max(missing)} pages taken, {min(p.free for p in self.pools)} left"
-                decisions.append(Decision(sequence.request_id, "admitted", reason))
-                continue
-            if (sequence.request_id, reason) != self._told:  # not the same words every step
-                self._told = (sequence.request_id, reason)
-                decisions.append(Decision(sequence.request_id, "waiting", reason))
-            return
+            offer = self.holdings.match(sequence) if places > 0 and budget > 0 else None
+            reason = self._obstacle(sequence, places, budget, offer)
+            if reason or offer is None:
+                if (sequence.request_id, reason) != self._told:  # not the same words every step
+                    self._told = (sequence.request_id, reason)
+                    decisions.append(Decision(sequence.request_id, "waiting", reason))
+                return
+            self.waiting.pop(0)
+            self.running.append(sequence)
+            decisions.append(Decision(sequence.request_id, "admitted", self._begin(sequence, offer)))
+            budget -= sequence.waiting_tokens
+            places -= 1 + len(sequence.followers)
+
+    def _obstacle(self, sequence: Sequence, places: int, budget: int, offer: Offer | None) -> str:
+        """Why `sequence` cannot begin now, or nothing."""
+        limits, come = self.limits, len(sequence.followers)
+        if places < min(1 + come, limits.max_num_seqs):
+            run = f"{len(self.running)} sequences run" + (f" and {1 + come} would come" if come else "")
+            return f"not admitted: {run}, max_num_seqs is {limits.max_num_seqs}"
+        if budget <= 0 or offer is None:
+            return f"not admitted: the step's {limits.max_num_batched_tokens} tokens are taken"
+        lacks = self.holdings.lacks(sequence, offer)
+        short = self.holdings.short(lacks, offer)
+        if short is None:
+            return ""
+        return f"not admitted: {lacks[short]} pages needed, {self.holdings.available(short, offer)} free"
+
+    def _begin(self, sequence: Sequence, offer: Offer) -> str:
+        """Hand out the pages `sequence` begins with; what is to be said of it."""
+        before = [pool.used for pool in self.pools]
+        saved = sequence.saved
+        self.holdings.begin(sequence, offer)
+        self.holdings.take(sequence)
+        taken = " + ".join(str(pool.used - used) for pool, used in zip(self.pools, before, strict=True))
+        left = " + ".join(str(pool.available) for pool in self.pools)
+        reason = f"admitted: {taken} pages taken, {left} left"
+        if saved is not None:
+            return f"{reason}; {saved.computed} tokens come back from the host"
+        if offer.tokens:
+            reason += f"; {offer.tokens} tokens found in the cache, in {offer.shared} pages"
+        return reason
 
     def _spans(self, decisions: list[Decision]) -> tuple[Span, ...]:
         """Decodes first, then prefill in order, cut where the step's budget ends."""
         budget = self.limits.max_num_batched_tokens
-        spans = []
-        for sequence in sorted(self.running, key=lambda s: s.waiting_tokens > 1):  # stable: arrival order within
-            length = min(sequence.waiting_tokens, budget)
+        spans: list[Span] = []
+        longer: list[tuple[Sequence, int]] = []
+        for sequence in self.running:
+            wanted = len(sequence.token_ids) - sequence.computed
+            if sequence.followers:
+                wanted -= 1  # they join before the prompt's last token
+            if wanted > 1:
+                longer.append((sequence, wanted))
+            elif wanted and budget:
+                spans.append(Span.of(sequence, 1))
+                budget -= 1
+        cut: list[Span] = []
+        for sequence, wanted in longer:
+            length = min(wanted, budget)
             if length == 0:
                 break
-            if length < sequence.waiting_tokens:
+            if length < wanted:
                 reason = f"prefill cut: {length} of {sequence.waiting_tokens} tokens fit into this step"
                 decisions.append(Decision(sequence.request_id, "cut", reason))
-            spans.append(Span.of(sequence, length))
+            (spans if length == 1 else cut).append(Span.of(sequence, length))
             budget -= length
-        return tuple(sorted(spans, key=lambda span: span.length > 1))
-
-    def _missing(self, sequence: Sequence) -> list[int]:
-        """Pages still needed for all its tokens, by layer group."""
-        needed = pages_for(len(sequence.token_ids), self.page_size)
-        return [max(0, needed - len(held)) for held in sequence.pages]
-
-    def _fits(self, missing: list[int]) -> bool:
-        return all(count <= pool.free for count, pool in zip(missing, self.pools, strict=True))
-
-    def _take(self, sequence: Sequence, missing: list[int]) -> None:
-        for held, count, pool in zip(sequence.pages, missing, self.pools, strict=True):
-            held.extend(pool.allocate(count))
-
-    def _release(self, sequence: Sequence) -> list[list[int]]:
-        freed = [pool.release(held) for held, pool in zip(sequence.pages, self.pools, strict=True)]
-        sequence.pages = tuple([] for _ in self.pools)
-        return freed
+        return (*spans, *cut)

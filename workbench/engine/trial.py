@@ -19,8 +19,8 @@ from compiled_kernels.choice import best_lane
 from compiled_kernels.remembered import Remembered, directory, machine
 from workbench.cache.format import CacheFormat
 from workbench.cache.pages import pages_for
-from workbench.cache.shapes import tables_of
 from workbench.cache.store import KVStore
+from workbench.cache.tables import tables_of
 from workbench.engine.executors import EagerExecutor, executor_for
 from workbench.engine.lanes import Lanes
 from workbench.engine.plan import Span, StepPlan
@@ -115,7 +115,7 @@ def _decode_of_one(
     """One sequence whose last token is to be computed, over an empty cache of its own."""
     length = min(CONTEXT + 1, model.spec.context)
     shapes, pages = model.cache_shapes(cache), pages_for(length, page_size)
-    tables = len(tables_of(shapes))
+    tables = len(tables_of(shape.tables for shape in shapes))
     store = KVStore(shapes, (pages,) * tables, page_size, dtype or model.dtype, str(model.device))
     sequence = Sequence.of(Request("trial", (0,) * (length - 1)), 0)
     sequence.token_ids.append(0)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from workbench.cache.format import CacheFormat
+from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
 from workbench.errors import WorkbenchError, explain
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters
@@ -38,6 +39,8 @@ class CachePart(CacheFormat):
 
     page_size: Count = 64
     pages: Count | Literal["auto"] = "auto"
+    prefix: Prefix = NoPrefix()  # whether full pages are found again by their tokens, and for how long
+    offload: Offload = NoOffload()  # where pages of a sequence that is set back may lie
 
 
 class SchedulePart(Part):

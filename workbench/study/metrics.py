@@ -44,6 +44,7 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
 
     return {
         "request_id": request["request_id"],
+        "sample": request.get("sample", 0),
         "queue_s": since_arrival(request["first_scheduled"]),
         "ttft_s": since_arrival(times[0]) if times else None,
         "e2el_s": since_arrival(times[-1]) if times else None,
@@ -54,9 +55,9 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
 
 def per_request(requests: Rows, tokens: Rows) -> list[dict]:
     """`request_metrics` of every request that was not refused, in the order given."""
-    outputs: dict[str, deque[list[float]]] = defaultdict(deque)
+    outputs: dict[tuple[str, int], deque[list[float]]] = defaultdict(deque)
     for token in tokens:
-        mine = outputs[token["request_id"]]
+        mine = outputs[_whose(token)]
         if token["index"] == 0 or not mine:  # an id may be used again once its request has ended
             mine.append([])
         mine[-1].append(token["time"])
@@ -64,9 +65,14 @@ def per_request(requests: Rows, tokens: Rows) -> list[dict]:
     return [request_metrics(row, _next_output(row, outputs)) for row in served]
 
 
-def _next_output(request: Mapping, outputs: dict[str, deque[list[float]]]) -> list[float]:
-    has_output = request["first_token"] is not None and outputs[request["request_id"]]
-    return outputs[request["request_id"]].popleft() if has_output else []
+def _next_output(request: Mapping, outputs: dict[tuple[str, int], deque[list[float]]]) -> list[float]:
+    has_output = request["first_token"] is not None and outputs[_whose(request)]
+    return outputs[_whose(request)].popleft() if has_output else []
+
+
+def _whose(row: Mapping) -> tuple[str, int]:
+    """The request, and which of its samples; records of older versions have one each."""
+    return row["request_id"], row.get("sample", 0)
 
 
 def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
@@ -90,6 +96,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
             "prompt": sum(row["prompt_tokens"] for row in served),
             "cut": sum(row["cut_tokens"] for row in served),
             "output": len(tokens),
+            **{name: sum(row.get(f"{name}_tokens", 0) for row in served) for name in ("cached", "computed", "restored")},
         },
         "wall_s": wall,
         "output_tokens_per_s": _rate(len(tokens), wall),
@@ -102,6 +109,8 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
         "queue_s": distribution(f["queue_s"] for f in figures),
         "phases": phases,
         "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),
+        "shared_pages": sum(row.get("shared_pages", 0) for row in served),
+        "pages_idle_peak": max((step.get("pages_idle", 0) for step in steps), default=0),
         "pages_used_peak": max((step["pages_used"] for step in steps), default=0),
         "kv_bytes_peak": max((step["kv_bytes"] for step in steps), default=0),
         "compiles": max((step["compiles"] for step in steps), default=0),

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
+from workbench.trace.recorder import row_name
 
 MOST_TEXTS = 3
 BUSY = 0.1  # share of the processor that others took above which timings are not to be trusted
@@ -42,14 +43,14 @@ def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
 
 def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     prompts = getattr(experiment.workload, "prompts", ())
-    copies = getattr(experiment.workload, "copies", 1)
+    copies = getattr(experiment.workload, "copies", 1) * experiment.sampling.n
     rows = record.requests.to_pylist()
     for index, row in enumerate(rows[:MOST_TEXTS]):
         if row["error"]:
-            yield Panel(Text(row["error"], style="red"), title=Text(f"{row['request_id']}: {row['finish_reason']}"))
+            yield Panel(Text(row["error"], style="red"), title=Text(f"{row_name(row)}: {row['finish_reason']}"))
         elif prompts:
             text = Text(prompts[index // copies], style="dim") + Text(row["output_text"], style="default")
-            title = f"{row['request_id']}: {row['output_tokens']} tokens, {row['finish_reason']}"
+            title = f"{row_name(row)}: {row['output_tokens']} tokens, {row['finish_reason']}"
             yield Panel(text, title=Text(title))
     if len(rows) > MOST_TEXTS:
         yield Text(f"and {len(rows) - MOST_TEXTS} more requests in requests.parquet", style="dim")
@@ -109,6 +110,11 @@ def _remarks(summary: dict) -> Iterator[RenderableType]:
     yield Text(f"\nlane {lane['name']} ({lane['reason']}); {summary['compiles']} graphs compiled")
     if cut := summary["tokens"]["cut"]:
         yield Text(f"{cut} of the oldest prompt tokens were cut (overflow: cut_oldest)", style="yellow")
+    if found := summary["tokens"].get("cached"):
+        pages, computed = summary["shared_pages"], summary["tokens"]["computed"]
+        yield Text(f"{found:,} tokens were found in {pages:,} shared pages, {computed:,} were computed")
+    if restored := summary["tokens"].get("restored"):
+        yield Text(f"{restored:,} tokens came back from the host after a set-back")
     share = summary["instruments_share_of_decode"]
     if share is not None:
         yield Text(f"instruments took {share:.2%} of decode time")

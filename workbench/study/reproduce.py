@@ -8,6 +8,7 @@ from pathlib import Path
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run import run
+from workbench.trace.recorder import row_name
 
 WATCHED = ("python", "machine", "packages", "threads", "gpu", "lane", "commit")
 
@@ -49,7 +50,7 @@ def reproduce(record: Record, out: Path | None = None, progress: bool = True) ->
 def compare(before: Record, after: Record) -> Comparison:
     """What differs between two runs of one experiment."""
     first, second = (
-        {row["request_id"]: row for row in record.requests.to_pylist()} for record in (before, after)
+        {row_name(row): row for row in record.requests.to_pylist()} for record in (before, after)
     )
     tokens = [f"{name}: only in one of the runs" for name in sorted(first.keys() ^ second.keys())]
     for name in first.keys() & second.keys():

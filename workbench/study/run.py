@@ -45,6 +45,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
         for index in range(experiment.measure.warmup):
             play(runner, requests, f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up", progress)
+        runner.forget_prefixes()  # what the warm-up left would be found
         runner.instruments.listener = recorder.note
         before = cpu_times()
         play(runner, requests, "measured run", progress)
@@ -85,6 +86,8 @@ def runner_for(experiment: Experiment) -> Runner:
         page_size=cache.page_size,
         pages=cache.pages,
         cache=cache,
+        prefix=cache.prefix,
+        offload=cache.offload,
         overflow=schedule.overflow,
     )
 

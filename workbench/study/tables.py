@@ -18,6 +18,7 @@ TEXT, COUNT, SECONDS, NUMBER = pa.string(), pa.int64(), pa.float64(), pa.float64
 SCHEMAS = {
     "requests.parquet": _schema(
         request_id=TEXT,
+        sample=COUNT,
         arrival=SECONDS,
         submitted=SECONDS,
         first_scheduled=SECONDS,
@@ -26,6 +27,10 @@ SCHEMAS = {
         prompt_tokens=COUNT,
         cut_tokens=COUNT,
         output_tokens=COUNT,
+        cached_tokens=COUNT,
+        computed_tokens=COUNT,
+        restored_tokens=COUNT,
+        shared_pages=COUNT,
         finish_reason=TEXT,
         error=TEXT,
         set_backs=COUNT,
@@ -46,13 +51,14 @@ SCHEMAS = {
         note_seconds=SECONDS,
         predicted_flops=NUMBER,
         predicted_bytes=NUMBER,
+        pages_idle=COUNT,
         compiles=COUNT,
     ),
     "tokens.parquet": _schema(
-        request_id=TEXT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
+        request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
     ),
     "decisions.parquet": _schema(
-        time=SECONDS, step=COUNT, request_id=TEXT, kind=TEXT, action=TEXT, reason=TEXT
+        time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, kind=TEXT, action=TEXT, reason=TEXT
     ),
 }
 

@@ -16,6 +16,7 @@ class Event:
     time: float
     request_id: str = ""  # empty where the event concerns the whole step
     text: str = ""
+    sample: int = 0  # which of the request's `n` samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class Finished(Event):
     token_ids: tuple[int, ...] = ()
     output_text: str = ""
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # not computed but found: computed for another request, another sample, or before a set-back
+    computed_tokens: int = 0  # by its steps, those after a set-back included
+    restored_tokens: int = 0  # come back from the host after a set-back
+    shared_pages: int = 0  # in which the cached tokens were found, all layer groups together
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +101,5 @@ class Stepped(Event):
     note_seconds: float = 0.0  # what the instruments themselves took
     predicted_flops: float = 0.0
     predicted_bytes: float = 0.0
+    pages_idle: int = 0  # those that only the prefix index holds, for later requests
     compiles: int = 0  # graphs compiled up to and including this step

@@ -7,12 +7,12 @@ pages and running requests. Format: "Trace Event Format", Google, 2016.
 from __future__ import annotations
 
 from workbench.trace.events import Decoded, Finished, Planned, Prefilled, SetBack, Stepped
-from workbench.trace.recorder import Recorder
+from workbench.trace.recorder import Recorder, row_name
 
 ENGINE, REQUESTS = 1, 2  # process ids of the trace
 STEP_TRACK = 1
 STEP_ARGUMENTS = (
-    "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "wall_seconds", "forward_seconds",
+    "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds", "forward_seconds",
     "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ def chrome_trace(recorder: Recorder) -> dict:
     names += [_name("thread", ENGINE, STEP_TRACK, "steps")]
     slices = _steps(recorder, clock)
     for track, row in enumerate(rows, start=1):
-        names += [_name("thread", REQUESTS, track, row["request_id"]), _order(track)]
+        names += [_name("thread", REQUESTS, track, row_name(row)), _order(track)]
         slices += _phases(row, track, clock, end)
     slices += _happenings(recorder, clock, end)
     # Perfetto nests slices that begin together by their order: the longest first.
@@ -88,9 +88,12 @@ def _phases(row: dict, track: int, clock: _Clock, end: float) -> list[dict]:
     finished = end if row["finished"] is None else row["finished"]
     began = finished if row["arrival"] is None else row["arrival"]
     marks = [began, row["first_scheduled"], row["first_token"], finished]
-    known = ("prompt_tokens", "cut_tokens", "output_tokens", "finish_reason", "error", "set_backs")
+    known = (
+        "prompt_tokens", "cut_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages",
+        "finish_reason", "error", "set_backs",
+    )  # fmt: skip
     args = {name: row[name] for name in known}
-    out = [clock.slice(row["request_id"], REQUESTS, track, began, finished, args)]
+    out = [clock.slice(row_name(row), REQUESTS, track, began, finished, args)]
     for name, start, stop in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
         if start is not None:
             out.append(clock.slice(name, REQUESTS, track, start, finished if stop is None else stop, {}))

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
 
-STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text"))
+STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample"))
 
 
 class Recorder:
@@ -20,25 +20,25 @@ class Recorder:
         self.events.append(event)
 
     def requests(self) -> list[dict]:
-        """One row a submission, in order of submission, however often it was set back.
+        """One row a submission (a sample, where a request asks for several), in order of submission, however often it was set back.
 
         `arrival` is the time of submission where none was given. Times of what did not happen are None.
         """
         rows: list[dict] = []
         for number, event in self.by_request():
             if number == len(rows):
-                rows.append(_empty_row(event.request_id))
+                rows.append(_empty_row(event.request_id, event.sample))
             _enter(rows[number], event)
         return rows
 
     def by_request(self) -> Iterator[tuple[int, Event]]:
         """Events that concern one request, each with the number of its row in `requests()`."""
         count = 0
-        under_way: dict[str, list[int]] = {}
+        under_way: dict[tuple[str, int], list[int]] = {}
         for event in self.events:
             if not event.request_id:
                 continue
-            mine = under_way.setdefault(event.request_id, [])
+            mine = under_way.setdefault((event.request_id, event.sample), [])
             if isinstance(event, Submitted) or not mine:
                 mine.append(count)
                 count += 1
@@ -55,7 +55,7 @@ class Recorder:
 
     def tokens(self) -> list[dict]:
         """One row an output token, in the order they were chosen."""
-        names = ("request_id", "index", "token_id", "time", "logprob", "step")
+        names = ("request_id", "sample", "index", "token_id", "time", "logprob", "step")
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
 
     def decisions(self) -> list[dict]:
@@ -65,6 +65,7 @@ class Recorder:
                 "time": e.time,
                 "step": e.step,
                 "request_id": e.request_id,
+                "sample": e.sample,
                 "kind": e.kind,
                 "action": e.action if isinstance(e, Planned) else "set_back",
                 "reason": e.reason,
@@ -74,9 +75,15 @@ class Recorder:
         ]
 
 
-def _empty_row(request_id: str) -> dict:
+def row_name(row: dict) -> str:
+    """What a row's request is called, and which of its samples it is."""
+    return f"{row['request_id']}#{row['sample']}" if row.get("sample") else row["request_id"]
+
+
+def _empty_row(request_id: str, sample: int) -> dict:
     return {
         "request_id": request_id,
+        "sample": sample,
         "arrival": None,
         "submitted": None,
         "first_scheduled": None,
@@ -85,6 +92,10 @@ def _empty_row(request_id: str) -> dict:
         "prompt_tokens": 0,
         "cut_tokens": 0,
         "output_tokens": 0,
+        "cached_tokens": 0,
+        "computed_tokens": 0,
+        "restored_tokens": 0,
+        "shared_pages": 0,
         "finish_reason": None,
         "error": None,
         "set_backs": 0,
@@ -112,6 +123,8 @@ def _enter(row: dict, event: Event) -> None:
         case Finished():
             row["finished"], row["finish_reason"] = event.time, str(event.reason)
             row["error"] = event.error or None
+            for name in ("cached_tokens", "computed_tokens", "restored_tokens", "shared_pages"):
+                row[name] = getattr(event, name)
             row["prompt_tokens"] = event.prompt_tokens or row["prompt_tokens"]
             if event.reason != "refused":
                 row["token_ids"] = list(event.token_ids) or row["token_ids"]

@@ -1,0 +1,81 @@
+"""The rules of tables against what queries read, position by position."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.cache.pages import pages_for
+from workbench.cache.tables import Table, tables_of
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[Table, int]:
+    """A table and a page size that is a multiple of its group."""
+    size = draw(st.sampled_from([1, 2, 4, 8]))
+    late = draw(st.booleans())
+    back, first = draw(st.sampled_from([None, 1, 2, 5, 8, 13])), draw(st.sampled_from([0, 0, 1, 5]))
+    group = draw(st.sampled_from([g for g in (1, 2, 4, 8) if size % g == 0])) if late else 1
+    return Table((), back, first, draw(st.integers(0, 8)) if late else 0, group), size
+
+
+def reads(table: Table, query: int) -> set[int]:
+    """The rule as it is written."""
+    settled = max(0, (query + 1 - table.lag) // table.group * table.group)
+    return {p for p in range(settled) if table.back is None or p > query - table.back or p < table.first}
+
+
+steps = st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda step: (step[0], sum(step)))
+
+
+@given(layouts(), steps)
+def test_a_step_holds_what_it_reads_and_writes(layout: tuple[Table, int], step: tuple[int, int]) -> None:
+    (table, size), (start, end) = layout, step
+    first, rest = table.held(start, end, size)
+    held = {*first, *rest}
+    assert {p // size for query in range(start, end) for p in reads(table, query)} <= held
+    written = set(table.written(start, end, size))
+    assert written == {p // size for p in range(table.settled(start), table.settled(end))} <= held
+    assert len(held) == len(first) + len(rest)
+
+
+@given(layouts(), st.integers(0, 40), st.integers(0, 60))
+def test_dead_pages_are_read_by_nobody_later(layout: tuple[Table, int], computed: int, later: int) -> None:
+    table, size = layout
+    dead = set(table.dead(computed, size))
+    assert not dead & {p // size for p in reads(table, computed + later)}
+    assert dead <= set(range(table.settled(computed) // size)), "only full pages are given back"
+    if table.back is not None and not table.late:  # and none is kept too long
+        alive = {p // size for p in reads(table, computed) if p < computed} | set(range(pages_for(table.first, size)))
+        assert set(range(computed // size)) - alive <= dead
+
+
+@given(layouts(), st.integers(0, 60), st.integers(1, 12))
+def test_the_most_at_once(layout: tuple[Table, int], tokens: int, chunk: int) -> None:
+    """Over all ways to cut a text into steps; exact for tables that are not late."""
+    table, size = layout
+    most = 0
+    for start in range(tokens):
+        for end in range(start + 1, min(start + chunk, tokens) + 1):
+            first, rest = table.held(start, tokens if table.back is None else end, size)
+            most = max(most, len(first) + len(rest))
+    assert most == table.most(tokens, chunk, size) or (table.late and most < table.most(tokens, chunk, size))
+
+
+@given(layouts(), st.integers(0, 60))
+def test_nothing_changes_before_it_is_said_to(layout: tuple[Table, int], computed: int) -> None:
+    table, size = layout
+    change = table.changes(computed, size)
+    assert change > computed
+    for tokens in range(computed, change):
+        assert table.dead(tokens, size) == table.dead(computed, size)
+        assert table.settled(tokens) // size == table.settled(computed) // size
+
+
+def test_tables_of_dense_layers() -> None:
+    assert tables_of([{0: Table()}, {1: Table(back=8, first=2)}, {0: Table()}]) == (Table((0, 2)), Table((1,), back=8, first=2))
+    with pytest.raises(ValueError, match="layers of table 0 differ"):
+        tables_of([{0: Table()}, {0: Table(back=8)}])
+    with pytest.raises(ValueError, match="at least 1"):
+        Table(back=0)

@@ -1,0 +1,100 @@
+"""Pages whose contents are only names: what a scheduler's plans would leave in a cache, checked at every read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from workbench.cache.pages import NULL_PAGE
+from workbench.cache.prefix import Node
+from workbench.engine.plan import StepPlan
+from workbench.engine.scheduler import Scheduler
+from workbench.request import Sequence
+
+Name = tuple[str, tuple[int, ...]]  # the salt and the tokens up to a position: what its keys and values depend on
+
+
+class Memory:
+    """Carries a plan out on pages of names. Asserts that a query finds what was computed for its own text, that
+    nothing is written to a page with two holders, and that pages that were freed are never read."""
+
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
+        self.holdings = scheduler.holdings
+        self.size = self.holdings.size
+        self.pages: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.tables]
+        self.host: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.tables]
+        self.most_held = [0] * len(self.holdings.tables)
+
+    def compute(self, plan: StepPlan) -> None:
+        for t, page, place in plan.moves.saves:
+            self.host[t][place] = dict(self.pages[t].get(page, {}))
+        for t, page, target in plan.moves.copies:
+            self.pages[t][target] = dict(self.pages[t].get(page, {}))
+        for _, t, place, page in plan.moves.loads:
+            self.pages[t][page] = dict(self.host[t][place])
+        for span in plan.spans:
+            self._write(span.sequence, span.start, span.end)
+        for span in plan.spans:
+            self._read(span.sequence, span.start, span.end)
+        self.forget_free()
+
+    def forget_free(self) -> None:
+        """A page that nobody holds has nothing in it."""
+        for t, pool in enumerate(self.holdings.pools):
+            for page in [page for page in self.pages[t] if pool.holders(page) == 0]:
+                del self.pages[t][page]
+
+    def _name(self, sequence: Sequence, position: int) -> Name:
+        return sequence.request.cache_salt, tuple(sequence.token_ids[: position + 1])
+
+    def _write(self, sequence: Sequence, start: int, end: int) -> None:
+        for t, table in enumerate(self.holdings.tables):
+            for position in range(table.settled(start), table.settled(end)):
+                page = sequence.pages[t][position // self.size]
+                assert page != NULL_PAGE, "a token is written nowhere"
+                assert self.holdings.pools[t].holders(page) == 1, "a shared page is written to"
+                self.pages[t].setdefault(page, {})[position % self.size] = self._name(sequence, position)
+
+    def _read(self, sequence: Sequence, start: int, end: int) -> None:
+        for t, table in enumerate(self.holdings.tables):
+            held = sequence.pages[t]
+            for query in range(start, end):
+                for position in range(table.settled(query + 1)):
+                    if table.back is not None and position <= query - table.back and position >= table.first:
+                        continue
+                    page = held[position // self.size]
+                    assert page != NULL_PAGE, f"query {query} needs position {position} of a page given back"
+                    found = self.pages[t].get(page, {}).get(position % self.size)
+                    assert found == self._name(sequence, position), f"query {query} finds {found} at {position}"
+            live = sum(page != NULL_PAGE for page in held)
+            self.most_held[t] = max(self.most_held[t], live)
+
+    def check(self, live: list[Sequence]) -> None:
+        """free + used + idle = all; holders are counted; only the index's pages are idle; the host loses nothing."""
+        prefix = self.holdings.prefix
+        kept = Counter((t, page) for node in nodes(prefix) for t, page in enumerate(node.pages) if page)
+        for t, pool in enumerate(self.holdings.pools):
+            held = Counter(page for s in live for page in s.pages[t] if page != NULL_PAGE)
+            assert pool.free + pool.used + len(pool.idle) == pool.pages
+            assert pool.used == len(held)
+            for page in range(1, pool.pages + 1):
+                assert kept[t, page] <= 1, "one page in two nodes"
+                assert pool.holders(page) == held[page] + kept[t, page]
+                assert (page in pool.idle) == (kept[t, page] == 1 and held[page] == 0)
+        for t, room in enumerate(self.holdings.host):
+            lying = [saved.places[t] for s in live if (saved := s.saved) is not None]
+            lying += [saved.places[t] for saved in self.holdings._loaded.values()]
+            places = [place for mine in lying for place in mine if place != NULL_PAGE]
+            assert len(places) == len(set(places)) == room.used
+        for s in self.scheduler.waiting:
+            assert s.computed == 0 and not any(s.pages)
+
+
+def nodes(prefix) -> list[Node]:
+    """Every node of an index but its roots."""
+    found, waiting = [], [] if prefix is None else list(prefix.roots.values())
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children.values()
+        found += [node] if node.parent is not None else []
+    return found

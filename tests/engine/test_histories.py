@@ -1,0 +1,170 @@
+"""Scheduler, pages, prefix index and host under random histories: integers only, every read checked."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.engine.memory import Memory
+from workbench.cache.holdings import Holdings
+from workbench.cache.pages import PagePool
+from workbench.cache.prefix import PrefixIndex
+from workbench.cache.tables import Table
+from workbench.engine.plan import StepPlan
+from workbench.engine.scheduler import Limits, Refusal, Scheduler
+from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+
+CONTEXT, SIZE, BUDGET = 40, 4, 7
+FULL, WINDOW, SINKS = Table((0,)), Table((1,), back=5), Table((1,), back=6, first=3)
+PACKED, RECENT = Table((0,), lag=5, group=2), Table((0,), back=7)
+WHOLE_PACKED, WHOLE_RECENT = Table((0,), lag=8, group=4), Table((0,), back=12, first=2)
+LAYOUTS = [
+    (FULL,),
+    (FULL, WINDOW),
+    (SINKS, FULL),
+    (WINDOW,),
+    (PACKED, RECENT),
+    (FULL, WHOLE_PACKED, WHOLE_RECENT),
+    (Table((0,), back=9, lag=3, group=2), Table((0,), back=5)),
+]
+
+
+class Histories(RuleBasedStateMachine):
+    """Submit, step, cancel, break, evict in any order, with or without an index and a host."""
+
+    @initialize(
+        tables=st.sampled_from(LAYOUTS), pages=st.integers(10, 16), prefix=st.booleans(), host=st.sampled_from([0, 6, 20]),
+        ttl=st.sampled_from([None, 5.0]), seed=st.integers(0, 10**6),
+    )  # fmt: skip
+    def begin(
+        self, tables: tuple[Table, ...], pages: int, prefix: bool, host: int, ttl: float | None, seed: int
+    ) -> None:
+        self.now, self.draw = 0.0, random.Random(seed)
+        pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
+        index = PrefixIndex(pools, tables, ttl, lambda: self.now) if prefix else None
+        rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
+        self.holdings = Holdings(pools, tables, BUDGET, index, rooms)
+        self.limits = Limits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
+        self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
+        self.memory = Memory(self.scheduler)
+        self.open: list[Sequence] = []
+        self.count = 0
+
+    @rule(
+        shared=st.integers(0, 30), own=st.integers(0, 9), most=st.integers(1, 12), samples=st.sampled_from([1, 1, 2, 3, 6]),
+        salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
+    )  # fmt: skip
+    def submit(self, shared: int, own: int, most: int, samples: int, salt: str, which: int) -> None:
+        """Prompts have beginnings in common: zeros, or ones."""
+        ids = (which,) * shared + tuple(self.draw.randrange(3) for _ in range(own + (shared == 0)))
+        asked = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), cache_salt=salt)
+        new = [
+            Sequence.of(Request(f"r{self.count + i}", ids, asked.sampling, cache_salt=salt), self.count + i)
+            for i in range(samples)
+        ]
+        self.count += samples
+        tokens = min(len(ids) + most, CONTEXT) - 1
+        fits = all(n <= pool.pages for n, pool in zip(self.holdings.at_once(tokens), self.holdings.pools, strict=True))
+        try:
+            self.scheduler.submit(new[0], new[1:])
+            assert fits and len(ids) < CONTEXT
+            self.open += new
+        except Refusal:
+            assert not fits or len(ids) >= CONTEXT
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            if not self.one_step():
+                return
+
+    def one_step(self) -> bool:
+        plan = self.scheduler.plan()
+        if plan is None:
+            assert not self.open, "something waits and nothing is planned"
+            return False
+        self.look_over(plan)
+        self.memory.compute(plan)
+        chosen = {span.sequence.request_id: self.draw.randrange(2) for span in plan.spans if span.samples}
+        self.scheduler.commit(plan, chosen)
+        for span in plan.spans:
+            s = span.sequence
+            if len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT:
+                self.end(s, FinishReason.LENGTH)
+        self.memory.forget_free()
+        self.now += 0.25
+        return True
+
+    def look_over(self, plan: StepPlan) -> None:
+        assert 0 < plan.tokens <= BUDGET
+        assert len(plan.spans) <= len(self.scheduler.running) <= self.limits.max_num_seqs
+        lengths = [span.length for span in plan.spans]
+        assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes are packed first"
+        for span in plan.spans:
+            assert span.start == span.sequence.computed
+            assert span.samples == (span.end == len(span.sequence.token_ids))
+            assert span.start < len(span.sequence.token_ids), "the last token is always computed"
+            for t, table in enumerate(self.holdings.tables):
+                held = sum(page != 0 for page in span.sequence.pages[t])
+                assert held <= table.most(len(span.sequence.token_ids), BUDGET, SIZE)
+        oldest = min((s for s in self.open if s.leader is None), key=lambda s: s.order)
+        assert oldest in [s.sequence for s in plan.spans] or plan.decode_tokens == BUDGET or plan.tokens == BUDGET
+
+    def end(self, ended: Sequence, reason: FinishReason) -> None:
+        self.scheduler.finish(ended, reason)
+        assert ended.finish_reason is reason
+        self.open.remove(ended)
+        self.memory.forget_free()
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), reason=st.sampled_from([FinishReason.CANCELLED, FinishReason.STOP, FinishReason.ERROR]))
+    def stop(self, data: st.DataObject, reason: FinishReason) -> None:
+        self.end(data.draw(st.sampled_from(self.open)), reason)
+
+    @precondition(lambda self: self.holdings.prefix is not None)
+    @rule(table=st.integers(0, 2), count=st.integers(1, 4), everything=st.sampled_from([False, False, False, True]))
+    def evict(self, table: int, count: int, everything: bool) -> None:
+        assert self.holdings.prefix is not None
+        if everything:
+            self.holdings.prefix.clear()
+        else:
+            self.holdings.prefix.evict(table % len(self.holdings.tables), count)
+        self.memory.forget_free()
+
+    @rule(seconds=st.floats(0, 4))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def pages_are_accounted_for(self) -> None:
+        if hasattr(self, "memory"):
+            self.memory.check(self.open)
+
+    @invariant()
+    def queues_are_in_order(self) -> None:
+        if hasattr(self, "memory"):
+            for queue in (self.scheduler.running, self.scheduler.waiting):
+                orders = [s.order for s in queue]
+                assert orders == sorted(orders)
+
+    def teardown(self) -> None:
+        """However scarce the pages: everything ends, and nothing is left but what the index keeps."""
+        if not hasattr(self, "memory"):
+            return
+        for _ in range(3_000):
+            if not self.one_step():
+                break
+        assert not self.open and self.scheduler.pages_used == 0
+        self.holdings.carried_out()
+        self.memory.check([])
+        if self.holdings.prefix is not None:
+            self.holdings.prefix.clear()
+            self.memory.check([])
+            assert all(pool.free == pool.pages for pool in self.holdings.pools)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

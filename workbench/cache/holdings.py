@@ -1,0 +1,249 @@
+"""Which pages each sequence holds, by the rules of its tables. Integers only.
+
+    match, begin -> take (pages for a step) -> settle (full pages known to the index, dead ones given back) -> release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from workbench.cache.moves import Moves
+from workbench.cache.pages import NULL_PAGE, PagePool, pages_for
+from workbench.cache.prefix import Offer, PrefixIndex
+from workbench.cache.tables import Table
+from workbench.request import Saved, Sequence
+
+
+class Holdings:
+    """`chunk` is the most tokens that a step computes of one sequence: so far ahead a windowed table has pages.
+
+    `prefix` keeps full pages for later requests; `host` are the places where pages of a set-back sequence may lie.
+    """
+
+    def __init__(
+        self,
+        pools: Many[PagePool],
+        tables: Many[Table],
+        chunk: int,
+        prefix: PrefixIndex | None = None,
+        host: Many[PagePool] = (),
+    ):
+        if len(pools) != len(tables):
+            raise ValueError(f"{len(pools)} pools for {len(tables)} tables")
+        self.pools, self.tables, self.chunk = tuple(pools), tuple(tables), chunk
+        self.prefix, self.host = prefix, tuple(host)
+        self.size = self.pools[0].page_size
+        self.moves = Moves()
+        self._loaded: dict[int, Saved] = {}
+
+    def at_once(self, tokens: int) -> list[int]:
+        """Pages that a sequence of `tokens` tokens needs at once, at most, by table."""
+        return [table.most(tokens, self.chunk, self.size) for table in self.tables]
+
+    def drain(self) -> Moves:
+        """The moves that the step being planned begins with."""
+        moves, self.moves = self.moves, Moves()
+        return moves
+
+    def carried_out(self) -> None:
+        """The moves of the last step are done: what was loaded need not stay on the host."""
+        for saved in self._loaded.values():
+            self._free_places(saved.places)
+        self._loaded = {}
+
+    def match(self, sequence: Sequence) -> Offer:
+        """What `sequence` need not compute, when it begins now."""
+        if self.prefix is None or sequence.saved is not None:
+            return Offer(0, tuple([] for _ in self.tables), ())
+        return self.prefix.match(sequence.token_ids, sequence.request.cache_salt)
+
+    def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
+        """Pages to be taken, by table, for `sequence` to begin on `offer`: those of a step, and those of what it saved."""
+        saved = sequence.saved
+        if saved is not None:
+            computed, held = saved.computed, [len(places) for places in saved.places]
+            here = [sum(place == NULL_PAGE for place in places) for places in saved.places]
+        else:
+            computed, held, here = offer.tokens, [len(pages) for pages in offer.pages], [len(p) for p in offer.pages]
+        counts = []
+        for t, table in enumerate(self.tables):
+            place = table.settled(computed) // self.size
+            copied = saved is None and place < held[t] and offer.pages[t][place] != NULL_PAGE
+            stop = self._stop(table, computed, len(sequence.token_ids))
+            counts.append(max(stop, held[t]) - here[t] + copied)
+        return counts
+
+    def short(self, counts: list[int], offer: Offer | None = None) -> int | None:
+        """The first table that has not so many pages to give, besides those offered."""
+        for t, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
+            if count > pool.available - (self._idle(offer, t) if offer is not None else 0):
+                return t
+        return None
+
+    def available(self, table: int, offer: Offer | None = None) -> int:
+        return self.pools[table].available - (self._idle(offer, table) if offer is not None else 0)
+
+    def begin(self, sequence: Sequence, offer: Offer) -> None:
+        """`sequence` holds what was offered, or has again what was saved; pages for its next step are still missing."""
+        if sequence.saved is not None:
+            self._restore(sequence, sequence.saved)
+            return
+        if self.prefix is not None:
+            self.prefix.take(sequence.order, offer)
+        sequence.pages = tuple(list(pages) for pages in offer.pages)
+        sequence.computed = offer.tokens
+        sequence.covered = sequence.due = 0
+        sequence.cached_tokens += offer.tokens
+        sequence.shared_pages += offer.shared
+
+    def fork(self, leader: Sequence, follower: Sequence) -> None:
+        """`follower` holds the pages of what `leader` has computed; whoever writes to the last one first copies it."""
+        follower.pages = tuple(
+            pages[: pages_for(table.settled(leader.computed), self.size)]
+            for pages, table in zip(leader.pages, self.tables, strict=True)
+        )
+        for pool, pages in zip(self.pools, follower.pages, strict=True):
+            pool.share(page for page in pages if page != NULL_PAGE)
+        if self.prefix is not None:
+            self.prefix.fork(leader.order, follower.order, leader.computed)
+        follower.computed = leader.computed
+        follower.covered = follower.due = leader.covered = 0
+        follower.cached_tokens += leader.computed
+        follower.shared_pages += sum(page != NULL_PAGE for pages in follower.pages for page in pages)
+
+    def missing(self, sequence: Sequence) -> list[int] | None:
+        """Pages to be taken, by table, before the next step of a sequence that runs; None for none at all."""
+        known = len(sequence.token_ids)
+        if known <= sequence.covered:
+            return None
+        counts = []
+        for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
+            stop = self._stop(table, sequence.computed, known)
+            place = table.settled(sequence.computed) // self.size
+            copied = place < len(pages) and pool.holders(pages[place]) > 1
+            counts.append(max(0, stop - len(pages)) + copied)
+        return counts
+
+    def take(self, sequence: Sequence) -> None:
+        """Take what is missing; a page to be written that others hold too becomes a copy."""
+        counts = self.missing(sequence)
+        if counts is None:
+            return
+        covered = []
+        for t, (table, pages, pool) in enumerate(zip(self.tables, sequence.pages, self.pools, strict=True)):
+            fresh = self._allocate(t, counts[t])
+            place = table.settled(sequence.computed) // self.size
+            if place < len(pages) and pool.holders(pages[place]) > 1:
+                self.moves.copies.append((t, pages[place], fresh[0]))
+                pool.release([pages[place]])
+                pages[place] = fresh.pop(0)
+            pages.extend(fresh)
+            covered.append(len(pages) * self.size + table.lag + table.group - 1)
+        sequence.covered = min(covered) if sequence.waiting_tokens <= self.chunk else 0
+
+    def settle(self, sequence: Sequence) -> None:
+        """After a step: full pages are entered into the index, those that no query can reach any more given back."""
+        if sequence.computed < sequence.due:
+            return
+        self._enter(sequence)
+        for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
+            dead = table.dead(sequence.computed, self.size)
+            begin = dead.stop
+            while begin > dead.start and pages[begin - 1] != NULL_PAGE:
+                begin -= 1
+            if begin < dead.stop:
+                pool.release(pages[begin : dead.stop])
+                pages[begin : dead.stop] = [NULL_PAGE] * (dead.stop - begin)
+        sequence.due = min(table.changes(sequence.computed, self.size) for table in self.tables)
+
+    def set_back(self, sequence: Sequence) -> int:
+        """Take every page from `sequence`; where the host has room, what stands in them is saved: so many pages."""
+        saved = self._loaded.pop(sequence.order, None)
+        if saved is None:
+            saved = self._save(sequence)
+        else:  # it was to come back with this very step: it stays where it is
+            self.moves.loads = [load for load in self.moves.loads if load[0] != sequence.request_id]
+            sequence.restored_tokens -= saved.computed
+        self.release(sequence)
+        sequence.saved = saved
+        return 0 if saved is None else sum(place != NULL_PAGE for places in saved.places for place in places)
+
+    def release(self, sequence: Sequence, broken: bool = False) -> list[list[int]]:
+        """`sequence` holds nothing any more; the pages that became free, by table. A `broken` one's are forgotten."""
+        freed: list[list[int]] = [[] for _ in self.pools]
+        if self.prefix is not None and broken:
+            freed = self.prefix.discard(sequence.order)
+        elif self.prefix is not None:
+            self.prefix.leave(sequence.order)
+        for t, (pool, pages) in enumerate(zip(self.pools, sequence.pages, strict=True)):
+            # The last first: what leads to a page is given up after it.
+            now = pool.release(page for page in reversed(pages) if page != NULL_PAGE)
+            self.moves.forget(t, set(now))
+            freed[t] += now
+        if sequence.saved is not None:
+            self._free_places(sequence.saved.places)
+        sequence.pages, sequence.saved = tuple([] for _ in self.pools), None
+        sequence.computed = sequence.covered = sequence.due = 0
+        return freed
+
+    def _stop(self, table: Table, computed: int, known: int) -> int:
+        """How long the list of pages must be for the next step."""
+        end = known if table.back is None else min(known, computed + self.chunk)
+        return pages_for(table.settled(end), self.size)
+
+    def _idle(self, offer: Offer, table: int) -> int:
+        return sum(page in self.pools[table].idle for page in offer.pages[table])
+
+    def _allocate(self, table: int, count: int) -> list[int]:
+        pool = self.pools[table]
+        if pool.free < count and self.prefix is not None:
+            self.prefix.evict(table, count - pool.free)
+        return pool.allocate(count)
+
+    def _enter(self, sequence: Sequence) -> None:
+        if self.prefix is None:
+            return
+        ids, salt = sequence.token_ids, sequence.request.cache_salt
+        for t, place, page in self.prefix.enter(sequence.order, ids, salt, sequence.computed, sequence.pages):
+            self.pools[t].release([sequence.pages[t][place]])
+            sequence.pages[t][place] = page
+
+    def _save(self, sequence: Sequence) -> Saved | None:
+        """Places on the host for all its pages that hold something, or None where they do not fit."""
+        held = [
+            pages[: pages_for(table.settled(sequence.computed), self.size)]
+            for table, pages in zip(self.tables, sequence.pages, strict=True)
+        ]
+        wanted = [sum(page != NULL_PAGE for page in pages) for pages in held]
+        if not self.host or not sum(wanted) or any(n > room.free for n, room in zip(wanted, self.host, strict=True)):
+            return None
+        places: list[list[int]] = []
+        for t, (pages, room) in enumerate(zip(held, self.host, strict=True)):
+            mine: list[int] = []
+            for page in pages:
+                place = NULL_PAGE if page == NULL_PAGE else room.allocate(1)[0]
+                if place != NULL_PAGE:
+                    self.moves.saves.append((t, self.moves.source(t, page), place))
+                mine.append(place)
+            places.append(mine)
+        return Saved(sequence.computed, tuple(places))
+
+    def _restore(self, sequence: Sequence, saved: Saved) -> None:
+        pages: list[list[int]] = []
+        for t, places in enumerate(saved.places):
+            fresh = self._allocate(t, sum(place != NULL_PAGE for place in places))
+            mine = [NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places]
+            self.moves.loads += [
+                (sequence.request_id, t, place, page)
+                for place, page in zip(places, mine, strict=True)
+                if place != NULL_PAGE
+            ]
+            pages.append(mine)
+        self._loaded[sequence.order] = saved
+        sequence.pages, sequence.saved = tuple(pages), None
+        sequence.computed, sequence.covered, sequence.due = saved.computed, 0, 0
+        sequence.restored_tokens += saved.computed
+
+    def _free_places(self, places: tuple[list[int], ...]) -> None:
+        for room, mine in zip(self.host, places, strict=True):
+            room.release(place for place in mine if place != NULL_PAGE)

@@ -1,0 +1,165 @@
+"""Pages outside the cache: in host memory, or in a file that is mapped into memory. They come back as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import weakref
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from workbench.cache.moves import Moves
+from workbench.cache.pages import PagePool
+from workbench.cache.settings import FileOffload, MemoryOffload, NoOffload
+from workbench.cache.store import KVStore
+from workbench.errors import WorkbenchError
+
+MAGIC = b"pages of an inference workbench; may be deleted when no runner uses it\n"
+HEADER = 4096  # bytes before the first page
+
+
+class HostPages:
+    """Room for pages of every table of `store`, `size` bytes in all, each page's bytes one after the other.
+
+    A page's checksum stays in memory, so what was damaged on its way is noticed when it is wanted.
+    """
+
+    def __init__(self, store: KVStore, size: int, path: str | None = None):
+        self.store = store
+        self.page_bytes = [sum(t[0].nbytes for t in store.paged(table)) for table in range(len(store.tables))]
+        wanted = sum(pages * each for pages, each in zip(store.pages, self.page_bytes, strict=True))
+        counts = [pages * size // wanted for pages in store.pages]
+        if not all(counts):
+            least = max(-(-wanted // pages) for pages in store.pages)
+            raise WorkbenchError(f"offload: {size} bytes have no room for a page of every layer; give at least {least}")
+        self.rooms = tuple(PagePool(count, store.page_size) for count in counts)
+        total = sum(count * each for count, each in zip(counts, self.page_bytes, strict=True))
+        self.file = None if path is None else PageFile(Path(path), HEADER + total)
+        whole = torch.empty(total, dtype=torch.uint8) if self.file is None else self.file.mapped()[HEADER:]
+        self._pages: list[Tensor] = []
+        for count, each in zip(counts, self.page_bytes, strict=True):
+            mine, whole = whole[: count * each], whole[count * each :]
+            self._pages.append(mine.view(count, each))
+        self._sums: dict[tuple[int, int], int] = {}
+
+    def save(self, table: int, page: int, place: int) -> None:
+        """What stands in `page` of a table lies in `place` from now on."""
+        self._sums.pop((table, place), None)
+        self._check_file()
+        begin, there = 0, self._pages[table][place - 1]
+        for tensor in self.store.paged(table):
+            raw = _bytes(tensor[page])
+            there[begin : begin + len(raw)] = raw
+            begin += len(raw)
+        self._sums[table, place] = _checksum(there)
+
+    def load(self, table: int, place: int, page: int) -> None:
+        """What was saved in `place` stands in `page` again. Errors: WorkbenchError where it is not what was saved."""
+        self._check_file()
+        there = self._pages[table][place - 1]
+        if (table, place) not in self._sums or _checksum(there) != self._sums[table, place]:
+            where = "host memory" if self.file is None else str(self.file.path)
+            raise WorkbenchError(f"offload: a page in {where} is not what was saved there; its request cannot go on")
+        begin = 0
+        for tensor in self.store.paged(table):
+            count = tensor[page].nbytes
+            tensor[page] = there[begin : begin + count].clone().view(tensor.dtype).view(tensor[page].shape)
+            begin += count
+
+    def _check_file(self) -> None:
+        if self.file is not None:
+            self.file.check()
+
+
+class PageFile:
+    """A file of our own, locked while a runner lives, and removed with it."""
+
+    def __init__(self, path: Path, size: int):
+        self.path, self.size = path, size
+        try:
+            self._handle: BinaryIO = open(path, "a+b")  # noqa: SIM115  it stays open as long as its pages are mapped
+        except OSError as error:
+            raise WorkbenchError(f"offload: cannot write {path} ({error.strerror}); name a file in a folder") from None
+        try:
+            self._claim()
+        except BaseException:
+            self._handle.close()
+            raise
+        self._known = os.fstat(self._handle.fileno())
+        weakref.finalize(self, _remove, self._handle, path, self._known.st_ino)
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise WorkbenchError(f"offload: {self.path} is in use by another runner; name another file") from None
+        self._handle.seek(0)
+        if self._handle.read(len(MAGIC)) not in (b"", MAGIC):
+            raise WorkbenchError(f"offload: {self.path} holds something else; name a file that does not exist yet")
+        try:
+            self._handle.truncate(0)
+            self._handle.write(MAGIC)
+            self._handle.flush()
+            os.posix_fallocate(self._handle.fileno(), 0, self.size)  # a full disk is noticed here, not by a signal
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            raise WorkbenchError(f"offload: {self.path} cannot take {self.size} bytes ({error.strerror})") from None
+
+    def mapped(self) -> Tensor:
+        return torch.from_file(str(self.path), shared=True, size=self.size, dtype=torch.uint8)
+
+    def check(self) -> None:
+        """Reading beyond the end of a mapped file ends the process: look before."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            raise WorkbenchError(f"offload: {self.path} is gone; leave the file while the runner lives") from None
+        if (found.st_ino, found.st_size) != (self._known.st_ino, self.size):
+            raise WorkbenchError(f"offload: {self.path} has {found.st_size} bytes where {self.size} were written")
+
+
+def host_pages(store: KVStore, offload: NoOffload | MemoryOffload | FileOffload) -> HostPages | None:
+    """What `offload` asks for."""
+    if isinstance(offload, NoOffload):
+        return None
+    return HostPages(store, offload.bytes, offload.path if isinstance(offload, FileOffload) else None)
+
+
+def carry_out(moves: Moves, store: KVStore, host: HostPages | None) -> dict[str, str]:
+    """Saves, copies, loads, in this order. For each request that could not get its pages back: why."""
+    faults: dict[str, str] = {}
+    if host is not None:
+        for table, page, place in moves.saves:
+            with contextlib.suppress(WorkbenchError):  # told when it is wanted: nothing was saved there
+                host.save(table, page, place)
+    for table in {table for table, *_ in moves.copies}:
+        pairs = [(source, target) for at, source, target in moves.copies if at == table]
+        store.copy(table, [source for source, _ in pairs], [target for _, target in pairs])
+    for request, table, place, page in moves.loads if host is not None else ():
+        if request not in faults:
+            try:
+                host.load(table, place, page)
+            except WorkbenchError as error:
+                faults[request] = str(error)
+    return faults
+
+
+def _bytes(page: Tensor) -> Tensor:
+    return page.contiguous().view(-1).view(torch.uint8).cpu()
+
+
+def _checksum(raw: Tensor) -> int:
+    return zlib.crc32(memoryview(raw.numpy()))
+
+
+def _remove(handle: Iterable, path: Path, inode: int) -> None:
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_ino == inode:
+            path.unlink()
+    handle.close()  # type: ignore[attr-defined]
