@@ -21,12 +21,17 @@ class Gap:
         return operator == self.operator and lane is self.lane and fnmatchcase(case, self.case)
 
 
+_NO_SCORES = "written by hand for scale, soft-cap and sink logits: score functions run on eager and inductor"
+_NO_MASKS = "written by hand for windows with sinks: other masks run on eager and inductor"
+
 GAPS: tuple[Gap, ...] = (
     Gap("linear", Lane.TRITON, "*", "dense products on CUDA are the vendor's (cuBLAS through torch), not written here"),
     Gap("quantized_attention", Lane.TRITON, "*", "not written for CUDA yet: lanes eager and inductor run there"),
     Gap("quantized_attention", Lane.MLIR, "*fp8*", "FP8 pages have no vector instructions here; INT8 and INT4 have"),
     Gap("quantized_attention", Lane.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
+    *(Gap("paged_attention", lane, "*ALiBi*", _NO_SCORES) for lane in (Lane.TRITON, Lane.MLIR)),
+    *(Gap("paged_attention", lane, "*own mask*", _NO_MASKS) for lane in (Lane.TRITON, Lane.MLIR)),
     Gap("top_logprobs", Lane.MLIR, "*", "selection has no vector form; log_softmax has"),
 )
 

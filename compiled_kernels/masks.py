@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from compiled_kernels.lanes import LaneError
+from compiled_kernels.pictures import Picture, picture
+
+__all__ = ["Both", "Causal", "Mask", "Picture", "SlidingWindow", "band", "picture"]
 
 # Given query and key positions that broadcast: True where the query may look.
 Mask = Callable[[Tensor, Tensor], Tensor]
@@ -31,6 +34,17 @@ class SlidingWindow:
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & ((key > query - self.window) | (key < self.sinks))
+
+
+@dataclass(frozen=True)
+class Both:
+    """What both masks show."""
+
+    first: Mask
+    second: Mask
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.first(query, key) & self.second(query, key)
 
 
 def band(mask: Mask, lane: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 ORDER = [
     ("workbench.errors",),
     ("compiled_kernels",),
-    ("workbench.batch", "workbench.request", "workbench.trace"),
+    ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.cache",),
     ("workbench.prompt",),
     ("workbench.model",),

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from workbench.engine.load import load
     from workbench.errors import WorkbenchError
     from workbench.request import Request, SamplingParameters
+    from workbench.user_parts import register
 
 __version__ = "0.1.0"
-__all__ = ["Request", "SamplingParameters", "WorkbenchError", "__version__", "load"]
+__all__ = ["Request", "SamplingParameters", "WorkbenchError", "__version__", "load", "register"]
 
 _HOMES = {
     "load": "workbench.engine.load",
     "Request": "workbench.request",
     "SamplingParameters": "workbench.request",
     "WorkbenchError": "workbench.errors",
+    "register": "workbench.user_parts",
 }
 
 

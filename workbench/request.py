@@ -23,7 +23,8 @@ class FinishReason(StrEnum):
 
 
 class UserPart(BaseModel):
-    """A filter, sampler, mask, score or attention of the user's own: `path` is `package.module:Name` or `folder/file.py:Name`."""
+    """A filter, sampler, mask, score or attention of the user's own: `path` is `package.module:Name`,
+    `folder/file.py:Name`, or a name under which something was registered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     path: str

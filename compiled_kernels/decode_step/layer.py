@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from compiled_kernels.decode_step.gate import gate
 from compiled_kernels.decode_step.parts import Layer, matrices
-from compiled_kernels.decode_step.rotation import keep, turn
+from compiled_kernels.decode_step.rotation import keep, key_norm, query_norm, turn
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import Named, call, declared, memref, share_of
 from compiled_kernels.paged_attention.mlir_text import attention_text
@@ -26,8 +26,7 @@ def layer_text(layer: Layer) -> str:
 
 def passed(layer: Layer) -> list[Named]:
     """A layer's arguments: its own weights and pages, its table and angles, and what all layers share."""
-    table, angles = layer.attention.types["table"], layer.angles
-    return [*layer.own, Named("table", table), Named("cos", angles), Named("sin", angles), *layer.shared]
+    return [*layer.own, Named("table", layer.attention.types["table"]), *layer.angles, *layer.shared]
 
 
 def _normed(layer: Layer) -> Named:
@@ -72,8 +71,13 @@ def _project(layer: Layer) -> str:
 def _attend(layer: Layer) -> str:
     """Items (row, group, chunk) in turn with the other threads. Whoever has a row's last chunk, in which the newest
     position lies, first writes that position's key and value."""
-    t, qkv_out, partial, angles = layer.attention.types, layer.qkv_out, layer.partial, layer.angles
-    groups, chunks = layer.shape.groups, layer.step.chunks
+    t, groups, chunks = layer.attention.types, layer.shape.groups, layer.step.chunks
+    row_group = [Named("row", "index"), Named("group", "index")]
+    queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
+    pages = [Named("keys", t["pages"]), Named("values", t["pages"])]
+    turned = [layer.qkv_out, *layer.angles, *query_norm(layer), queries, *row_group]
+    kept = [layer.qkv_out, *layer.angles, *key_norm(layer), *pages, table, lengths, *row_group]
+    item = [queries, *pages, table, lengths, layer.partial, *row_group, Named("chunk", "index")]
     return f"""%groups = arith.constant {groups} : index
 %chunks = arith.constant {chunks} : index
 %last_chunk = arith.constant {chunks - 1} : index
@@ -83,15 +87,12 @@ scf.for %item = %thread to %items step %threads {{
   %pair = arith.divui %item, %chunks : index
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
-  func.call @{layer.name}_turn(%{qkv_out.name}, %cos, %sin, %queries, %row, %group)
-    : ({qkv_out.type}, {angles}, {angles}, {t["queries"]}, index, index) -> ()
+  func.{call(f"{layer.name}_turn", turned)}
   %newest = arith.cmpi eq, %chunk, %last_chunk : index
   scf.if %newest {{
-    func.call @{layer.name}_keep(%{qkv_out.name}, %cos, %sin, %keys, %values, %table, %lengths, %row, %group)
-      : ({qkv_out.type}, {angles}, {angles}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, index, index) -> ()
+    func.{call(f"{layer.name}_keep", kept)}
   }}
-  func.call @{layer.name}_item(%queries, %keys, %values, %table, %lengths, %{partial.name}, %row, %group, %chunk)
-    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {t["table"]}, {t["lengths"]}, {partial.type}, index, index, index) -> ()
+  func.{call(f"{layer.name}_item", item)}
 }}
 call @GOMP_barrier() : () -> ()"""
 
@@ -102,7 +103,7 @@ def _output(layer: Layer) -> str:
     return "\n".join(
         (
             f"%rows = arith.constant {layer.step.rows} : index",
-            call(f"{layer.name}_merge", [layer.partial, _mixed(layer), *rows]),
+            call(f"{layer.name}_merge", [layer.partial, *layer.sink_logits, _mixed(layer), *rows]),
             share_of("output", layer.output.out, layer.output.block),
             _multiply(layer, layer.output, _mixed(layer), layer.x, "output"),
             "call @GOMP_barrier() : () -> ()",

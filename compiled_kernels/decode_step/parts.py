@@ -53,6 +53,7 @@ class Layer:
             window=shape.window,
             sinks=shape.sinks,
             softcap=shape.softcap,
+            sink_logits=shape.sink_logits,
         )
 
     @property
@@ -65,7 +66,19 @@ class Layer:
             Named("feedforward_norm", self._norm),
             *matrices("gate_up", self.gate_up),
             *matrices("down", self.down),
+            *self.head_norms.values(),
+            *self.sink_logits,
         ]
+
+    @property
+    def head_norms(self) -> dict[str, Named]:
+        """Weights of the norms of query heads and of key heads, if there are such."""
+        norm = memref((self.shape.dim,), self.step.kind)
+        return {of: Named(f"{of}_norm", norm) for of in ("query", "key") if self.shape.qk_norm}
+
+    @property
+    def sink_logits(self) -> list[Named]:
+        return [Named("sink_logits", self.attention.types["sinks"])] if self.shape.sink_logits else []
 
     @property
     def own(self) -> list[Named]:
@@ -101,9 +114,9 @@ class Layer:
         return [self.x, lengths, self.qkv_out, self.partial, self.gate_up_out, self.gated]
 
     @property
-    def angles(self) -> str:
-        """Type of the cosines, and of the sines, of each row's position."""
-        return angles(self.step, self.shape.dim)
+    def angles(self) -> list[Named]:
+        """Cosines and sines of each row's position, if heads are turned."""
+        return [] if self.shape.turn is None else angles(self.step, self.shape.dim)
 
     @property
     def _qkv_columns(self) -> int:
@@ -119,8 +132,8 @@ def head(step: StepShape) -> Product:
     return product(step, "head", step.width, step.vocab, step.head)
 
 
-def angles(step: StepShape, dim: int) -> str:
-    return memref((step.rows, dim // 2), "f32")
+def angles(step: StepShape, dim: int, suffix: str = "") -> list[Named]:
+    return [Named(name + suffix, memref((step.rows, dim // 2), "f32")) for name in ("cos", "sin")]
 
 
 def product(

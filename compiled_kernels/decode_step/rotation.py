@@ -1,20 +1,28 @@
-"""Between a layer's products: queries and keys turned by their position's angles, keys and values written."""
+"""Between a layer's products: queries and keys normed and turned by their position's angles, keys and values written."""
 
 from __future__ import annotations
 
 from compiled_kernels.decode_step.parts import Layer
-from compiled_kernels.mlir_text import Lines, divisor, vector
+from compiled_kernels.mlir_text import Lines, Named, declared, divisor, number, vector
+
+
+def query_norm(layer: Layer) -> list[Named]:
+    return [layer.head_norms["query"]] if layer.shape.qk_norm else []
+
+
+def key_norm(layer: Layer) -> list[Named]:
+    return [layer.head_norms["key"]] if layer.shape.qk_norm else []
 
 
 def turn(layer: Layer) -> str:
-    """@{name}_turn(qkv [row, columns], cos, sin [row, dim / 2], q [share, dim], row, group): q = the group's query
-    heads of the row, turned by the row's angles."""
+    """@{name}_turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm [dim],] q [share, dim], row, group): q =
+    the group's query heads of the row, normed, and turned by the row's angles, where the layer does that."""
     shape, t = layer.shape, layer.attention.types
-    qkv, angles = layer.qkv_out.type, layer.angles
+    row_group = [Named("row", "index"), Named("group", "index")]
+    taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *query_norm(layer), Named("q", t["queries"]), *row_group]
     lines = Lines("q")
-    _turned(lines, layer, "%q", "%h", t["queries"])
-    return f"""func.func private @{layer.name}_turn(%qkv: {qkv}, %cos: {angles}, %sin: {angles}, %q: {t["queries"]},
-    %row: index, %group: index) {{
+    _turned(lines, layer, "%query_norm", "%q", "%h", t["queries"])
+    return f"""func.func private @{layer.name}_turn({declared(taken)}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %share = arith.constant {shape.heads // shape.groups} : index
@@ -30,14 +38,15 @@ return
 
 
 def keep(layer: Layer) -> str:
-    """@{name}_keep(qkv [row, columns], cos, sin [row, dim / 2], keys, values, table, lengths, row, group): the row's
-    key, turned, and its value go to the page and offset of the row's last position."""
+    """@{name}_keep(qkv [row, columns], [cos, sin [row, dim / 2],] [key norm [dim],] keys, values, table, lengths, row,
+    group): the row's key, normed and turned, and its value go to the page and offset of the row's last position."""
     shape, t = layer.shape, layer.attention.types
-    qkv, angles = layer.qkv_out.type, layer.angles
+    pages = [Named("keys", t["pages"]), Named("values", t["pages"])]
+    places = [Named("table", t["table"]), Named("lengths", t["lengths"]), Named("row", "index"), Named("group", "index")]
+    taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *key_norm(layer), *pages, *places]
     key = Lines("k")
-    _turned(key, layer, "%keys", "%page, %group, %offset", t["pages"])
-    return f"""func.func private @{layer.name}_keep(%qkv: {qkv}, %cos: {angles}, %sin: {angles}, %keys: {t["pages"]}, %values: {t["pages"]},
-    %table: {t["table"]}, %lengths: {t["lengths"]}, %row: index, %group: index) {{
+    _turned(key, layer, "%key_norm", "%keys", "%page, %group, %offset", t["pages"])
+    return f"""func.func private @{layer.name}_keep({declared(taken)}) {{
 %one = arith.constant 1 : index
 %size = arith.constant {layer.step.size} : index
 %dim = arith.constant {shape.dim} : index
@@ -63,21 +72,54 @@ def _lanes(layer: Layer) -> int:
     return divisor(layer.shape.dim // 2, layer.step.target.lanes)
 
 
-def _turned(lines: Lines, layer: Layer, out: str, at: str, out_type: str) -> None:
-    """out[at] = the head that begins at column %base of the row, its two halves turned against each other (RoPE,
-    Su et al. 2021), rounded."""
-    half, lanes, kind, qkv = layer.shape.dim // 2, _lanes(layer), layer.step.kind, layer.qkv_out.type
+def _turned(lines: Lines, layer: Layer, norm: str, out: str, at: str, out_type: str) -> None:
+    """out[at] = the head that begins at column %base of the row, normed with the weight `norm`, its two halves turned
+    against each other (RoPE, Su et al. 2021), rounded."""
+    half, lanes, kind = layer.shape.dim // 2, _lanes(layer), layer.step.kind
+    factor = _factor(lines, layer) if layer.shape.qk_norm else None
     for start in range(0, half, lanes):
         places = [lines.index(start), lines.index(start + half)]
-        columns = (lines.let(f"arith.addi %base, {place} : index") for place in places)
-        first, second = (lines.load("%qkv", f"%row, {column}", qkv, lanes, "f32") for column in columns)
-        cos, sin = (lines.load(each, f"%row, {places[0]}", layer.angles, lanes, "f32") for each in ("%cos", "%sin"))
-        turned = []
-        for a, b, sign in ((first, second, "arith.subf"), (second, first, "arith.addf")):
-            one, other = (lines.let(f"arith.mulf {x}, {y} : {vector(lanes)}") for x, y in ((a, cos), (b, sin)))
-            turned.append(lines.narrow(lines.let(f"{sign} {one}, {other} : {vector(lanes)}"), lanes, kind))
-        for place, value in zip(places, turned, strict=True):
-            lines.store(value, out, f"{at}, {place}", out_type, lanes, kind)
+        parts = [_part(lines, layer, place, norm, factor) for place in places]
+        if layer.angles:
+            parts = _turned_pair(lines, layer, parts, places[0])
+        for place, value in zip(places, parts, strict=True):
+            lines.store(lines.narrow(value, lanes, kind), out, f"{at}, {place}", out_type, lanes, kind)
+
+
+def _turned_pair(lines: Lines, layer: Layer, parts: list[str], place: str) -> list[str]:
+    lanes, (first, second) = _lanes(layer), parts
+    cos, sin = (lines.load(f"%{each.name}", f"%row, {place}", each.type, lanes, "f32") for each in layer.angles)
+    turned = []
+    for a, b, sign in ((first, second, "arith.subf"), (second, first, "arith.addf")):
+        one, other = (lines.let(f"arith.mulf {x}, {y} : {vector(lanes)}") for x, y in ((a, cos), (b, sin)))
+        turned.append(lines.let(f"{sign} {one}, {other} : {vector(lanes)}"))
+    return turned
+
+
+def _part(lines: Lines, layer: Layer, place: str, norm: str, factor: str | None) -> str:
+    """Columns of the head from `place` on, times the norm's factor and weight where there is one."""
+    lanes, kind = _lanes(layer), layer.step.kind
+    column = lines.let(f"arith.addi %base, {place} : index")
+    part = lines.load("%qkv", f"%row, {column}", layer.qkv_out.type, lanes, "f32")
+    if factor is None:
+        return part
+    gain = lines.wide(lines.load(norm, place, layer.head_norms["query"].type, lanes, kind), lanes, kind)
+    part = lines.let(f"arith.mulf {part}, {factor} : {vector(lanes)}")
+    return lines.let(f"arith.mulf {part}, {gain} : {vector(lanes)}")
+
+
+def _factor(lines: Lines, layer: Layer) -> str:
+    """1 / sqrt(mean(x²) + eps) of the head that begins at column %base, as a vector."""
+    lanes, dim = _lanes(layer), layer.shape.dim
+    squares = lines.filled("0.0", lanes)
+    for start in range(0, dim, lanes):
+        column = lines.let(f"arith.addi %base, {lines.index(start)} : index")
+        part = lines.load("%qkv", f"%row, {column}", layer.qkv_out.type, lanes, "f32")
+        squares = lines.fma(part, part, squares, lanes)
+    total, count = lines.total(squares, lanes), lines.let(f"arith.constant {number(dim)} : f32")
+    eps, unit = (lines.let(f"arith.constant {number(value)} : f32") for value in (layer.step.eps, 1.0))
+    raised = lines.let(f"arith.addf {lines.let(f'arith.divf {total}, {count} : f32')}, {eps} : f32")
+    return lines.splat(lines.let(f"arith.divf {unit}, {lines.let(f'math.sqrt {raised} : f32')} : f32"), lanes)
 
 
 def _value(layer: Layer) -> str:

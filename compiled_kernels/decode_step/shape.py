@@ -25,7 +25,8 @@ class Weight:
 class LayerShape:
     """One layer: `heads` query heads on `groups` key/value heads of width `dim`, a feed-forward of width `hidden`.
 
-    `table` is the index of its page table; layers of one shape share their code.
+    `table` is the index of its page table, `turn` that of its angles, None where heads are not turned; with `qk_norm`
+    query and key heads are normed first. Layers of one shape share their code.
     """
 
     heads: int
@@ -40,12 +41,16 @@ class LayerShape:
     window: int = 0
     sinks: int = 0
     softcap: float = 0.0
+    sink_logits: bool = False
+    qk_norm: bool = False
+    turn: int | None = 0
     table: int = 0
 
     @property
     def tensors(self) -> int:
-        """Tensors of its weights: two norms and four products."""
-        return 2 + sum(weight.tensors for weight in (self.qkv, self.output, self.gate_up, self.down))
+        """Tensors of its weights: two norms, four products, and what attention has beside them."""
+        products = sum(weight.tensors for weight in (self.qkv, self.output, self.gate_up, self.down))
+        return 2 + products + 2 * self.qk_norm + self.sink_logits
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,9 @@ class StepShape:
         return max(layer.table for layer in self.layers) + 1
 
     @property
-    def dims(self) -> tuple[int, ...]:
-        """Widths of heads, each with its own angles."""
-        return tuple(sorted({layer.dim for layer in self.layers}))
+    def turns(self) -> dict[int, int]:
+        """Width of the heads that each table of angles is for."""
+        return {layer.turn: layer.dim for layer in self.layers if layer.turn is not None}
 
     @property
     def kinds(self) -> tuple[LayerShape, ...]:

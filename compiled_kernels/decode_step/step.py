@@ -29,7 +29,7 @@ class DecodeStep:
         self._call = Call(self.kernel.address, [tensors.get(name, self._own.get(name)) for name, _ in arguments(shape)])  # type: ignore[misc]
         self.x, self.logits, self.lengths = self._own["x"], self._own["logits"], self._own["lengths"]
         self.tables = tuple(self._own[f"table_{i}"] for i in range(shape.tables))
-        self.angles = {dim: (self._own[f"cos_{dim}"], self._own[f"sin_{dim}"]) for dim in shape.dims}
+        self.angles = {i: (self._own[f"cos_{i}"], self._own[f"sin_{i}"]) for i in shape.turns}
 
     def __call__(self, threads: int | None = None) -> None:
         self._call(threads)

@@ -35,8 +35,8 @@ def arguments(shape: StepShape) -> list[Named]:
     found = [Named("x", memref((rows, shape.width), "f32")), Named("logits", memref((rows, shape.vocab), "f32"))]
     found.append(Named("lengths", memref((rows,), "i32")))
     found += [Named(f"table_{i}", memref((rows, shape.held), "i32")) for i in range(shape.tables)]
-    for dim in shape.dims:
-        found += [Named(f"cos_{dim}", angles(shape, dim)), Named(f"sin_{dim}", angles(shape, dim))]
+    for index, dim in shape.turns.items():
+        found += angles(shape, dim, f"_{index}")
     for kind in shape.kinds:
         found += [buffer for buffer in Layer(shape, kind).shared if buffer not in found]
     found.append(Named("norm", memref((shape.width,), shape.kind)))
@@ -48,8 +48,8 @@ def arguments(shape: StepShape) -> list[Named]:
 
 def _layer_call(layer: Layer, index: int) -> str:
     """The layer of this index: its function, with the step's arguments for the layer's."""
-    table, dim = layer.shape.table, layer.shape.dim
-    called = {"table": f"table_{table}", "cos": f"cos_{dim}", "sin": f"sin_{dim}"}
+    turn = layer.shape.turn
+    called = {"table": f"table_{layer.shape.table}", "cos": f"cos_{turn}", "sin": f"sin_{turn}"}
     called |= {name: f"{name}_{index}" for name, _ in layer.own}
     given = [Named(called.get(name, name), kind) for name, kind in passed(layer)]
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])

@@ -1,3 +1,3 @@
-from compiled_kernels.paged_attention.api import paged_attention
+from compiled_kernels.paged_attention.api import paged_attention, refusal
 
-__all__ = ["paged_attention"]
+__all__ = ["paged_attention", "refusal"]

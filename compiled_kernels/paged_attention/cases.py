@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels.cases import Case, Suite, Work, random
-from compiled_kernels.masks import Causal, Mask, SlidingWindow
+from compiled_kernels.masks import Both, Causal, Mask, SlidingWindow
+from compiled_kernels.scores import ALiBi
 
 
 def inputs(
@@ -23,6 +25,7 @@ def inputs(
     mask: Mask = Causal(),  # noqa: B008 (a frozen value)
     softcap: float = 0.0,
     sinks: bool = False,
+    alibi: bool = False,
 ) -> tuple:
     """Spans over pages in random order; everything that belongs to no context is NaN, the null page included, which
     stands where a window has left a page behind for good."""
@@ -44,13 +47,19 @@ def inputs(
     lengths = torch.tensor(contexts, dtype=torch.int32)
     sink_logits = random(generator, torch.float32, (groups * share,)) if sinks else None
     decode_only = all(span == 1 for span in spans)
-    return q, keys, values, table, starts, lengths, dim**-0.5, mask, decode_only, softcap, sink_logits
+    score = ALiBi(groups * share) if alibi else None
+    return q, keys, values, table, starts, lengths, dim**-0.5, mask, decode_only, softcap, sink_logits, score
 
 
-def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, lane):
+def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, lane):
     return compiled_kernels.paged_attention(
-        q, keys, values, table, starts, lengths, scale, mask, decode_only, lane, softcap, sink_logits
+        q, keys, values, table, starts, lengths, scale, mask, decode_only, lane, softcap, sink_logits, score
     )
+
+
+def even(query: Tensor, key: Tensor) -> Tensor:
+    """Every other key: a mask that no lane knows by name."""
+    return key % 2 == 0
 
 
 def case(
@@ -86,6 +95,9 @@ def _cases():
         yield case("decode soft-cap", (33,), (1,), dtype, softcap=2.0, **small)
         yield case("mixed soft-cap and sink logits", (33, 8), (1, 8), dtype, softcap=3.0, sinks=True, **small)
         yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)
+        yield case("decode own mask", (33, 4), (1, 1), dtype, mask=Both(Causal(), even), **small)
+        yield case("decode ALiBi", (33, 4), (1, 1), dtype, alibi=True, **small)
+        yield case("mixed ALiBi", (33, 8), (1, 8), dtype, alibi=True, **small)
 
 
 SUITES = (Suite("paged_attention", inputs, call, tuple(_cases()), terms),)

@@ -35,7 +35,10 @@ def paged_attention(
     decode_only: bool,
     softcap: float,
     sink_logits: Tensor | None,
+    alibi: bool,
 ) -> Tensor:
+    if alibi:
+        raise LaneError("paged_attention: lane mlir knows no score functions, not ALiBi")
     if q.dtype != keys.dtype or q.dtype not in (torch.float32, torch.bfloat16):
         raise LaneError(f"paged_attention: lane mlir wants queries and cache in one of float32 and bfloat16, "
                         f"not {q.dtype} and {keys.dtype}")  # fmt: skip

@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from compiled_kernels.masks import Mask
+from compiled_kernels.scores import Score
 
 
 def decode(
@@ -22,6 +23,7 @@ def decode(
     mask: Mask,
     softcap: float = 0.0,
     sink_logits: Tensor | None = None,
+    score: Score | None = None,
 ) -> Tensor:
     """q [seq, head, dim] at the last position of each context."""
     seqs, heads, dim = q.shape
@@ -36,6 +38,9 @@ def decode(
     scores = (grouped * keys[table].to(exact)[:, :, :, None]).sum(-1) * scale  # [seq, page, group, share, offset]
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    if score is not None:
+        head = torch.arange(heads, device=q.device).view(1, 1, groups, heads // groups, 1)
+        scores = score(scores, head, (lengths - 1)[..., None, None], positions.view(1, -1, 1, 1, size))
     scores = torch.where(allowed, scores, -torch.inf)
     peak = scores.amax(dim=(1, 4), keepdim=True)
     if sink_logits is not None:

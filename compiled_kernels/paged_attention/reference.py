@@ -7,6 +7,7 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from compiled_kernels.masks import Mask
+from compiled_kernels.scores import Score
 
 
 def reference(
@@ -20,15 +21,17 @@ def reference(
     mask: Mask,
     softcap: float = 0.0,
     sink_logits: Tensor | None = None,
+    score: Score | None = None,
 ) -> Tensor:
     out = torch.zeros_like(q)
+    rule = scale, mask, softcap, sink_logits, score
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
     for seq, context in enumerate(lengths):
         first, last = starts[seq], starts[seq + 1]
         if first == last:
             continue
         k, v = (context_of(pages, page_table[seq], context) for pages in (keys, values))
-        out[first:last] = attend(q[first:last], k, v, context - (last - first), scale, mask, softcap, sink_logits)
+        out[first:last] = attend(q[first:last], k, v, context - (last - first), *rule)
     return out
 
 
@@ -41,6 +44,7 @@ def attend(
     mask: Mask,
     softcap: float = 0.0,
     sink_logits: Tensor | None = None,
+    score: Score | None = None,
 ) -> Tensor:
     """q [token, head, dim] at positions from `first_position` on, over k and v [context, group, dim]."""
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -51,13 +55,17 @@ def attend(
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     queries = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
-    allowed = mask(queries, torch.arange(k.shape[0], device=q.device)[None])
-    scores = torch.where(allowed, scores, -torch.inf)
+    positions = torch.arange(k.shape[0], device=q.device)[None]
+    if score is not None:
+        heads = rearrange(torch.arange(q.shape[1], device=q.device), "(group share) -> group share 1 1", group=k.shape[1])
+        scores = score(scores, heads, queries, positions)
+    scores = torch.where(mask(queries, positions), scores, -torch.inf)
+    seen = (scores != -torch.inf).any(-1, keepdim=True)
     if sink_logits is not None:
         sink = rearrange(sink_logits.to(exact), "(group share) -> group share 1 1", group=k.shape[1])
         scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
     # Nowhere to look is 0 / 0 in the softmax; a NaN that came in must stay one.
-    weights = torch.where(allowed.any(-1, keepdim=True), torch.softmax(scores, dim=-1)[..., : k.shape[0]], 0.0)
+    weights = torch.where(seen, torch.softmax(scores, dim=-1)[..., : k.shape[0]], 0.0)
     mixed = einsum(weights, v.to(exact), "group share token context, context group dim -> token group share dim")
     return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
 

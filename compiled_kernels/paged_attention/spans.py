@@ -12,6 +12,7 @@ from compiled_kernels.graphs import compiled
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.paged_attention.page_blocked import decode
 from compiled_kernels.paged_attention.reference import attend, context_of, reference
+from compiled_kernels.scores import ALiBi, Score
 
 
 def by_spans(
@@ -25,16 +26,18 @@ def by_spans(
     mask: Mask,
     softcap: float,
     sink_logits: Tensor | None,
+    score: Score | None = None,
 ) -> Tensor:
     out = torch.empty_like(q)
+    rule = scale, mask, softcap, sink_logits, score
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
     first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
     if first:
         table, known = page_table[:first], context_lengths[:first]
         torch._dynamo.mark_dynamic(table, 1)
         run = compiled(decode, dynamic=True)
-        out[:first] = run(q[:first], keys, values, table, known, scale, mask, softcap, sink_logits)
-    plain = not softcap and sink_logits is None
+        out[:first] = run(q[:first], keys, values, table, known, *rule)
+    plain = not softcap and sink_logits is None and score is None
     for seq in range(first, len(lengths)):
         start, end = starts[seq], starts[seq + 1]
         if start == end:
@@ -44,7 +47,7 @@ def by_spans(
         if plain:
             out[start:end] = _fused(q[start:end], k, v, before, scale, mask)
         else:
-            out[start:end] = attend(q[start:end], k, v, before, scale, mask, softcap, sink_logits)
+            out[start:end] = attend(q[start:end], k, v, before, *rule)
     return out
 
 
@@ -67,16 +70,18 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, m
 
 
 def eager_form(
-    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits
+    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits, alibi
 ) -> Tensor:
     """The specification as an operation that a graph may hold."""
     mask = SlidingWindow(window, sinks) if window else Causal()
-    return reference(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits)
+    score = ALiBi(q.shape[1]) if alibi else None
+    return reference(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits, score)
 
 
 def inductor_form(
-    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits
+    q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits, alibi
 ) -> Tensor:
     """`by_spans` as an operation that a graph may hold."""
     mask = SlidingWindow(window, sinks) if window else Causal()
-    return by_spans(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits)
+    score = ALiBi(q.shape[1]) if alibi else None
+    return by_spans(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits, score)

@@ -135,7 +135,10 @@ def paged_attention(
     decode_only: bool,
     softcap: float,
     sink_logits: Tensor | None,
+    alibi: bool,
 ) -> Tensor:
+    if alibi:
+        raise LaneError("paged_attention: lane triton knows no score functions, not ALiBi")
     return run(
         *plan(
             q, keys, values, page_table, span_starts, context_lengths, scale, window, sinks, decode_only, softcap,

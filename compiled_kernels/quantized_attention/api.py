@@ -11,16 +11,17 @@ from compiled_kernels.masks import Mask, band
 from compiled_kernels.operators import define
 from compiled_kernels.quantized_attention.packed import Packed
 from compiled_kernels.quantized_attention.page_blocked import decode
-from compiled_kernels.quantized_attention.reference import Score, reference
+from compiled_kernels.quantized_attention.reference import reference
 from compiled_kernels.quantized_attention.rule import Settling
 from compiled_kernels.quantized_attention.spans import by_spans
+from compiled_kernels.scores import Score, biased
 
 QUANTIZED_ATTENTION = define(
     "quantized_attention",
     "(Tensor q, Tensor key_codes, Tensor? key_scales, Tensor? key_minima, Tensor value_codes, Tensor? value_scales,"
     " Tensor? value_minima, Tensor recent_keys, Tensor recent_values, Tensor packed_table, Tensor recent_table,"
     " Tensor span_starts, Tensor context_lengths, int group, int lag, int first, float scale, int window, int sinks,"
-    " bool decode_only, float softcap, Tensor? sink_logits) -> Tensor",
+    " bool decode_only, float softcap, Tensor? sink_logits, bool alibi) -> Tensor",
     lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format),
     {
         Lane.EAGER: "compiled_kernels.quantized_attention.spans:eager_form",
@@ -62,9 +63,9 @@ def quantized_attention(
         return decode(q, *cache, context_lengths, *rest)
     if lane in (Lane.INDUCTOR, Lane.EAGER) and not torch.compiler.is_compiling():
         return (by_spans if lane is Lane.INDUCTOR else reference)(q, *cache, span_starts, context_lengths, *rest)
-    if score is not None:
+    if score is not None and lane in (Lane.TRITON, Lane.MLIR):
         raise LaneError(f"quantized_attention: lane {lane} knows no score functions, not {score!r}")
     window, sinks = band(mask, lane)
     tensors = *keys, *values, *cache[2:], span_starts, context_lengths
     numbers = rule.group, rule.lag, rule.first, scale, window, sinks, decode_only, softcap
-    return QUANTIZED_ATTENTION.form(lane)(q, *tensors, *numbers, sink_logits)
+    return QUANTIZED_ATTENTION.form(lane)(q, *tensors, *numbers, sink_logits, biased(score, lane))

@@ -44,6 +44,7 @@ def quantized_attention(
     decode_only: bool,
     softcap: float,
     sink_logits: Tensor | None,
+    alibi: bool,
 ) -> Tensor:
     keys, values = Packed(key_codes, key_scales, key_minima), Packed(value_codes, value_scales, value_minima)
     _check(q, keys, values, recent_keys, window, sinks, first)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from compiled_kernels.masks import Mask
 from compiled_kernels.quantized_attention.packed import Packed, dequantize
-from compiled_kernels.quantized_attention.reference import Score
 from compiled_kernels.quantized_attention.rule import Settling
+from compiled_kernels.scores import Score
 
 
 def decode(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from einops import einsum, rearrange
 from torch import Tensor
@@ -11,9 +9,7 @@ from torch import Tensor
 from compiled_kernels.masks import Mask
 from compiled_kernels.quantized_attention.packed import Packed, dequantize
 from compiled_kernels.quantized_attention.rule import Settling
-
-# (score, head, query, key) -> score; the four broadcast.
-Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+from compiled_kernels.scores import Score
 
 
 def reference(

@@ -12,8 +12,9 @@ from compiled_kernels.graphs import compiled
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.quantized_attention.packed import Packed
 from compiled_kernels.quantized_attention.page_blocked import decode
-from compiled_kernels.quantized_attention.reference import Score, attend, context_of, reference
+from compiled_kernels.quantized_attention.reference import attend, context_of, reference
 from compiled_kernels.quantized_attention.rule import Settling
+from compiled_kernels.scores import ALiBi, Score
 
 
 def by_spans(
@@ -78,12 +79,13 @@ def _unflattened(form):
     def run(
         q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, recent_keys, recent_values,
         packed_table, recent_table, starts, lengths, group, lag, first, scale, window, sinks, decode_only, softcap,
-        sink_logits,
+        sink_logits, alibi,
     ):  # fmt: skip
         keys, values = Packed(key_codes, key_scales, key_minima), Packed(value_codes, value_scales, value_minima)
         mask = SlidingWindow(window, sinks) if window else Causal()
         cache = keys, values, recent_keys, recent_values, packed_table, recent_table, starts, lengths
-        return form(q, *cache, scale, mask, Settling(group, lag, first), softcap, sink_logits)
+        score = ALiBi(q.shape[1]) if alibi else None
+        return form(q, *cache, scale, mask, Settling(group, lag, first), softcap, sink_logits, score)
 
     return run
 

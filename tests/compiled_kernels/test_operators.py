@@ -14,7 +14,8 @@ from compiled_kernels import Lane, cases
 from compiled_kernels.cases import Case, Work, disagreement, suites
 from compiled_kernels.check import verdict
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
-from compiled_kernels.masks import Causal, SlidingWindow
+from compiled_kernels.masks import Both, Causal, SlidingWindow
+from compiled_kernels.paged_attention.cases import even
 
 SUITES = {suite.operator: suite for suite in suites()}
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
@@ -22,8 +23,13 @@ ROWS = st.integers(1, 5)
 seeds = st.integers(0, 2**31)
 
 
+BANDS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 6), st.integers(0, 2)))
+MASKS = st.one_of(BANDS, st.builds(Both, BANDS, st.just(even)))
+
+
 @st.composite
-def attention(draw: st.DrawFn) -> dict:
+def attention(draw: st.DrawFn, own: bool = False) -> dict:
+    """`own` adds what only traced lanes carry out: masks and score functions of any kind."""
     contexts = draw(st.lists(st.integers(1, 14), min_size=1, max_size=4))
     decode = draw(st.booleans())
     return {
@@ -33,9 +39,10 @@ def attention(draw: st.DrawFn) -> dict:
         "share": draw(st.sampled_from([1, 3])),
         "dim": draw(st.sampled_from([2, 8])),
         "size": draw(st.integers(1, 5)),
-        "mask": draw(st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 6), st.integers(0, 2)))),
+        "mask": draw(MASKS if own else BANDS),
         "softcap": draw(st.sampled_from([0.0, 1.5])),
         "sinks": draw(st.booleans()),
+        "alibi": own and draw(st.booleans()),
     }
 
 
@@ -77,7 +84,8 @@ def test_every_operator_has_a_strategy() -> None:
 def test_any_shape_agrees_with_float64(operator: str, lane: Lane, data: st.DataObject) -> None:
     suite = SUITES[operator]
     dtype = torch.float32 if "vocab" in str(ARGUMENTS[operator]) else data.draw(DTYPES)
-    arguments = data.draw(ARGUMENTS[operator]) | {"dtype": dtype}
+    drawn = attention(own=True) if operator == "paged_attention" else ARGUMENTS[operator]
+    arguments = data.draw(drawn) | {"dtype": dtype}
     inputs = suite.inputs(torch.Generator().manual_seed(data.draw(seeds)), **arguments)
     assert disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, lane) is None
 

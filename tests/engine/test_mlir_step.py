@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Lane, lane_problems
 from compiled_kernels.mlir_text import Target
-from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs
+from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs, weights_of
 from workbench.engine import mlir_step
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep
@@ -30,7 +30,7 @@ MIXED = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode steps alone are compile
 def runner(
     spec: ModelSpec, dtype: torch.dtype = torch.float32, format: WeightFormat | None = None, seed: int = 0, **settings
 ) -> Runner:
-    model = Transformer.from_state(spec, random_weights(spec, dtype, seed), format=format or WeightFormat())
+    model = Transformer.from_state(spec, weights_of(spec, dtype, seed), format=format or WeightFormat())
     return runner_of(model, lanes=MIXED, **settings)
 
 

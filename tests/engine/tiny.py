@@ -12,16 +12,19 @@ from compiled_kernels import Lane
 from workbench.engine import naive
 from workbench.engine.runner import Runner, generate
 from workbench.engine.scheduler import Limits
-from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.spec import Attention, LayerKind, ModelSpec, Rotary
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
-from workbench.request import Request, SamplingParameters
+from workbench.request import Request, SamplingParameters, UserPart
 
 VOCAB, CONTEXT = 31, 48
 
 
-def layer(heads: int = 2, groups: int = 1, dim: int = 4, window: int | None = None, bias: bool = False) -> LayerKind:
-    attention = Attention(heads=heads, groups=groups, dim=dim, window=window, input_bias=bias, output_bias=bias)
+def layer(
+    heads: int = 2, groups: int = 1, dim: int = 4, window: int | None = None, bias: bool = False, **slots
+) -> LayerKind:
+    sizes = {"heads": heads, "groups": groups, "dim": dim, "window": window}
+    attention = Attention(**sizes, input_bias=bias, output_bias=bias, **slots)
     return LayerKind(attention=attention, hidden=12, feedforward_bias=bias)
 
 
@@ -30,24 +33,69 @@ def spec_of(*layers: LayerKind, tied: bool = True, end_ids: tuple[int, ...] = ()
     return ModelSpec(name="tiny", vocab=VOCAB, width=8, layers=kinds, context=CONTEXT, tied=tied, end_ids=end_ids)
 
 
-specs = st.builds(
-    lambda kinds, tied: spec_of(*kinds, tied=tied),
-    st.lists(
-        st.builds(
-            lambda groups, share, dim, window, bias: layer(groups * share, groups, dim, window, bias),
-            st.integers(1, 2), st.integers(1, 3), st.sampled_from([2, 6]), st.sampled_from([None, None, 3, 9]),
-            st.booleans(),
-        ),
-        min_size=1, max_size=3,
-    ),
-    st.booleans(),
-)  # fmt: skip
+def even(query: Tensor, key: Tensor) -> Tensor:
+    """A user's mask: every other key, and the query's own."""
+    return (key <= query) & ((key % 2 == 0) | (key == query))
+
+
+def shy(query: Tensor, key: Tensor) -> Tensor:
+    """A user's mask under which every third query sees nothing."""
+    return (key <= query) & (query % 3 != 0)
+
+
+def farther(score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """A user's score function: heads after the first see keys that are far away the better."""
+    return score + 0.1 * head * (query - key)
+
+
+HERE = "tests.engine.tiny:"
+# What every decode lane can say, and what masks and score functions of one's own add to it.
+SLOTS = {
+    "softcap": st.sampled_from([0.0, 0.0, 1.5]),
+    "scale": st.sampled_from([None, None, 0.3]),
+    "qk_norm": st.booleans(),
+    "position": st.sampled_from(["rotary", "rotary", "none"]),
+    "rotary": st.sampled_from([None, None, Rotary(base=50.0)]),
+    "sink_logits": st.booleans(),
+}
+OWN = {
+    "position": st.sampled_from(["rotary", "alibi", "none"]),
+    "mask": st.sampled_from([None, None, UserPart(path=HERE + "even"), UserPart(path=HERE + "shy")]),
+    "score": st.sampled_from([None, None, UserPart(path=HERE + "farther")]),
+}
+
+
+@st.composite
+def layers(draw: st.DrawFn, own: bool = False) -> LayerKind:
+    groups, window = draw(st.integers(1, 2)), draw(st.sampled_from([None, None, 3, 9]))
+    slots = {name: draw(values) for name, values in (SLOTS | OWN if own else SLOTS).items()}
+    sinks = draw(st.integers(0, 3)) if window else 0
+    heads, dim, bias = groups * draw(st.integers(1, 3)), draw(st.sampled_from([2, 6])), draw(st.booleans())
+    return layer(heads, groups, dim, window, bias, sinks=sinks, **slots)
+
+
+def _specs(own: bool) -> st.SearchStrategy[ModelSpec]:
+    kinds = st.lists(layers(own), min_size=1, max_size=3)
+    return st.builds(lambda kinds, tied: spec_of(*kinds, tied=tied), kinds, st.booleans())
+
+
+specs, own_specs = _specs(own=False), _specs(own=True)
 
 
 def model_of(
     spec: ModelSpec, seed: int = 0, lane: Lane = Lane.EAGER, dtype: torch.dtype = torch.float32
 ) -> Transformer:
-    return Transformer.from_state(spec, random_weights(spec, dtype, seed), lane)
+    return Transformer.from_state(spec, weights_of(spec, dtype, seed), lane)
+
+
+def weights_of(spec: ModelSpec, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    """Random weights whose norms are not all ones, which would hide that one of them is left out."""
+    state = random_weights(spec, dtype, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, values in state.items():
+        if name.endswith("norm.weight"):
+            values.copy_(1 + 0.3 * torch.randn(values.shape, generator=generator))
+    return state
 
 
 def runner_of(model: Transformer, **settings) -> Runner:

@@ -10,15 +10,15 @@ from workbench.model.shapes import named_shape
 from workbench.model.spec import Attention, LayerKind, ModelSpec
 
 
-@given(st.integers(0, 40), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 30)))
-def test_what_queries_see(start: int, length: int, window: int | None) -> None:
+@given(st.integers(0, 40), st.integers(1, 20), st.one_of(st.none(), st.integers(1, 30)), st.integers(0, 9))
+def test_what_queries_see(start: int, length: int, window: int | None, sinks: int) -> None:
     pairs = [
         (query, key)
         for query in range(start, start + length)
         for key in range(query + 1)
-        if window is None or key > query - window
+        if window is None or key > query - window or key < sinks
     ]
-    assert _visible(start, length, window) == (len(pairs), len({key for _, key in pairs}))
+    assert _visible(start, length, window, sinks) == (len(pairs), len({key for _, key in pairs}))
 
 
 def test_a_decode_step_reads_every_weight_once() -> None:

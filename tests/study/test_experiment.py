@@ -58,10 +58,28 @@ workloads = st.fixed_dictionaries(
     {"kind": st.just("random")},
     optional={"requests": counts, "prompt_tokens": counts, "output_tokens": counts, "seed": seeds},
 )
+changes = {
+    "window": st.none() | counts | st.just("full"),
+    "sinks": st.integers(0, 9),
+    "softcap": st.floats(0, 1e9),
+    "groups": counts | st.sampled_from(["multi_head", "multi_query"]),
+    "qk_norm": st.booleans(),
+    "position": st.sampled_from(["rotary", "alibi", "none"]),
+    "mask": words | parts,
+}
+attention = st.fixed_dictionaries(
+    {},
+    optional=changes
+    | {
+        "pattern": st.lists(st.just("full"), max_size=3),
+        "layers": st.dictionaries(st.integers(0, 99), st.fixed_dictionaries({}, optional=changes), max_size=2),
+    },
+)
 values = st.fixed_dictionaries(
     {"question": words, "workload": workloads},
     optional={
         "lane": words,
+        "attention": attention,
         "model": st.fixed_dictionaries(
             {}, optional={"name": words, "dtype": st.sampled_from(["auto", "float32"]), "device": words, "seed": seeds}
         ),

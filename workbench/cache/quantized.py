@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -11,10 +9,9 @@ import compiled_kernels
 from compiled_kernels import Lane
 from compiled_kernels.masks import Mask
 from compiled_kernels.quantized_attention import rotate, settle
+from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
 from workbench.cache.shapes import CacheShape
-
-Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class QuantizedLayer:

@@ -10,6 +10,7 @@ from torch import Tensor
 import compiled_kernels
 from compiled_kernels import Lane
 from compiled_kernels.masks import Mask
+from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.quantized import QuantizedLayer
@@ -34,7 +35,17 @@ class DenseLayer:
         compiled_kernels.kv_write(self.keys, k, slots, lane)
         compiled_kernels.kv_write(self.values, v, slots, lane)
 
-    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, lane: Lane) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        batch: TokenBatch,
+        scale: float,
+        mask: Mask,
+        lane: Lane,
+        softcap: float = 0.0,
+        sink_logits: Tensor | None = None,
+        score: Score | None = None,
+    ) -> Tensor:
         """What the queries [token, head, dim] read from everything written so far: [token, head, dim]."""
         return compiled_kernels.paged_attention(
             q,
@@ -47,6 +58,9 @@ class DenseLayer:
             mask,
             batch.decode_only,
             lane,
+            softcap,
+            sink_logits,
+            score,
         )
 
     def paged(self, table: int) -> tuple[Tensor, ...]:

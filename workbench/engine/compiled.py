@@ -22,7 +22,7 @@ from workbench.cache.store import KVStore, Layer
 from workbench.engine.buckets import bucket_for
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
-from workbench.model.layers import Block
+from workbench.model.layers import Angles, Block
 from workbench.model.transformer import Transformer
 
 
@@ -70,17 +70,16 @@ class CompiledExecutor:
         wanted[:samples] = batch.sample_rows
         return self._head(self.model, x[wanted])[:samples]
 
-    def _whole(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
+    def _whole(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
         if not cache.traceable:
             return self._mixed(block, x, cos, sin, batch, cache)
         return self._sides[block].whole(block, x, cos, sin, batch, cache)
 
-    def _mixed(self, block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
-        sides, attention = self._sides[block], block.attention
-        lane = self.decodes if batch.decode_only else self.reads
+    def _mixed(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
+        sides, lane = self._sides[block], self.decodes if batch.decode_only else self.reads
         q, k, v = sides.before(block, x, cos, sin)
         cache.write(k, v, batch, lane)
-        return sides.after(block, x, cache.attend(q, batch, attention.scale, attention.mask, lane))
+        return sides.after(block, x, block.attention.read(q, batch, cache, lane))
 
 
 @dataclass(frozen=True)

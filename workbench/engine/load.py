@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
-from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.format import CacheFormat, cache_format
 from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 from workbench.engine.executors import Unit
+from workbench.engine.fitting import fitted
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.runner import Runner
@@ -22,9 +24,12 @@ from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
+from workbench.model.composition import AttentionPart
 from workbench.model.config_fields import Fields, read_object
 from workbench.model.quantized import WeightFormat
+from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
+from workbench.model.variants import vary, vary_spec
 from workbench.model.weights import load_weights, random_weights
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.trace.events import Event
@@ -56,6 +61,7 @@ def load(
     prefix: Any = "off",
     offload: Any = "none",
     overflow: Overflow = "refuse",
+    attention: AttentionPart | dict[str, Any] | None = None,
     note: Callable[[Event], None] | None = None,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
@@ -63,10 +69,11 @@ def load(
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights. `cache` says how keys and values
-    are kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
-    `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
-    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
+    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
+    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are kept:
+    `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is `off` or
+    `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`, `memory`
+    or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -77,22 +84,24 @@ def load(
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
     prefix, offload = prefix_from(prefix), offload_from(offload)
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
-    kept = cache_format(cache)
-    transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
-    kept.check(len(transformer.spec.layers), page_size)
+    kept, place = cache_format(cache), _device(device)
+    source = _source(str(model), AttentionPart.of(attention))
+    format.check(source.spec)
+    kept.check(len(source.spec.layers), page_size)
+    lanes = fitted(lanes, source.spec, auto=lane == AUTO)
+    state = source.state(torch_dtype, seed)
+    transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
-    for shape in shapes:
-        shape.page_formats(page_size)
-    lanes = fitted_to(lanes, shapes, cache_dtype, transformer.dtype, lane == AUTO)
+    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO)
     if lane == AUTO and device == "cpu":
         lanes = measured(lanes, transformer, page_size, kept, cache_dtype)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
-        pages = _pages_that_fit(transformer.spec.context, shapes, cache_dtype, limits, page_size)
+        pages = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size)
     return Runner(
         transformer,
-        tokenizer,
+        source.tokenizer(),
         limits=limits,
         page_size=page_size,
         pages=pages,
@@ -122,22 +131,34 @@ def _device(name: str) -> torch.device:
         raise WorkbenchError(f"device {name!r} does not work here ({reason}); cpu always does") from None
 
 
-def _transformer(
-    name: str, dtype: torch.dtype | None, lane: Lane, format: WeightFormat, seed: int, device: torch.device
-) -> tuple[Transformer, Tokenizer | None]:
+@dataclass(frozen=True)
+class _Source:
+    """Where a model comes from: `spec` is what it is to be, `trained` what its folder holds, if there is one."""
+
+    spec: ModelSpec
+    attention: AttentionPart
+    folder: Path | None = None
+    trained: ModelSpec | None = None
+
+    def state(self, dtype: torch.dtype | None, seed: int) -> dict[str, Tensor]:
+        if self.folder is None or self.trained is None:
+            return random_weights(self.spec, dtype or torch.bfloat16, seed)
+        stored = load_weights(self.folder, self.trained, dtype or _stored_dtype(self.folder / "config.json"))
+        return stored if self.attention.changes_nothing else vary(self.trained, stored, self.attention)[1]
+
+    def tokenizer(self) -> Tokenizer | None:
+        return None if self.folder is None else Tokenizer.from_folder(self.folder)
+
+
+def _source(name: str, attention: AttentionPart) -> _Source:
     if name.startswith(SHAPE):
-        spec = shapes.named_shape(name.removeprefix(SHAPE))
-        format.check(spec)
-        state = random_weights(spec, dtype or torch.bfloat16, seed)
-        return Transformer.from_state(spec, state, lane, format).to(device), None
+        return _Source(vary_spec(shapes.named_shape(name.removeprefix(SHAPE)), attention), attention)
     folder = SHIPPED.get(name, Path(name))
     if not folder.is_dir():
         known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
-    spec = families.read_spec(folder)
-    format.check(spec)
-    state = load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
-    return Transformer.from_state(spec, state, lane, format).to(device), Tokenizer.from_folder(folder)
+    trained = families.read_spec(folder)
+    return _Source(vary_spec(trained, attention), attention, folder, trained)
 
 
 def _stored_dtype(config: Path) -> torch.dtype:

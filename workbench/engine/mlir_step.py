@@ -7,14 +7,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from compiled_kernels import Lane
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
 from compiled_kernels.mlir_text import TYPES, Target
+from compiled_kernels.paged_attention import refusal
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
 from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
 from workbench.model.layers import Attention, Block, Linear
+from workbench.model.own_parts import mask_of, score_of
 from workbench.model.quantized import Format
+from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 
 FEW = 8  # with fewer rows times groups a thread, the context is split among threads
@@ -27,6 +31,8 @@ class MlirStep:
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
             kinds = f"{model.dtype} weights and {store.dtype} cache"
             raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
+        if problem := step_problem(model.spec):
+            raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
         self.model = model
         blocks = [cast(Block, block) for block in model.blocks]
         threads = torch.get_num_threads()
@@ -37,7 +43,7 @@ class MlirStep:
             vocab=model.spec.vocab,
             eps=model.spec.norm_eps,
             kind=TYPES[model.dtype],
-            layers=tuple(_layer(block, shape.table) for block, shape in zip(blocks, store.shapes, strict=True)),
+            layers=tuple(_layer(block, store.shapes[i].table, model.turns[i]) for i, block in enumerate(blocks)),
             head=_weight(model.format.head, model.dtype, model.format.group),
             size=store.page_size,
             held=pages_for(model.spec.context, store.page_size),
@@ -53,14 +59,27 @@ class MlirStep:
         step.lengths.copy_(batch.context_lengths)
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
             mine[:, : table.shape[1]] = table
-        for dim, (cos, sin) in step.angles.items():
-            for mine, angle in zip((cos, sin), self.model.rotary[str(dim)](batch.positions), strict=True):
+        for turn, (cos, sin) in step.angles.items():
+            for mine, angle in zip((cos, sin), self.model.rotary[turn](batch.positions), strict=True):
                 mine.copy_(angle)
         step()
         return step.logits
 
 
-def _layer(block: Block, table: int) -> LayerShape:
+def step_problem(spec: ModelSpec) -> str | None:
+    """Why a decode step of `spec` cannot be one MLIR function; None where it can."""
+    for index, kind in enumerate(spec.layers):
+        attention = kind.attention
+        if attention.module is not None:
+            return f"layer {index} has an attention module of the user's own"
+        if problem := refusal(Lane.MLIR, mask_of(attention), score_of(attention)):
+            return f"layer {index}: {problem}"
+        if attention.dim % 2:
+            return f"layer {index} has heads of odd width {attention.dim}"
+    return None
+
+
+def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
     attention = cast(Attention, block.attention)
     spec, feedforward = attention.spec, block.feedforward
     return LayerShape(
@@ -74,6 +93,11 @@ def _layer(block: Block, table: int) -> LayerShape:
         gate_up=_stored(feedforward.gate_up),
         down=_stored(feedforward.down),
         window=spec.window or 0,
+        sinks=spec.sinks,
+        softcap=spec.softcap,
+        sink_logits=spec.sink_logits,
+        qk_norm=spec.qk_norm,
+        turn=turn,
         table=table,
     )
 
@@ -101,5 +125,11 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
         }
         for name, linear in products.items():
             found |= {f"{name}{i}_{index}": tensor for i, tensor in enumerate(linear.tensors)}
+        attention = block.attention
+        if attention.query_norm is not None and attention.key_norm is not None:
+            found[f"query_norm_{index}"] = attention.query_norm.weight
+            found[f"key_norm_{index}"] = attention.key_norm.weight
+        if attention.sink_logits is not None:
+            found[f"sink_logits_{index}"] = attention.sink_logits.float()
         found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found

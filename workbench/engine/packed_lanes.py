@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -14,13 +13,17 @@ from workbench.engine.lanes import Lanes
 from workbench.errors import WorkbenchError
 
 
-def fitted_to(lanes: Lanes, shapes: Iterable[CacheShape], kept: torch.dtype, model: torch.dtype, auto: bool) -> Lanes:
+def fitted_to(
+    lanes: Lanes, shapes: tuple[CacheShape, ...], page_size: int, kept: torch.dtype, model: torch.dtype, auto: bool
+) -> Lanes:
     """`lanes` as far as they can carry out a cache of these shapes, of type `kept` where it is not packed.
 
     Under `auto` what a lane cannot do is done by the next that can, and the reason says so; a lane that was asked for
-    raises WorkbenchError instead.
+    raises WorkbenchError instead, as do heads that a format does not fit.
     """
-    problems = {lane: problem for lane in Lane if (problem := _problem(lane, tuple(shapes), kept, model))}
+    for shape in shapes:
+        shape.page_formats(page_size)
+    problems = {lane: problem for lane in Lane if (problem := _problem(lane, shapes, kept, model))}
     if not auto:
         if problem := problems.get(lanes.blocks) or problems.get(lanes.decode):
             raise WorkbenchError(f"lane {str(lanes.blocks)!r} cannot carry out this cache: {problem}")

@@ -21,8 +21,8 @@ from workbench.cache.host import carry_out, host_pages
 from workbench.cache.pages import PagePool
 from workbench.cache.prefix import PrefixIndex
 from workbench.cache.settings import RadixPrefix, offload_from, prefix_from
-from workbench.cache.tables import tables_of
 from workbench.cache.store import KVStore
+from workbench.cache.tables import tables_of
 from workbench.engine import intake
 from workbench.engine.executors import Unit, executor_for
 from workbench.engine.instruments import Instruments

@@ -44,7 +44,7 @@ class StepCost:
         for start, length in spans:
             tokens += length
             for attention, layers in self._attentions.items():
-                seen, touched = _visible(start, length, attention.window)
+                seen, touched = _visible(start, length, attention.window, attention.sinks)
                 flops += layers * 4.0 * attention.heads * attention.dim * seen
                 read += layers * 2.0 * attention.groups * attention.dim * (touched + length) * self._cache_value
         flops += 2.0 * tokens * self._block_weights + 2.0 * sampled * self._head_weights
@@ -52,14 +52,22 @@ class StepCost:
         return Cost(flops, weights + read)
 
 
-def _visible(start: int, length: int, window: int | None) -> tuple[int, int]:
+def _visible(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:
     """(query, key) pairs that attend, and distinct positions read, for positions [start, start + length)."""
     end = start + length
     if window is None or end <= window:
         return length * start + length * (length + 1) // 2, end
     short = max(0, min(end, window) - start)  # queries that still see everything
     pairs = short * start + short * (short + 1) // 2 + (length - short) * window
-    return pairs, end - max(0, start - window + 1)
+    pairs += _sinks_seen(end - window, sinks) - _sinks_seen(start - window, sinks)
+    before = max(0, start - window + 1)  # positions that every query has left behind
+    return pairs, end - before + min(sinks, before)
+
+
+def _sinks_seen(past: int, sinks: int) -> int:
+    """Sinks that the queries up to the one with `past` positions before its window see there."""
+    rising = max(0, min(past, sinks))  # queries that have left fewer positions behind than there are sinks
+    return rising * (rising + 1) // 2 + max(0, past - sinks) * sinks
 
 
 def _matrix_values(width: int, kind: LayerKind) -> int:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 import compiled_kernels
-from compiled_kernels import Lane, masks
+from compiled_kernels import Lane
 from workbench.batch import TokenBatch
 from workbench.cache.store import Layer
+from workbench.model.own_parts import identities, load_module, mask_of, score_of
 from workbench.model.quantized import Format, WeightFormat, dequantize
 from workbench.model.spec import Attention as AttentionSpec
 from workbench.model.spec import LayerKind
+from workbench.user_parts import build
+
+Angles = Tensor | None  # [token, dim / 2]; None where heads are not turned
+STORED = ("qkv.", "output.", "query_norm.", "key_norm.", "sink_logits")  # parameters of attention that a state holds
 
 
 class Norm(nn.Module):
@@ -69,30 +76,68 @@ def _storage(width: int, out: int, format: Format, group: int) -> tuple[Tensor, 
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al., 2023): project and turn, read the cache, project back."""
+    """Grouped-query attention (Ainslie et al., 2023): project and turn, read the cache, project back.
 
-    def __init__(self, spec: AttentionSpec, width: int, lane: Lane, format: WeightFormat):
+    A module of the user's own extends this one. It is built with the same values and `arguments` of its own, may hold
+    parameters of its own, and may give `q` any shape that its `read` takes; `k` and `v` are what the cache holds.
+    """
+
+    def __init__(self, spec: AttentionSpec, width: int, lane: Lane, format: WeightFormat, eps: float = 1e-5):
         super().__init__()
         self.spec = spec
         self.lane = lane
         self.scale = spec.dim**-0.5 if spec.scale is None else spec.scale
-        self.mask = masks.Causal() if spec.window is None else masks.SlidingWindow(spec.window, spec.sinks)
+        self.mask, self.score = mask_of(spec), score_of(spec)
         stored = lane, format.blocks, format.group
         self.qkv = Linear(width, (spec.heads + 2 * spec.groups) * spec.dim, spec.input_bias, *stored)
         self.output = Linear(spec.heads * spec.dim, width, spec.output_bias, *stored)
+        self.query_norm = Norm(spec.dim, eps, lane) if spec.qk_norm else None
+        self.key_norm = Norm(spec.dim, eps, lane) if spec.qk_norm else None
+        self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sink_logits else None
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [token, width] -> q [token, head, dim], k and v [token, group, dim], q and k turned."""
+    def project(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """x [token, width] -> q [token, head, dim], k and v [token, group, dim]; q and k normed and turned where the
+        spec says so, by the angles [token, dim / 2] of the tokens' positions."""
         heads, groups = self.spec.heads, self.spec.groups
         rows = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.dim)
         q, k, v = rows.split([heads, groups, groups], dim=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = _normed(q, self.query_norm), _normed(k, self.key_norm)
         return self.turn(q, cos, sin), self.turn(k, cos, sin), v
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return compiled_kernels.rotary(x, cos, sin, self.lane)
+    def turn(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:
+        return x if cos is None or sin is None else compiled_kernels.rotary(x, cos, sin, self.lane)
 
-    def read(self, q: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
-        return cache.attend(q, batch, self.scale, self.mask, self.lane)
+    def read(self, q: Tensor, batch: TokenBatch, cache: Layer, lane: Lane | None = None) -> Tensor:
+        """What the queries find in everything written so far: [token, head, dim]; on the module's lane unless given."""
+        lane = lane or self.lane
+        return cache.attend(q, batch, self.scale, self.mask, lane, self.spec.softcap, self.sink_logits, self.score)
+
+    def close(self, mixed: Tensor) -> Tensor:
+        """[token, head, dim] -> [token, width]."""
+        return self.output(rearrange(mixed, "token head dim -> token (head dim)"))
+
+
+def _normed(heads: Tensor, norm: Norm) -> Tensor:
+    rows = rearrange(heads, "token head dim -> (token head) dim")
+    return rearrange(norm(rows), "(token head) dim -> token head dim", head=heads.shape[1])
+
+
+def attention_of(spec: AttentionSpec, width: int, lane: Lane, format: WeightFormat, eps: float) -> Attention:
+    """The module of one layer's attention: ours, or the user's. Raises WorkbenchError where that cannot be built."""
+    if spec.module is None:
+        return Attention(spec, width, lane, format, eps)
+    found, name = load_module(spec.module), f"module {spec.module.path}"
+    return cast(Attention, build(found, spec.module.arguments, name, spec, width, lane, format, eps))
+
+
+def attention_module(
+    spec: AttentionSpec, width: int, lane: Lane, format: WeightFormat, eps: float, dtype: torch.dtype
+) -> Attention:
+    """A module of the user's own in memory: what it draws when it is built is the same every time."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        return attention_of(spec, width, lane, format, eps).to(dtype).requires_grad_(False)
 
 
 class GatedFeedForward(nn.Module):
@@ -114,22 +159,22 @@ class Block(nn.Module):
 
     def __init__(self, kind: LayerKind, width: int, eps: float, lane: Lane, format: WeightFormat):
         super().__init__()
-        self.built_as = kind, width, eps, lane, format
+        self.built_as = kind, width, eps, lane, format, identities(kind.attention)
         self.attention_norm = Norm(width, eps, lane)
-        self.attention = Attention(kind.attention, width, lane, format)
+        self.attention = attention_of(kind.attention, width, lane, format, eps)
         self.feedforward_norm = Norm(width, eps, lane)
         self.feedforward = GatedFeedForward(width, kind.hidden, kind.feedforward_bias, lane, format)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
+    def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
         q, k, v = self.before(x, cos, sin)
         cache.write(k, v, batch, self.attention.lane)
         return self.after(x, self.attention.read(q, batch, cache))
 
-    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def before(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
         return self.attention.project(self.attention_norm(x), cos, sin)
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:
         """x [token, width] and what attention read [token, head, dim] -> the block's output [token, width]."""
-        read = self.attention.output(rearrange(mixed, "token head dim -> token (head dim)"))
+        read = self.attention.close(mixed)
         x, normed = self.feedforward_norm.after_sum(x, read)
         return x + self.feedforward(normed)

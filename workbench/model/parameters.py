@@ -22,7 +22,8 @@ Parts = dict[str, tuple[Part, ...]]
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and shape: `[rows, columns]` for a projection, `[rows]` for a norm or bias."""
+    """Every parameter's name and shape: `[rows, columns]` for a projection, `[rows]` for a norm or bias,
+    `[head]` for sink logits."""
     parameters = stored_parts(spec).items()
     return {name: (sum(part.shape[0] for part in parts), *parts[0].shape[1:]) for name, parts in parameters}
 
@@ -53,6 +54,11 @@ def _layer(index: int, layer: LayerKind, width: int) -> Iterator[Parameter]:
     rows = {f"{read}.q_proj": query, f"{read}.k_proj": key, f"{read}.v_proj": key}
     yield from _linear(f"{ours}.attention.qkv", rows, width, input_bias)
     yield from _linear(f"{ours}.attention.output", {f"{read}.o_proj": width}, query, output_bias)
+    if attention.qk_norm:
+        yield f"{ours}.attention.query_norm.weight", (Part(f"{read}.q_norm.weight", (attention.dim,)),)
+        yield f"{ours}.attention.key_norm.weight", (Part(f"{read}.k_norm.weight", (attention.dim,)),)
+    if attention.sink_logits:
+        yield f"{ours}.attention.sink_logits", (Part(f"{read}.sinks", (attention.heads,)),)
     yield f"{ours}.feedforward_norm.weight", (Part(f"{theirs}.post_attention_layernorm.weight", (width,)),)
     rows = {f"{theirs}.mlp.gate_proj": hidden, f"{theirs}.mlp.up_proj": hidden}
     yield from _linear(f"{ours}.feedforward.gate_up", rows, width, bias)

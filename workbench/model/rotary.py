@@ -7,7 +7,20 @@ import math
 import torch
 from torch import Tensor
 
-from workbench.model.spec import Rotary, RotaryScaling
+from workbench.model.spec import Attention, ModelSpec, Rotary, RotaryScaling
+
+Turn = tuple[Rotary, int]  # how heads of that width are turned
+
+
+def turn_of(spec: ModelSpec, attention: Attention) -> Turn | None:
+    """How a layer's heads are turned: as it says itself, or as its model does; None where they are not."""
+    return None if attention.position != "rotary" else (attention.rotary or spec.rotary, attention.dim)
+
+
+def turns_of(spec: ModelSpec) -> tuple[Turn, ...]:
+    """The model's different turns, in the order in which they first come: layers alike share a table of angles."""
+    turns = (turn_of(spec, kind.attention) for kind in spec.layers)
+    return tuple(dict.fromkeys(turn for turn in turns if turn is not None))
 
 
 def frequencies(rotary: Rotary, dim: int) -> Tensor:

@@ -111,6 +111,7 @@ class ModelSpec(Value):
             total += self.width * (2 * query + 2 * key) + 3 * self.width * hidden + 2 * self.width
             total += (query + 2 * key) * a.input_bias + self.width * a.output_bias
             total += (2 * hidden + self.width) * layer.feedforward_bias
+            total += 2 * a.dim * a.qk_norm + a.heads * a.sink_logits
         return total
 
     def _repr_html_(self) -> str:

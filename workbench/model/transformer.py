@@ -16,16 +16,16 @@ from workbench.cache.pages import pages_for
 from workbench.cache.shapes import CacheShape, shapes_of
 from workbench.cache.store import KVStore, Layer
 from workbench.errors import WorkbenchError
-from workbench.model.layers import Block, Linear, Norm
+from workbench.model.layers import STORED, Angles, Block, Linear, Norm, attention_module
 from workbench.model.quantized import WeightFormat, dequantize, quantize
-from workbench.model.rotary import RotaryTable
+from workbench.model.rotary import RotaryTable, Turn, turn_of, turns_of
 from workbench.model.spec import ModelSpec
 
 DENSE = WeightFormat()
-RunBlock = Callable[[Block, Tensor, Tensor, Tensor, TokenBatch, Layer], Tensor]
+RunBlock = Callable[[Block, Tensor, Angles, Angles, TokenBatch, Layer], Tensor]
 
 
-def run_block(block: Block, x: Tensor, cos: Tensor, sin: Tensor, batch: TokenBatch, cache: Layer) -> Tensor:
+def run_block(block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
     return block(x, cos, sin, batch, cache)
 
 
@@ -44,9 +44,10 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(spec.vocab, spec.width) if self._plain_embedding else None
         stored = lane, format.head, format.group
         self.head = None if self._shared_embedding else Linear(spec.width, spec.vocab, False, *stored)
-        # Layers with heads of equal width share one table of angles.
-        dims = sorted({kind.attention.dim for kind in spec.layers})
-        self.rotary = nn.ModuleDict({str(dim): RotaryTable(spec.rotary, dim) for dim in dims})
+        turns = turns_of(spec)
+        self.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns)
+        places: dict[Turn | None, int | None] = {None: None, **{turn: place for place, turn in enumerate(turns)}}
+        self.turns = tuple(places[turn_of(spec, kind.attention)] for kind in spec.layers)  # each layer's, in `rotary`
 
     @classmethod
     def from_state(
@@ -57,9 +58,13 @@ class Transformer(nn.Module):
             state = quantize(state, spec, format)
         with torch.device("meta"):
             model = cls(spec, lane, format)
-        model.load_state_dict(state, strict=True, assign=True)
-        for dim in model.rotary:  # not part of any state: computed here, in float64
-            model.rotary[dim] = RotaryTable(spec.rotary, int(dim))
+        own = _own_modules(model, state["norm.weight"].dtype)
+        missing, extra = model.load_state_dict(state, strict=False, assign=True)
+        missing = [name for name in missing if name not in own]
+        if missing or extra:
+            raise WorkbenchError(f"{spec.name}: a state of another model: missing {missing[:3]}, extra {extra[:3]}")
+        # Not part of any state: computed here, in float64.
+        model.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns_of(spec))
         return model.requires_grad_(False).to(model.device).eval()
 
     @property
@@ -124,11 +129,11 @@ class Transformer(nn.Module):
 
     def hidden(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """What the last block leaves, for every row: [token, width]."""
-        angles = {dim: table(batch.positions) for dim, table in self.rotary.items()}
         exact = torch.promote_types(self.dtype, torch.float32)
+        angles = [tuple(part.to(exact) for part in table(batch.positions)) for table in self.rotary]
         x = self.embed(batch.ids)
-        for block, kind, cache in zip(self.blocks, self.spec.layers, store.layers, strict=True):
-            cos, sin = (part.to(exact) for part in angles[str(kind.attention.dim)])
+        for block, turn, cache in zip(self.blocks, self.turns, store.layers, strict=True):
+            cos, sin = (None, None) if turn is None else angles[turn]
             x = run(cast(Block, block), x, cos, sin, batch, cache)
         return x
 
@@ -177,3 +182,16 @@ class Transformer(nn.Module):
         if len(ids) > self.spec.context:
             raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.context}")
         return ids.long().to(self.device)
+
+
+def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
+    """Attention modules of the user's own, built in memory: parameters that no state knows keep the values that their
+    construction gives them, under a fixed seed. The names of these parameters."""
+    names = set()
+    for index, block in enumerate(cast("list[Block]", list(model.blocks))):
+        kind, width, eps, lane, format, *_ = block.built_as
+        if kind.attention.module is not None:
+            block.attention = attention_module(kind.attention, width, lane, format, eps, dtype)
+            own = (name for name, _ in block.attention.named_parameters() if not name.startswith(STORED))
+            names |= {f"blocks.{index}.attention.{name}" for name in own}
+    return names

@@ -118,7 +118,7 @@ def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:
     *_, inputs = shape
     if name.endswith("bias"):
         return 0.1
-    if name == "embedding.weight" and not spec.tied:
+    if name.endswith("sink_logits") or (name == "embedding.weight" and not spec.tied):
         return 1.0
     added = name.endswith(("output.weight", "down.weight"))
     return (inputs * (2 * len(spec.layers) if added else 1)) ** -0.5

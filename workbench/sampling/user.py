@@ -1,29 +1,21 @@
-"""Parts of the user's own: a filter or a sampler that comes in by import path."""
+"""A filter or a sampler of the user's own, that comes in by import path."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib
-import importlib.util
-import inspect
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
-from workbench.errors import WorkbenchError, nearest
+from workbench.errors import WorkbenchError
 from workbench.request import UserPart
 from workbench.sampling.filters import Filter
 from workbench.sampling.samplers import Sampler
+from workbench.user_parts import load, takes
 
 
 def load_filter(part: UserPart) -> Filter:
     """The filter that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
     made = load(part)
     if callable(made):
-        _takes(made, 2, f"filter {part.path}", "(logits, histories)")
+        takes(made, 2, f"filter {part.path}", "(logits, histories)")
         return cast(Filter, made)
     raise WorkbenchError(f"filter {part.path}: not callable; it needs __call__(self, logits, histories)")
 
@@ -35,85 +27,5 @@ def load_sampler(part: UserPart) -> Sampler:
         method = getattr(made, verb, None)
         if not callable(method):
             raise WorkbenchError(f"sampler {part.path}: has no {verb}; a sampler needs {verb}{shape}")
-        _takes(method, count, f"sampler {part.path}: {verb}", shape)
+        takes(method, count, f"sampler {part.path}: {verb}", shape)
     return made
-
-
-def load(part: UserPart) -> Any:
-    """What stands at `part.path`, with its arguments.
-
-    A class is built with them; a function is itself the filter and gets them with every call; any other
-    object is used as it is and takes none.
-    """
-    found = find(part.path)
-    return build(found, part.arguments, part.path)
-
-
-def build(found: Any, arguments: Mapping[str, Any], name: str) -> Any:
-    """`found` with its arguments; errors name it `name`."""
-    if inspect.isclass(found):
-        try:
-            return found(**arguments)
-        except Exception as error:
-            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
-            raise WorkbenchError(f"{name}: could not be built with {given}: {_told(error)}") from error
-    if inspect.isroutine(found):
-        return functools.partial(found, **arguments) if arguments else found
-    if arguments:
-        raise WorkbenchError(f"{name}: is an object, not a class or function, and takes no arguments")
-    return found
-
-
-def find(path: str) -> Any:
-    """What stands at `package.module:Name` or `folder/file.py:Name`."""
-    place, _, name = path.rpartition(":")
-    if not place or not name:
-        raise WorkbenchError(f"{path!r}: write package.module:Name or folder/file.py:Name")
-    module = _from_file(Path(place), path) if place.endswith(".py") else _from_package(place, path)
-    if not hasattr(module, name):
-        public = [known for known in vars(module) if not known.startswith("_")]
-        raise WorkbenchError(f"{path}: {place} has no {name!r}{nearest(name, public)}")
-    return getattr(module, name)
-
-
-def _from_package(place: str, path: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except Exception as error:
-        raise WorkbenchError(f"{path}: {place} cannot be imported: {_told(error)}") from error
-
-
-def _from_file(file: Path, path: str) -> ModuleType:
-    if not file.is_file():
-        raise WorkbenchError(f"{path}: there is no file {file} (seen from {Path.cwd()})")
-    source = file.read_bytes()
-    # Named by place and content: a file edited in a notebook session is read again, an unchanged one is not.
-    name = "own_" + hashlib.blake2b(str(file.resolve()).encode() + b"\0" + source, digest_size=8).hexdigest()
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None:
-        raise WorkbenchError(f"{path}: {file} is not a Python source file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while the file runs
-    try:
-        exec(compile(source, str(file), "exec"), module.__dict__)
-    except Exception as error:
-        del sys.modules[name]
-        raise WorkbenchError(f"{path}: {file} cannot be imported: {_told(error)}") from error
-    return module
-
-
-def _takes(function: Any, count: int, name: str, shape: str) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in callables have none
-        return
-    try:
-        signature.bind(*range(count))
-    except TypeError as error:
-        raise WorkbenchError(f"{name}: takes {signature}, must take {shape}") from error
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -89,6 +89,7 @@ def runner_for(experiment: Experiment) -> Runner:
         prefix=cache.prefix,
         offload=cache.offload,
         overflow=schedule.overflow,
+        attention=experiment.attention,
     )
 
 

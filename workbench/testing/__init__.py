@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from workbench.testing.attention import check_attention
     from workbench.testing.samplers import check_sampler
 
-__all__ = ["check_sampler"]
+__all__ = ["check_attention", "check_sampler"]
+
+_HOMES = {"check_attention": "workbench.testing.attention", "check_sampler": "workbench.testing.samplers"}
 
 
 def __getattr__(name: str) -> object:
-    if name == "check_sampler":
-        from workbench.testing.samplers import check_sampler
-
-        return check_sampler
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench.sampling.samplers import uniform
-from workbench.sampling.user import build, find
+from workbench.testing.holding import held
 from workbench.testing.report import Broken, Law, Report
 from workbench.testing.rows import Row, rows
+from workbench.user_parts import build, find
 
 Check = Callable[[Any, list[Row], int], None]
-HEALTH = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
 
 
 def check_sampler(
@@ -37,37 +37,9 @@ def check_sampler(
         kind, laws = "filter", FILTER_LAWS
     else:
         return Report(name, (Law("is a filter or a sampler", False, "has neither choose() nor __call__()"),))
-    held = tuple(_held(law, check, made, vocab, examples) for law, check in laws.items())
-    return Report(f"{kind} {name}", held)
-
-
-def _held(law: str, check: Check, part: Any, vocab: int, examples: int) -> Law:
-    tried = []
-
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        verbosity=Verbosity.quiet,
-        report_multiple_bugs=False,
-        suppress_health_check=HEALTH,
-        phases=(Phase.generate, Phase.shrink),
-    )
-    @given(st.lists(rows(vocab), min_size=3, max_size=3), st.integers(0, 2**63 - 1))
-    def hold(some: list[Row], seed: int) -> None:
-        tried.append(seed)
-        check(part, some, seed)
-
-    try:
-        hold()
-    except Broken as broken:
-        return Law(law, False, str(broken))
-    except (
-        Exception
-    ) as error:  # whatever a part raises, and hypothesis where it answers differently each time
-        return Law(law, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    return Law(law, True, f"{len(tried)} examples")
+    drawn = st.lists(rows(vocab), min_size=3, max_size=3), st.integers(0, 2**63 - 1)
+    tried = (held(law, functools.partial(check, made), examples, *drawn) for law, check in laws.items())
+    return Report(f"{kind} {name}", tuple(tried))
 
 
 def _filtered(part: Any, row: Row) -> Tensor:

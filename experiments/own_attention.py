@@ -1,0 +1,83 @@
+"""Attention variants that the workbench does not have, added from outside as any user would.
+
+Run it to see each one drawn, held to the laws, and put into the demo model: `python experiments/own_attention.py`. In
+an experiment they are named by their place, or by the name they were registered under:
+
+    attention:
+      mask: {path: "experiments/own_attention.py:Dilated", arguments: {near: 32, step: 4}}
+      pattern: [window, window, full]
+      window: 64
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import workbench
+from compiled_kernels.masks import picture
+from workbench.model.layers import Attention
+from workbench.testing import check_attention
+
+TEXT = "def fibonacci(n):\n"
+PICTURES = Path("pictures")
+
+
+# %% A mask is a predicate over positions: True where the query sees the key.
+@workbench.register("dilated")
+@dataclass(frozen=True)
+class Dilated:
+    """The last `near` tokens, and before them every `step`-th (Longformer's dilated window, Beltagy et al., 2020)."""
+
+    near: int = 8
+    step: int = 4
+
+    def __call__(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & ((query - key < self.near) | (key % self.step == 0))
+
+
+# %% A score function puts another score in place of each: here far keys fade, quicker for later heads.
+def fading(score: Tensor, head: Tensor, query: Tensor, key: Tensor, rate: float = 0.02) -> Tensor:
+    """A straight fall by distance with a slope a head, as ALiBi has it, but for slopes in equal steps."""
+    return score - rate * (head + 1) * (query - key)
+
+
+# %% A module may change everything: it extends ours, and may hold parameters of its own.
+class Gated(Attention):
+    """Each head's output times a gate of the head's own query (after Qiu et al., 2025, who gate by the layer's input)."""
+
+    def __init__(self, *slots, open: float = 1.0, **more):
+        super().__init__(*slots, **more)
+        self.gate = nn.Parameter(torch.full((self.spec.heads, self.spec.dim), open))
+
+    def read(self, q, batch, cache, lane=None) -> Tensor:
+        opened = torch.sigmoid((q * self.gate).sum(-1, keepdim=True))
+        return super().read(q, batch, cache, lane) * opened
+
+
+# %% What a mistake looks like: this mask reads the future.
+def peeking(query: Tensor, key: Tensor) -> Tensor:
+    return key <= query + 1
+
+
+def continued(text: str, tokens: int, **attention: object) -> str:
+    """The demo model's greedy continuation of `text` with its attention changed."""
+    runner = workbench.load("demo", attention=attention, lane="eager", dtype="float32")
+    return "".join(event.text for event in runner.stream(text, max_tokens=tokens, temperature=0))
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    (PICTURES / "dilated.svg").write_text(picture(Dilated(), 32))
+    for part in (Dilated, fading, Gated, peeking):
+        print(check_attention(part, examples=10, lanes=["eager", "inductor", "mlir"]), end="\n\n")
+    here = "experiments/own_attention.py:"
+    for attention in ({}, {"mask": "dilated"}, {"score": here + "fading"}, {"window": 16}, {"window": 16, "sinks": 4}):
+        print(f"--- {attention or 'as trained'}\n{TEXT}{continued(TEXT, 40, **attention)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Masks and scores by themselves: what they show, how they are drawn, and ALiBi's slopes by the paper's own recipe."""
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiled_kernels import Lane, LaneError, paged_attention
+from compiled_kernels.masks import Both, Causal, SlidingWindow, picture
+from compiled_kernels.paged_attention import refusal
+from compiled_kernels.scores import ALiBi, Then
+
+BANDS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 9), st.integers(0, 4)))
+
+
+def table(mask, tokens: int) -> torch.Tensor:
+    at = torch.arange(tokens)
+    return mask(at[:, None], at[None]).expand(tokens, tokens)
+
+
+@given(BANDS, BANDS, st.integers(1, 20))
+def test_both_is_what_both_show(first, second, tokens: int) -> None:
+    assert torch.equal(table(Both(first, second), tokens), table(first, tokens) & table(second, tokens))
+
+
+@given(BANDS, st.integers(1, 40), st.integers(1, 12))
+def test_a_picture_fills_exactly_the_pairs_that_are_seen(mask, tokens: int, cell: int) -> None:
+    """Read back from the drawing itself."""
+    drawn = picture(mask, tokens, cell)
+    root = ElementTree.fromstring(drawn)
+    paper, *boxes = root.findall("{http://www.w3.org/2000/svg}rect")
+    assert int(paper.get("width", "")) == tokens * cell
+    filled = torch.zeros(tokens, tokens, dtype=torch.bool)
+    for box in boxes:
+        x, y, width = (int(box.get(name, "")) // cell for name in ("x", "y", "width"))
+        filled[y, x : x + width] = True
+    assert torch.equal(filled, table(mask, tokens))
+    assert f"{int(filled.sum())} pairs seen" in drawn
+
+
+def test_a_picture_is_small_and_shows_itself() -> None:
+    drawn = picture(SlidingWindow(64, sinks=4), 256)
+    assert drawn._repr_svg_() == drawn and len(drawn) < 256 * 300
+    assert re.search(r'width="256" height="256"', drawn)
+    with pytest.raises(ValueError, match="at least one token, not 0"):
+        picture(Causal(), 0)
+
+
+def slopes(heads: int) -> list[float]:
+    """The authors' code (github.com/ofirpress/attention_with_linear_biases), as it stands there."""
+
+    def of_power(n: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    if math.log2(heads).is_integer():
+        return of_power(heads)
+    below = 2 ** math.floor(math.log2(heads))
+    return of_power(below) + slopes(2 * below)[0::2][: heads - below]
+
+
+@given(st.integers(1, 70))
+def test_alibi_is_that_of_the_paper(heads: int) -> None:
+    head, query, key = torch.arange(heads)[:, None, None], torch.tensor([[9]]), torch.arange(10)[None]
+    out = ALiBi(heads)(torch.zeros(heads, 1, 10, dtype=torch.float64), head, query, key)
+    expected = -torch.tensor(slopes(heads), dtype=torch.float64)[:, None] * torch.arange(9, -1, -1)
+    assert torch.allclose(out[:, 0], expected, rtol=1e-6, atol=0)
+
+
+def twice(score, head, query, key):
+    return 2 * score
+
+
+def test_then_is_one_after_the_other() -> None:
+    score, head, query, key = torch.ones(1, 1, 1), torch.zeros(1, 1, 1), torch.tensor([[4]]), torch.tensor([[2]])
+    first = ALiBi(1)(score, head, query, key)
+    assert torch.equal(Then(ALiBi(1), twice)(score, head, query, key), 2 * first)
+    assert torch.equal(Then(twice, ALiBi(1))(score, head, query, key), first + 1)
+
+
+@pytest.mark.parametrize("lane", [Lane.TRITON, Lane.MLIR])
+def test_what_a_lane_cannot_say_it_refuses_in_words(lane: Lane) -> None:
+    own = Both(Causal(), SlidingWindow(3))
+    for mask, score, told in ((own, None, "knows causal masks"), (Causal(), twice, "knows no score functions")):
+        reason = refusal(lane, mask, score)
+        assert reason is not None and told in reason and str(lane) in reason
+        pages, table = torch.zeros(2, 1, 4, 2), torch.ones(1, 2, dtype=torch.int32)
+        tensors = torch.zeros(1, 1, 2), pages, pages, table, torch.tensor([0, 1]), torch.tensor([1])
+        with pytest.raises(LaneError, match=told):
+            paged_attention(*tensors, 1.0, mask, True, lane, score=score)
+    assert refusal(lane, SlidingWindow(3, 1), None) is None
+    assert refusal(Lane.INDUCTOR, own, twice) is None

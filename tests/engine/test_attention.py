@@ -1,0 +1,163 @@
+"""`load(attention=...)`: every lane carries a variant out, or says why not; `auto` finds one that can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import workbench
+from compiled_kernels import Lane, lane_problems
+from tests.engine.tiny import HERE, Oracle, request
+from workbench.engine import lanes as lanes_module
+from workbench.engine.load import load
+from workbench.engine.runner import generate
+from workbench.errors import WorkbenchError
+from workbench.model.spec import ModelSpec
+from workbench.user_parts import register
+
+COMPOSITIONS = [
+    {"window": 7, "sinks": 2, "pattern": ["window", "full"]},
+    {"softcap": 3.0, "sink_logits": True, "scale": 0.2},
+    {"qk_norm": True, "position": "none"},
+    {"groups": "multi_query", "rotary": {"base": 100.0}, "layers": {1: {"position": "none"}}},
+    {"position": "alibi"},
+    {"mask": HERE + "even", "score": HERE + "farther", "window": 9},
+]
+SAID = COMPOSITIONS[:4]  # what lanes written by hand can say
+
+
+def rows_are_the_oracles(runner) -> None:
+    oracle = Oracle(runner)
+    generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 11, 5)])
+    assert oracle.clear
+
+
+def without(lane: Lane):
+    problem = lane_problems()[lane]
+    return pytest.mark.skipif(problem is not None, reason=f"lane {lane}: {problem}")
+
+
+def tiny(lane: str, attention: dict, **settings):
+    return load("shape:tiny", dtype="float32", lane=lane, attention=attention, **settings)
+
+
+@pytest.mark.parametrize("attention", COMPOSITIONS, ids=str)
+def test_as_written(attention: dict) -> None:
+    runner = tiny("eager", attention, page_size=5, max_num_batched_tokens=8)
+    rows_are_the_oracles(runner)
+
+
+@without(Lane.MLIR)
+@pytest.mark.parametrize("attention", SAID, ids=str)
+def test_lane_mlir(attention: dict) -> None:
+    rows_are_the_oracles(tiny("mlir", attention, max_num_batched_tokens=16))
+
+
+@without(Lane.INDUCTOR)
+def test_lane_inductor() -> None:
+    """Every slot at once, in one kind of layer: compiling takes its time."""
+    attention = COMPOSITIONS[1] | COMPOSITIONS[-1] | {"qk_norm": True, "sinks": 1}
+    rows_are_the_oracles(tiny("inductor", attention, max_num_batched_tokens=16, max_num_seqs=1))
+
+
+@without(Lane.MLIR)
+@pytest.mark.parametrize(
+    ("attention", "told"),
+    [
+        ({"position": "alibi"}, "layer 0: paged_attention: lane mlir knows no score functions, not ALiBi"),
+        ({"layers": {1: {"mask": HERE + "even"}}}, "layer 1: paged_attention: lane mlir knows causal masks"),
+    ],
+)
+def test_a_lane_that_was_asked_for_says_what_it_cannot_do(attention: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=f"lane 'mlir' cannot carry out this attention: {told}"):
+        tiny("mlir", attention)
+
+
+@without(Lane.MLIR)
+@without(Lane.INDUCTOR)
+def test_auto_decodes_with_a_lane_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = tiny("auto", {"position": "alibi"})
+    assert (runner.lanes.decode, runner.lanes.reads, runner.lanes.blocks) == (Lane.INDUCTOR,) * 3
+    assert "not mlir: layer 0: paged_attention: lane mlir knows no score functions" in runner.lanes.reason
+
+
+def untraceable(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    if int(key.max()) < 0:
+        raise ValueError("never")
+    return key <= query
+
+
+@without(Lane.INDUCTOR)
+def test_a_part_that_no_compiler_sees_through() -> None:
+    attention = {"mask": "tests.engine.test_attention:untraceable"}
+    with pytest.raises(WorkbenchError, match="layer 0: mask tests.engine.test_attention:untraceable cannot be traced"):
+        tiny("inductor", attention)
+    runner = tiny("auto", attention)
+    assert runner.lanes.decode is runner.model.lane is Lane.EAGER and "cannot be traced" in runner.lanes.reason
+    rows_are_the_oracles(runner)
+
+
+def test_a_trained_model_with_fewer_groups_and_another_position_still_runs() -> None:
+    runner = load("demo", lane="eager", dtype="float32", attention={"groups": "multi_query", "window": 32, "sinks": 4})
+    spec: ModelSpec = runner.model.spec
+    assert {(k.attention.groups, k.attention.window, k.attention.sinks) for k in spec.layers} == {(1, 32, 4)}
+    assert runner.tokenizer is not None
+    ids = runner.tokenizer.encode("def fibonacci(n):\n    return")
+    assert runner.model.logits(ids).isfinite().all()
+    assert load("demo", lane="eager", attention={}).model.spec == load("demo", lane="eager").model.spec
+
+
+def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def near(query, key, far=3):\n    return (key <= query) & (key > query - far)\n")
+    by_file = tiny("eager", {"mask": {"path": f"{file}:near", "arguments": {"far": 5}}})
+    by_slot = tiny("eager", {"window": 5})
+
+    @workbench.register("near five")
+    def near(query, key):
+        return (key <= query) & (key > query - 5)
+
+    by_name = tiny("eager", {"mask": "near five"})
+    ids = list(range(20))
+    for runner in (by_file, by_name):
+        assert torch.equal(runner.model.logits(ids), by_slot.model.logits(ids))
+
+
+@pytest.mark.parametrize(
+    ("attention", "told"),
+    [
+        ({"windw": 4}, "attention: windw: unknown key; did you mean 'window'"),
+        ({"mask": "nothing at all"}, "'nothing at all': write package.module:Name or folder/file.py:Name"),
+        ({"mask": "no/file.py:mask"}, "there is no file no/file.py"),
+        ({"mask": HERE + "farther"}, r"mask tests.engine.tiny:farther: takes .*, must take \(query, key\)"),
+        ({"score": HERE + "even"}, r"score tests.engine.tiny:even: takes .*, must take \(score, head, query, key\)"),
+        ({"mask": HERE + "VOCAB"}, r"tiny:VOCAB: not callable; it needs __call__\(self, query, key\)"),
+        ({"module": HERE + "even"}, "module tests.engine.tiny:even: is no module; extend workbench.model.layers"),
+        ({"module": {"path": "torch.nn:Linear"}}, "module torch.nn:Linear: has no project"),
+        (
+            {"module": {"path": "workbench.model.layers:Attention", "arguments": {"depth": 2}}},
+            "module workbench.model.layers:Attention: could not be built with depth=2: TypeError",
+        ),
+        ({"groups": 5}, "4 query heads cannot share 5 key/value heads evenly"),
+    ],
+)
+def test_a_composition_that_cannot_be(attention: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told) as caught:
+        tiny("eager", attention)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_registered_needs_a_plain_name() -> None:
+    for name in ("", "a:b"):
+        with pytest.raises(WorkbenchError, match="give it a plain name, without a colon"):
+            register(name)
+
+
+def test_auto_without_compilers_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = {Lane.EAGER: None, **dict.fromkeys((Lane.INDUCTOR, Lane.TRITON, Lane.MLIR), "not here")}
+    monkeypatch.setattr(lanes_module, "lane_problems", lambda: problems)
+    runner = tiny("auto", {"mask": HERE + "shy"})
+    assert runner.lanes.decode is Lane.EAGER
+    rows_are_the_oracles(runner)

@@ -1,0 +1,92 @@
+"""A composition says for each layer what changes, and what is wrong in one is told by its path."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.errors import WorkbenchError
+from workbench.model.composition import AttentionChange, AttentionPart
+from workbench.model.spec import Attention, LayerKind, ModelSpec, Rotary
+from workbench.model.variants import vary_spec
+
+LAYER = LayerKind(attention=Attention(heads=6, groups=6, dim=4), hidden=8)
+SPEC = ModelSpec(name="six", vocab=11, width=24, layers=(LAYER,) * 6, context=64)
+
+
+def varied(**values: object) -> list[Attention]:
+    return [kind.attention for kind in vary_spec(SPEC, AttentionPart.of(values)).layers]
+
+
+def test_nothing_changes_nothing() -> None:
+    assert vary_spec(SPEC, AttentionPart()) == SPEC
+    assert AttentionPart().changes_nothing and not AttentionPart(window=3).changes_nothing
+
+
+def test_every_slot_reaches_every_layer() -> None:
+    slots = {
+        "groups": 2, "window": 9, "sinks": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True, "position": "none",
+        "rotary": Rotary(base=7.0), "sink_logits": True,
+    }  # fmt: skip
+    assert set(slots) | {"heads", "dim", "mask", "score", "module"} == set(AttentionChange.model_fields)
+    for attention in varied(**slots):
+        assert attention == LAYER.attention.model_copy(update=slots)
+
+
+def test_a_pattern_is_repeated_over_the_layers() -> None:
+    found = varied(window=9, sinks=2, pattern=["window", "window", "full"])
+    assert [(a.window, a.sinks) for a in found] == [(9, 2), (9, 2), (None, 0)] * 2
+
+
+def test_kinds_and_single_layers_stand_on_top() -> None:
+    found = varied(
+        softcap=2.0, window=9, pattern=["near", "window"], kinds={"near": {"window": 3, "position": "none"}},
+        layers={5: {"window": "full"}, 0: {"softcap": 0}},
+    )  # fmt: skip
+    assert [a.window for a in found] == [3, 9, 3, 9, 3, None]
+    assert [a.softcap for a in found] == [0, 2, 2, 2, 2, 2]
+    assert [a.position for a in found] == ["none", "rotary"] * 3
+
+
+@pytest.mark.parametrize(("groups", "right"), [("multi_head", 6), ("multi_query", 1), (3, 3)])
+def test_groups_by_number_or_name(groups: object, right: int) -> None:
+    assert {a.groups for a in varied(groups=groups)} == {right}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"windw": 3}, "attention: windw: unknown key; did you mean 'window'"),
+        ({"window": 0}, "attention: window"),
+        ({"window": "ful"}, "attention: window"),
+        ({"position": "rotery"}, "position: Input should be 'rotary', 'alibi' or 'none'"),
+        ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example window: 128"),
+        ({"window": 4, "pattern": ["windwo"]}, "'windwo' is no kind of layer; known: window, full"),
+        ({"kinds": {"near": {"window": 3}}}, "'near' does not occur in the pattern"),
+        ({"kinds": {"near": {"windw": 3}}, "pattern": ["near"]}, "windw: unknown key"),
+        ({"layers": {"x": {}}}, "layers"),
+        ({"softcap": float("inf")}, "softcap: Input should be a finite number"),
+        ({"mask": 3}, "mask"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(values: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told) as caught:
+        AttentionPart.of(values)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"groups": 4}, "attention of layer 0: 6 query heads cannot share 4 key/value heads evenly"),
+        ({"sinks": 4}, "attention of layer 0: sinks 4 without a window"),
+        ({"layers": {6: {"window": 3}}}, "there is no layer 6; the model has 0 to 5"),
+    ],
+)
+def test_what_the_model_cannot_be_is_told_with_its_layer(values: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        varied(**values)
+
+
+def test_a_part_may_be_named_by_its_place_alone() -> None:
+    part = AttentionPart.of({"mask": "mine.py:Mask"})
+    assert part.mask is not None and part.mask.path == "mine.py:Mask" and part.mask.arguments == {}

@@ -1,0 +1,136 @@
+"""Users' attention for the tests: right variants and, for each law, one that breaks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from workbench.model.layers import Attention
+
+
+@dataclass(frozen=True)
+class Strided:
+    """The query's own block of `width` and the first key of every earlier one."""
+
+    width: int = 4
+
+    def __call__(self, query, key):
+        return (key <= query) & ((key // self.width == query // self.width) | (key % self.width == 0))
+
+
+def blind_now_and_then(query, key):
+    """Every third query sees nothing."""
+    return (key <= query) & (query % 3 > 0)
+
+
+def bent(score, head, query, key, by: float = 0.1):
+    return score - by * (head + 1) * (query - key).abs()
+
+
+def hides_far(score, head, query, key):
+    """Minus infinity hides keys, for each head others."""
+    return torch.where(query - key > 3 * head + 2, -torch.inf, score)
+
+
+class Gated(Attention):
+    """A parameter of its own, and queries that carry something beside the heads."""
+
+    def __init__(self, *slots, open: float = 0.5, **more):
+        super().__init__(*slots, **more)
+        self.gate = nn.Linear(self.spec.dim, 1)
+        self.open = open
+
+    def read(self, q, batch, cache, lane=None):
+        return super().read(q, batch, cache, lane) * torch.sigmoid(self.gate(q) + self.open)
+
+
+class Raises:
+    def __call__(self, query, key):
+        return {}["no such key"]
+
+
+def numbers(query, key):
+    return 1.0 * (key <= query)
+
+
+def other_shape(query, key):
+    return torch.ones(2, 3, 5, dtype=torch.bool)
+
+
+def ahead(query, key):
+    return key <= query + 1
+
+
+def of_the_span(query, key):
+    """Counted from the first query at hand, not from the text's first."""
+    return (key <= query) & (key >= query.min() - 3)
+
+
+def of_the_keys(query, key):
+    return (key <= query) & (key > key.max() - 7)
+
+
+class Remembers:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, query, key):
+        self.calls += 1
+        return (key <= query) & (key % 2 == self.calls % 2)
+
+
+def gives_nan(score, head, query, key):
+    return score.sqrt()
+
+
+def half(score, head, query, key):
+    return score.half()
+
+
+def in_place(score, head, query, key):
+    return score.mul_(2.0)
+
+
+def sharpened(score, head, query, key):
+    """Takes what stands beside it into account: future keys, other pages."""
+    return score * (1 + score.mean(-1, keepdim=True))
+
+
+def by_rank(score, head, query, key):
+    return score - 0.5 * (query - query.min())
+
+
+class LooksAhead(Attention):
+    """Mixes each token with the next one of the batch, whosever that is."""
+
+    def project(self, x, cos, sin):
+        return super().project(x + 0.5 * x.roll(-1, dims=0), cos, sin)
+
+
+class LooksAside(Attention):
+    """Centres its input over the whole batch."""
+
+    def project(self, x, cos, sin):
+        return super().project(x - x.mean(0, keepdim=True), cos, sin)
+
+
+class ByPlace(Attention):
+    """Its answer depends on where the pages lie."""
+
+    def read(self, q, batch, cache, lane=None):
+        place = batch.page_tables[0][:, :1].to(q.dtype).repeat_interleave(batch.span_starts.diff(), dim=0)
+        return super().read(q, batch, cache, lane) + 0.01 * place[:, :, None]
+
+
+class Counts(Attention):
+    """Its answer depends on how many tokens the step computes for a text."""
+
+    def read(self, q, batch, cache, lane=None):
+        count = batch.span_starts.diff().repeat_interleave(batch.span_starts.diff()).to(q.dtype)
+        return super().read(q, batch, cache, lane) * count[:, None, None]
+
+
+class NoVerbs(nn.Module):
+    pass

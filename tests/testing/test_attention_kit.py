@@ -1,0 +1,96 @@
+"""`check_attention` passes what keeps the laws and, for every law, catches a variant that breaks it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.testing import attention_parts as parts
+from workbench.errors import WorkbenchError
+from workbench.testing import check_attention
+
+RIGHT = [
+    {}, {"window": 5, "sinks": 2, "softcap": 2.0, "qk_norm": True}, {"position": "alibi", "sink_logits": True},
+    {"position": "none", "scale": 0.2, "groups": "multi_query"}, parts.Strided, parts.Strided(7),
+    parts.blind_now_and_then, parts.bent, parts.hides_far, parts.Gated, "tests.testing.attention_parts:Strided",
+    "tests/testing/attention_parts.py:bent",
+]  # fmt: skip
+QUICK = ("eager", "mlir", "triton")
+
+
+@pytest.mark.parametrize("part", RIGHT, ids=lambda part: getattr(part, "__name__", str(part)))
+def test_what_keeps_the_laws_passes(part, request, monkeypatch):
+    monkeypatch.chdir(request.config.rootpath)
+    check_attention(part, examples=4, lanes=QUICK).raise_if_failed()
+
+
+def test_the_compiled_lane_is_held_to_the_reference_too():
+    report = check_attention(parts.hides_far, examples=3, lanes=["inductor"])
+    (lane,) = [law for law in report.laws if "lane inductor" in law.law]
+    assert lane.ok and (lane.detail == "3 examples" or "not tried: no C++ compiler" in lane.detail)
+
+
+@pytest.mark.parametrize(
+    ("part", "law", "detail"),
+    [
+        (parts.Raises, "answers with booleans", "raised KeyError"),
+        (parts.numbers, "answers with booleans", "torch.float32, not with a tensor of booleans"),
+        (parts.other_shape, "broadcast over positions", "answered with shape (2, 3, 5)"),
+        (parts.ahead, "no key that comes after", "shows key 1 to query 0"),
+        (parts.of_the_span, "of positions alone", "depend on which others are asked with it"),
+        (parts.of_the_keys, "of positions alone", "depend on how many keys are asked for"),
+        (parts.Remembers, "of positions alone", "answered differently when asked again"),
+        (parts.gives_nan, "never NaN", "gave NaN or +inf"),
+        (parts.half, "same shape and type", "torch.float16 for"),
+        (parts.in_place, "leaves its input", "changed its input in place"),
+        (parts.sharpened, "of one score", "changes those of others"),
+        (parts.sharpened, "causality", "change the logits of position"),
+        (parts.by_rank, "of one score", "depend on which others are asked with it"),
+        (parts.LooksAhead, "causality", "change the logits of position"),
+        (parts.LooksAside, "batched = alone", "beside other texts"),
+        (parts.ByPlace, "pages of any size in any order", "in random order it gives other rows"),
+        (parts.Counts, "chunked = whole", "gives other rows than at once"),
+        (parts.NoVerbs, "goes into a model", "has no project; extend workbench.model.layers.Attention"),
+        (lambda query: query, "is a mask, a score function", "takes neither"),
+        (42, "is a mask, a score function", "takes neither"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_part_that_breaks_a_law_is_caught_by_that_law(part, law, detail):
+    report = check_attention(part, examples=10, lanes=["eager"])
+    assert not report.passed
+    broken = [found for found in report.laws if law in found.law]
+    assert len(broken) == 1 and not broken[0].ok and detail in broken[0].detail, str(report)
+    assert f"BROKEN  {broken[0].law}" in str(report)
+    with pytest.raises(AssertionError, match="laws hold"):
+        report.raise_if_failed()
+
+
+def test_the_report_is_words_and_the_same_each_time():
+    first, again = (check_attention(parts.ahead, examples=4, lanes=["mlir"]) for _ in range(2))
+    assert str(first) == str(again)
+    assert str(first).startswith("mask ahead: 8 of 9 laws hold\n")
+    assert "lane mlir" in str(first)
+
+
+def test_what_a_lane_does_not_claim_is_told():
+    report = check_attention(parts.bent, examples=2, lanes=["triton", "mlir"])
+    assert report.passed
+    for law in report.laws[-2:]:
+        assert law.detail.startswith(("not claimed: paged_attention: lane", "not tried:"))
+
+
+def test_arguments_reach_the_part():
+    assert "Strided" in str(check_attention(parts.Strided, examples=2, arguments={"width": 2}, lanes=[]))
+    assert check_attention(parts.bent, examples=2, arguments={"by": 0.5}, lanes=[]).passed
+    with pytest.raises(WorkbenchError, match="could not be built with wdth=2"):
+        check_attention(parts.Strided, arguments={"wdth": 2})
+
+
+def test_a_variant_in_a_file_of_ones_own(tmp_path):
+    """As a user would: one file, somewhere, with a mistake in it, then without."""
+    file = tmp_path / "mine.py"
+    file.write_text("def mask(query, key):\n    return key <= query + 2\n")
+    told = str(check_attention(f"{file}:mask", examples=5, lanes=[]))
+    assert "BROKEN  shows no key that comes after its query" in told
+    file.write_text("def mask(query, key):\n    return (key <= query) & (key % 2 == query % 2)\n")
+    check_attention(f"{file}:mask", examples=5, lanes=[]).raise_if_failed()

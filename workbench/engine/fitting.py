@@ -1,0 +1,76 @@
+"""Which lanes can carry out a model's attention, before anything is loaded or compiled for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from compiled_kernels import Lane
+from compiled_kernels.paged_attention import refusal
+from workbench.engine.lanes import Lanes
+from workbench.engine.mlir_step import step_problem
+from workbench.errors import WorkbenchError
+from workbench.model.own_parts import mask_of, score_of
+from workbench.model.spec import Attention, ModelSpec
+
+
+def fitted(lanes: Lanes, spec: ModelSpec, auto: bool) -> Lanes:
+    """`lanes` as far as they can carry out `spec`.
+
+    Under `auto` what a lane cannot do is done by the next that can, and the reason says so; a lane that was asked for
+    raises WorkbenchError instead.
+    """
+    if not auto:
+        problem = _blocks_problem(lanes.blocks, spec) or (step_problem(spec) if lanes.decode is Lane.MLIR else None)
+        if problem:
+            raise WorkbenchError(f"lane {str(lanes.blocks)!r} cannot carry out this attention: {problem}")
+        return lanes
+    if problem := _blocks_problem(lanes.blocks, spec):
+        return Lanes.one(Lane.EAGER, f"auto: not {lanes.blocks}: {problem}")
+    if lanes.reads is not lanes.blocks and (problem := _blocks_problem(lanes.reads, spec)):
+        lanes = replace(lanes, reads=lanes.blocks, reason=f"auto: not {lanes.reads}: {problem}")
+    if lanes.decode is Lane.MLIR and (problem := step_problem(spec)):
+        lanes = replace(lanes, decode=lanes.blocks, reason=f"auto: not mlir: {problem}")
+    return lanes
+
+
+def _blocks_problem(lane: Lane, spec: ModelSpec) -> str | None:
+    """Why `lane` cannot carry out the attention of some layer; None where it can carry out all."""
+    first = {kind.attention: index for index, kind in reversed(list(enumerate(spec.layers)))}
+    for attention, index in sorted(first.items(), key=lambda item: item[1]):
+        if problem := _problem(lane, attention):
+            return f"layer {index}: {problem}"
+    return None
+
+
+def _problem(lane: Lane, attention: Attention) -> str | None:
+    mask, score = mask_of(attention), score_of(attention)
+    if problem := refusal(lane, mask, score):
+        return problem
+    if lane is not Lane.INDUCTOR:
+        return None
+    at = torch.arange(4)
+    if attention.mask is not None and (problem := _untraced(mask, at[:, None], at[None])):
+        return f"mask {attention.mask.path} cannot be traced: {problem}"
+    rows = torch.zeros(2, 4, 4), torch.arange(2)[:, None, None], at[None, :, None], at[None, None]
+    if attention.score is not None and score is not None and (problem := _untraced(score, *rows)):
+        return f"score {attention.score.path} cannot be traced: {problem}"
+    return None
+
+
+def _untraced(function: Callable[..., Any], *inputs: torch.Tensor) -> str | None:
+    """Why torch.compile cannot see through `function`; None where it can."""
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        return function(*inputs)
+
+    try:
+        torch.compile(call, backend="eager", fullgraph=True)(*inputs)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        return " ".join(str(error).split())[:160]
+    except Exception as error:  # whatever a user's function throws: it does so on every lane
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return None

@@ -1,0 +1,63 @@
+"""What an attention spec names becomes callable: masks, score functions, and modules of the user's own."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import nn
+
+from compiled_kernels.masks import Both, Causal, Mask, SlidingWindow
+from compiled_kernels.scores import ALiBi, Score, Then
+from workbench.errors import WorkbenchError
+from workbench.model.spec import Attention
+from workbench.request import UserPart
+from workbench.user_parts import find, identity, load, takes
+
+
+def mask_of(spec: Attention) -> Mask:
+    """The past, as far as the window and the user's own mask show it."""
+    band = Causal() if spec.window is None else SlidingWindow(spec.window, spec.sinks)
+    return band if spec.mask is None else Both(band, load_mask(spec.mask))
+
+
+def score_of(spec: Attention) -> Score | None:
+    """ALiBi, then the user's own; None for neither."""
+    alibi = ALiBi(spec.heads) if spec.position == "alibi" else None
+    own = None if spec.score is None else load_score(spec.score)
+    return Then(alibi, own) if alibi and own else alibi or own
+
+
+def load_mask(part: UserPart) -> Mask:
+    """The mask that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
+    return _callable(part, "mask", 2, "(query, key)")
+
+
+def load_score(part: UserPart) -> Score:
+    """The score function that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
+    return _callable(part, "score", 4, "(score, head, query, key)")
+
+
+def load_module(part: UserPart) -> type[nn.Module]:
+    """The attention module that `part` names. Errors: WorkbenchError when it is no class of modules."""
+    found = find(part.path)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise WorkbenchError(f"module {part.path}: is no module; extend workbench.model.layers.Attention")
+    missing = [verb for verb in ("project", "read", "close") if not callable(getattr(found, verb, None))]
+    if missing:
+        raise WorkbenchError(f"module {part.path}: has no {missing[0]}; extend workbench.model.layers.Attention")
+    return found
+
+
+def identities(spec: Attention) -> tuple[object, ...]:
+    """What tells the spec's own parts from others of the same name."""
+    return tuple(identity(part) for part in (spec.mask, spec.score, spec.module) if part is not None)
+
+
+def _callable(part: UserPart, kind: str, count: int, shape: str):
+    made, name = load(part), f"{kind} {part.path}"
+    if not callable(made):
+        raise WorkbenchError(f"{name}: not callable; it needs __call__(self, {shape[1:]}")
+    if isinstance(made, nn.Module):
+        raise WorkbenchError(f"{name}: is a torch module; what has parameters goes into an attention module (module:)")
+    takes(made, count, name, shape)
+    return cast("Mask | Score", made)

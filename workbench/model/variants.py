@@ -1,0 +1,110 @@
+"""A model's attention changed by a composition: from (spec, state) to (spec, state)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from einops import rearrange, reduce, repeat
+from pydantic import ValidationError
+from torch import Tensor
+
+from workbench.errors import WorkbenchError, explain
+from workbench.model.composition import FULL, AttentionChange, AttentionPart
+from workbench.model.spec import Attention, ModelSpec
+
+State = dict[str, Tensor]
+
+
+def vary(spec: ModelSpec, state: State, composition: AttentionPart) -> tuple[ModelSpec, State]:
+    """The trained model (spec, state) with its attention changed; `state` itself stays as it is.
+
+    Fewer key/value heads are pooled from those there are, more are copies (which changes nothing); norms that are new
+    begin as ones, sink logits at 0 (the softmax's sum plus one). Raises WorkbenchError for what a trained model
+    cannot become.
+    """
+    changed = vary_spec(spec, composition)
+    found = dict(state)
+    for index, (old, new) in enumerate(zip(spec.layers, changed.layers, strict=True)):
+        found |= _layer(f"blocks.{index}.attention.", old.attention, new.attention, state, composition.regroup)
+    return changed, {name: values for name, values in found.items() if not _dropped(name, changed)}
+
+
+def vary_spec(spec: ModelSpec, composition: AttentionPart) -> ModelSpec:
+    """The architecture alone, for weights that are still to be drawn."""
+    changes = composition.changes(len(spec.layers))
+    layers = tuple(
+        kind.model_copy(update={"attention": _changed(kind.attention, change, index)})
+        for index, (kind, change) in enumerate(zip(spec.layers, changes, strict=True))
+    )
+    return spec.model_copy(update={"layers": layers})
+
+
+def regroup(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
+    """Key or value heads [group, ...] as `groups` heads: each the mean of those it stands for (Ainslie et al., 2023),
+    or the `first` of them; where there are more than before, copies."""
+    before = heads.shape[0]
+    if groups >= before:
+        return repeat(heads, "group ... -> (group copies) ...", copies=groups // before)
+    if pool == "first":
+        return heads[:: before // groups]
+    wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+    return reduce(wide, "(group pooled) ... -> group ...", "mean", group=groups).to(heads.dtype)
+
+
+def _changed(attention: Attention, change: AttentionChange, index: int) -> Attention:
+    values: dict[str, Any] = {name: getattr(change, name) for name in type(change).model_fields}
+    values = {name: value for name, value in values.items() if value is not None}
+    heads = values.get("heads", attention.heads)
+    if isinstance(values.get("groups"), str):
+        values["groups"] = heads if values["groups"] == "multi_head" else 1
+    if values.get("window") == FULL:
+        values |= {"window": None, "sinks": 0}
+    try:
+        # Field by field, so that what does not go together is told.
+        return Attention.model_validate(dict(attention) | values)
+    except ValidationError as error:
+        raise explain(error, f"attention of layer {index}", Attention) from None
+
+
+def _layer(at: str, old: Attention, new: Attention, state: State, pool: str) -> State:
+    """The layer's parameters that change or are new."""
+    for slot in ("heads", "dim"):
+        before, after = getattr(old, slot), getattr(new, slot)
+        if before != after:
+            told = f"{slot} {after} where the trained model has {before}"
+            raise WorkbenchError(f"{at.rstrip('.')}: {told}; shape:NAME with random weights takes any")
+    found: State = {}
+    if new.groups != old.groups:
+        if max(old.groups, new.groups) % min(old.groups, new.groups):
+            told = f"{old.groups} key/value heads cannot become {new.groups}"
+            raise WorkbenchError(f"{at.rstrip('.')}: {told}: one number must divide the other")
+        for name in (f"{at}qkv.weight", f"{at}qkv.bias"):
+            if name in state:
+                found[name] = _regrouped(state[name], old, lambda part: regroup(part, new.groups, pool))
+    like = state[f"{at}qkv.weight"]
+    for name in ("query_norm", "key_norm"):
+        if new.qk_norm and not old.qk_norm:
+            found[f"{at}{name}.weight"] = torch.ones(new.dim, dtype=like.dtype, device=like.device)
+    if new.sink_logits and not old.sink_logits:
+        found[f"{at}sink_logits"] = torch.zeros(new.heads, dtype=like.dtype, device=like.device)
+    return found
+
+
+def _regrouped(stacked: Tensor, old: Attention, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Query, key and value rows [(head dim), ...] with their key and value heads changed."""
+    rows = rearrange(stacked, "(head dim) ... -> head dim ...", dim=old.dim)
+    query, key, value = rows.split([old.heads, old.groups, old.groups])
+    whole = torch.cat([query, change(key), change(value)])
+    return rearrange(whole, "head dim ... -> (head dim) ...").contiguous()
+
+
+def _dropped(name: str, spec: ModelSpec) -> bool:
+    """Whether a parameter belongs to a slot that its layer has no longer."""
+    if not name.startswith("blocks."):
+        return False
+    _, layer, *within = name.split(".")
+    attention = spec.layers[int(layer)].attention
+    norms = within[:2] in (["attention", "query_norm"], ["attention", "key_norm"])
+    return (norms and not attention.qk_norm) or (within == ["attention", "sink_logits"] and not attention.sink_logits)

@@ -1,0 +1,137 @@
+"""Parts of the user's own: whatever an experiment names by import path, or by the name it was registered under."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from workbench.errors import WorkbenchError, nearest
+from workbench.request import UserPart
+
+Found = TypeVar("Found")
+_registered: dict[str, Any] = {}
+
+
+def register(name: str) -> Callable[[Found], Found]:
+    """A decorator: what stands below it may be named `name` wherever an import path may. The name is known as long
+    as the process runs; registered again, it means the newer thing (a notebook's cell that is run twice)."""
+    if not name or ":" in name:
+        raise WorkbenchError(f"a part cannot be registered as {name!r}: give it a plain name, without a colon")
+
+    def keep(found: Found) -> Found:
+        _registered[name] = found
+        return found
+
+    return keep
+
+
+@contextmanager
+def named(found: Any) -> Iterator[str]:
+    """A name under which `found` is registered for the length of a block."""
+    name = f"{getattr(found, '__qualname__', type(found).__qualname__)} #{id(found)}"
+    register(name)(found)
+    try:
+        yield name
+    finally:
+        del _registered[name]
+
+
+def identity(part: UserPart) -> tuple[object, ...]:
+    """What tells this part from another that was built under the same name: its code and its arguments."""
+    found = find(part.path)
+    code = found if inspect.isclass(found) or inspect.isroutine(found) else id(found)
+    return code, tuple(sorted(part.arguments.items()))
+
+
+def load(part: UserPart) -> Any:
+    """What stands at `part.path`, with its arguments.
+
+    A class is built with them; a function is itself the part and gets them with every call; any other
+    object is used as it is and takes none.
+    """
+    found = find(part.path)
+    return build(found, part.arguments, part.path)
+
+
+def build(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any) -> Any:
+    """`found` with its arguments, for a class behind those that are ours to give; errors name it `name`."""
+    if inspect.isclass(found):
+        try:
+            return found(*given_by_us, **arguments)
+        except Exception as error:
+            given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+            raise WorkbenchError(f"{name}: could not be built with {given}: {_told(error)}") from error
+    if inspect.isroutine(found):
+        return functools.partial(found, **arguments) if arguments else found
+    if arguments:
+        raise WorkbenchError(f"{name}: is an object, not a class or function, and takes no arguments")
+    return found
+
+
+def find(path: str) -> Any:
+    """What stands at `package.module:Name` or `folder/file.py:Name`, or was registered under a plain name."""
+    if path in _registered:
+        return _registered[path]
+    place, _, name = path.rpartition(":")
+    if not place or not name:
+        known = f"; registered: {', '.join(_registered)}" if _registered else ""
+        hint = nearest(path, _registered) or known
+        raise WorkbenchError(f"{path!r}: write package.module:Name or folder/file.py:Name{hint}")
+    module = _from_file(Path(place), path) if place.endswith(".py") else _from_package(place, path)
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise WorkbenchError(f"{path}: {place} has no {name!r}{nearest(name, public)}")
+    return getattr(module, name)
+
+
+def _from_package(place: str, path: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        raise WorkbenchError(f"{path}: {place} cannot be imported: {_told(error)}") from error
+
+
+def _from_file(file: Path, path: str) -> ModuleType:
+    if not file.is_file():
+        raise WorkbenchError(f"{path}: there is no file {file} (seen from {Path.cwd()})")
+    source = file.read_bytes()
+    # Named by place and content: a file edited in a notebook session is read again, an unchanged one is not.
+    name = "own_" + hashlib.blake2b(str(file.resolve()).encode() + b"\0" + source, digest_size=8).hexdigest()
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None:
+        raise WorkbenchError(f"{path}: {file} is not a Python source file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while the file runs
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)
+    except Exception as error:
+        del sys.modules[name]
+        raise WorkbenchError(f"{path}: {file} cannot be imported: {_told(error)}") from error
+    return module
+
+
+def takes(function: Any, count: int, name: str, shape: str) -> None:
+    """Raises WorkbenchError, calling it `name`, where `function` cannot be called with `count` values."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in callables have none
+        return
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        raise WorkbenchError(f"{name}: takes {signature}, must take {shape}") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
