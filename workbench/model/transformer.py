@@ -125,7 +125,10 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """Logits of the sampled rows, float32: [sample, vocab]."""
-        return self.logits_of(self.hidden(batch, store, run)[batch.sample_rows])
+        rows = self.hidden(batch, store, run)[batch.sample_rows]
+        if not len(rows):  # part of a prefill: no operator need know what to do with nothing
+            return rows.new_empty((0, self.spec.vocab), dtype=torch.promote_types(self.dtype, torch.float32))
+        return self.logits_of(rows)
 
     def hidden(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """What the last block leaves, for every row: [token, width]."""
