@@ -17,7 +17,10 @@ from torch import Tensor
 
 from compiled_kernels.lanes import Lane, LaneError
 
-PACKAGES = ("rms_norm", "rotary", "gated", "linear", "expert_linear", "kv_write", "paged_attention", "top_logprobs")
+PACKAGES = (
+    "rms_norm", "rotary", "gated", "linear", "expert_linear", "kv_write", "paged_attention", "quantized_attention",
+    "top_logprobs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

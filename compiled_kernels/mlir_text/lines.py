@@ -80,6 +80,16 @@ class Lines:
             f"({vector(16)}, {pairs}, {pairs}) -> {vector(16)}"
         )
 
+    def dot_bytes(self, sums: str, a: str, b: str) -> str:
+        """sums [16] + the products of 16 times four bytes, those of `a` without a sign, those of `b` with one; all
+        three are 16 words of 32 bits (AVX512_VNNI: VPDPBUSD)."""
+        words, octets = vector(16, "i32"), vector(64, "i8")
+        a, b = (self.let(f"vector.bitcast {each} : {words} to {octets}") for each in (a, b))
+        return self.let(
+            f'llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"({sums}, {a}, {b}) : '
+            f"({words}, {octets}, {octets}) -> {words}"
+        )
+
     def spread_pair(self, pair: str) -> str:
         """One pair of bfloat16, 16 times over: the partner of 16 pairs in `dot_pairs`."""
         bits = self.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")
@@ -115,15 +125,17 @@ class Lines:
             vectors, step = folded, step // 2
         return vectors[0]
 
-    def open_sums(self, result: str, over: str, names: Sequence[str], initial: Sequence[str], lanes: int) -> list[str]:
+    def open_sums(
+        self, result: str, over: str, names: Sequence[str], initial: Sequence[str], lanes: int, element: str = "f32"
+    ) -> list[str]:
         """Begins a loop `over` (`%o = %from to %to step %one`) that carries vectors, `names` inside it, `initial` at
         first. What they are called after it."""
         begins = ", ".join(f"{name} = {start}" for name, start in zip(names, initial, strict=True))
-        kinds = ", ".join([vector(lanes)] * len(names))
+        kinds = ", ".join([vector(lanes, element)] * len(names))
         self.say(f"{result}:{len(names)} = scf.for {over} iter_args({begins}) -> ({kinds}) {{")
         return [f"{result}#{i}" for i in range(len(names))]
 
-    def close_sums(self, sums: Sequence[str], lanes: int) -> None:
+    def close_sums(self, sums: Sequence[str], lanes: int, element: str = "f32") -> None:
         """Ends the loop: `sums` are carried on."""
-        self.say(f"scf.yield {', '.join(sums)} : {', '.join([vector(lanes)] * len(sums))}")
+        self.say(f"scf.yield {', '.join(sums)} : {', '.join([vector(lanes, element)] * len(sums))}")
         self.say("}")

@@ -25,10 +25,11 @@ SUMS = 16  # vectors of sums kept in registers, of the 32 there are
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels may count on: lanes of float32 a vector, and dot products of bfloat16 pairs."""
+    """What kernels may count on: lanes of float32 a vector, dot products of bfloat16 pairs, and of four bytes."""
 
     lanes: int = 8
     bf16_dots: bool = False
+    byte_dots: bool = False
 
     @classmethod
     @functools.cache
@@ -38,7 +39,8 @@ class Target:
             flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0].split())
         except (OSError, IndexError):
             return cls()
-        return cls(lanes=16 if "avx512f" in flags else 8, bf16_dots={"avx512f", "avx512_bf16"} <= flags)
+        wide = "avx512f" in flags
+        return cls(16 if wide else 8, wide and "avx512_bf16" in flags, wide and "avx512_vnni" in flags)
 
 
 def divisor(count: int, most: int) -> int:

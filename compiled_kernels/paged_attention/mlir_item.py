@@ -24,8 +24,13 @@ scf.for %p = %begin to %end step %one {{
   %to = arith.minui %left, %size : index
   %number = memref.load %table[%row, %p] : {t["table"]}
   %page = arith.index_cast %number : i32 to index
-  func.call @{name}_tile(%q, %k, %v, %page, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
-    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, {t["partial"]}, index, index, {t["scores"]},
+  %after = arith.addi %p, %one : index
+  %more = arith.cmpi ult, %after, %end : index
+  %later = arith.select %more, %after, %p : index
+  %next_number = memref.load %table[%row, %later] : {t["table"]}
+  %next = arith.index_cast %next_number : i32 to index
+  func.call @{name}_tile(%q, %k, %v, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
+    : ({t["queries"]}, {t["pages"]}, {t["pages"]}, index, index, index, index, index, {t["partial"]}, index, index, {t["scores"]},
        {t["weights"]}) -> ()
 }}
 return
@@ -49,7 +54,7 @@ def item(shape: Attention, name: str) -> str:
 %size = arith.constant {shape.size} : index
 %dim = arith.constant {shape.dim} : index
 %total_at = arith.constant {shape.dim + 1} : index
-{_empty(shape)}
+{empty(shape)}
 %length32 = memref.load %lengths[%row] : {t["lengths"]}
 %length = arith.index_cast %length32 : i32 to index
 {_first(shape)}
@@ -59,7 +64,7 @@ return
 }}"""
 
 
-def _empty(shape: Attention) -> str:
+def empty(shape: Attention) -> str:
     """Before any key: sums 0, peak minus infinity, total 0."""
     partial = shape.types["partial"]
     return f"""%none = arith.constant 0xFF800000 : f32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiled_kernels.mlir_text import SUMS, Lines, vector
-from compiled_kernels.paged_attention.mlir_scores import Head
+from compiled_kernels.paged_attention.mlir_scores import Head, fetch
 from compiled_kernels.paged_attention.mlir_shape import Attention
 
 
@@ -47,6 +47,7 @@ def _key_by_key(
     t, lanes, mark = shape.types, shape.columns, lines.mark
     names = [f"%a{mark}_{i}" for i in range(len(sums))]
     found = lines.open_sums(f"%r{mark}", f"%o = {begin} to %to step %one", names, sums, lanes)
+    fetch(lines, shape, "%v", "%o")
     loaded = (lines.load("%v", f"%page, %group, %o, {column}", t["pages"], lanes, shape.kind) for column in run)
     values = [lines.wide(value, lanes, shape.kind) for value in loaded]
     moved, carried = [], iter(names)
@@ -68,6 +69,8 @@ def _two_keys_at_once(
     mark = lines.mark
     names = [f"%p{mark}_{i}" for i in range(len(sums))]
     found = lines.open_sums(f"%b{mark}", f"%o = %from to {last} step {two}", names, sums, 16)
+    for offset in ("%o", lines.let("arith.addi %o, %one : index")):
+        fetch(lines, shape, "%v", offset)
     values = _woven(lines, shape, run)
     moved, carried = [], iter(names)
     for head in heads:

@@ -31,6 +31,7 @@ def _key_by_key(lines: Lines, shape: Attention, heads: list[Head]) -> None:
     queries = _queries(lines, shape, heads, columns, read)
     zero = lines.filled("0.0", lanes)
     lines.say("scf.for %o = %from to %to step %one {")
+    fetch(lines, shape, "%k", "%o")
     key = [_vector(lines, shape, "%k", f"%page, %group, %o, {column}", shape.pages, read) for column in columns]
     for head, query in zip(heads, queries, strict=True):
         total = zero
@@ -50,6 +51,8 @@ def _sixteen_keys_at_once(lines: Lines, shape: Attention, heads: list[Head]) -> 
     start = lines.let(f"arith.muli {lines.let(f'arith.divui %from, {run} : index')}, {run} : index")
     lines.say(f"scf.for %o = {start} to %to step {run} {{")
     keys = [lines.let(f"arith.addi %o, {lines.index(i)} : index") for i in range(16)]
+    for key in keys:
+        fetch(lines, shape, "%k", key)
     for head, query in zip(heads, queries, strict=True):
         sums = []
         for key in keys:
@@ -60,6 +63,15 @@ def _sixteen_keys_at_once(lines: Lines, shape: Attention, heads: list[Head]) -> 
             sums.append(total)
         lines.store(lines.totals(sums, 16), "%scores", f"{head.slot}, %o", shape.types["scores"], 16)
     lines.say("}")
+
+
+def fetch(lines: Lines, shape: Attention, memory: str, offset: str) -> None:
+    """Ask for what the next page holds at `offset`, a cache line at a time: pages lie anywhere, and between two of them
+    the processor would have nothing under way."""
+    line = 64 // (4 if shape.kind == "f32" else 2)
+    for at in range(0, shape.dim, line):
+        place = f"%next, %group, {offset}, {lines.index(at)}"
+        lines.say(f"memref.prefetch {memory}[{place}], read, locality<3>, data : {shape.pages}")
 
 
 def _queries(lines: Lines, shape: Attention, heads: list[Head], columns: list[str], read: int) -> list[list[str]]:

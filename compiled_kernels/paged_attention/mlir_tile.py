@@ -10,13 +10,13 @@ from compiled_kernels.paged_attention.mlir_softmax import Softmax
 
 
 def tile(shape: Attention, name: str) -> str:
-    """@{name}_tile(q [share, dim], k, v, page, group, from, to, partial, row, chunk, scores, weights): offsets
+    """@{name}_tile(q [share, dim], k, v, page, next page, group, from, to, partial, row, chunk, scores, weights): offsets
     [from, to) of one page move on what `partial` holds of the row's chunk, for all query heads of the group."""
     t, lines = shape.types, Lines()
     for first in range(0, shape.share, HEADS):
         _heads(lines, shape, range(first, min(first + HEADS, shape.share)))
     return f"""func.func private @{name}_tile(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]}, %page: index,
-    %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
+    %next: index, %group: index, %from: index, %to: index, %partial: {t["partial"]}, %row: index, %chunk: index,
     %scores: {t["scores"]}, %weights: {t["weights"]}) {{
 %one = arith.constant 1 : index
 {lines.text()}
@@ -31,11 +31,11 @@ def _heads(lines: Lines, shape: Attention, numbers: range) -> None:
     owners = [lines.let(f"arith.addi {first}, {lines.index(number)} : index") for number in numbers]
     heads = [Head(*names) for names in zip(numbers, slots, owners, strict=True)]
     score(lines, shape, heads)
-    factors = [_weigh(lines, shape, head) for head in heads]
+    factors = [weigh(lines, shape, head) for head in heads]
     mix(lines, shape, heads, factors)
 
 
-def _weigh(lines: Lines, shape: Attention, head: Head) -> str:
+def weigh(lines: Lines, shape: Attention, head: Head) -> str:
     """The head's scores become weights, its peak and total move on. The factor for earlier sums."""
     t, lanes = shape.types, shape.lanes
     softmax = Softmax.begin(lines, shape)

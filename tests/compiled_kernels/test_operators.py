@@ -46,6 +46,29 @@ def attention(draw: st.DrawFn, own: bool = False) -> dict:
     }
 
 
+@st.composite
+def quantized(draw: st.DrawFn) -> dict:
+    contexts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=3))
+    parts, first = draw(st.integers(1, 2)), draw(st.sampled_from([0, 0, 3, 9]))
+    window = st.builds(SlidingWindow, st.integers(1, 30), st.integers(0, first))
+    return {
+        "contexts": contexts,
+        "spans": [1] * len(contexts),  # spans compile their decodes: they have cases and laws of their own
+        "formats": draw(st.sampled_from([("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("dense", "int4")])),
+        "groups": draw(st.sampled_from([1, 2])),
+        "share": draw(st.sampled_from([1, 3, 5])),
+        "dim": draw(st.sampled_from([8, 16])),
+        "size": 8 * parts,
+        "run": 8,
+        "columns": draw(st.sampled_from([8, 64])),
+        "lag": draw(st.integers(1, 20)),
+        "first": first,
+        "mask": draw(st.one_of(st.just(Causal()), window)),
+        "softcap": draw(st.sampled_from([0.0, 1.5])),
+        "sinks": draw(st.booleans()),
+    }
+
+
 def products(**more: st.SearchStrategy) -> st.SearchStrategy[dict]:
     widths = st.sampled_from([16, 48, 80])
     return st.fixed_dictionaries(
@@ -74,6 +97,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
         {"tokens": ROWS, "pages": st.integers(5, 7), "groups": ROWS, "size": ROWS, "dim": st.integers(1, 9)}
     ),
     "paged_attention": attention(),
+    "quantized_attention": quantized(),
     "log_softmax": st.fixed_dictionaries({"samples": ROWS, "vocab": VOCAB}),
     "top_logprobs": st.fixed_dictionaries({"samples": ROWS, "vocab": VOCAB, "count": st.integers(1, 6)}),
 }

@@ -1,9 +1,8 @@
-"""Keys and values in pages, dense. Two verbs: write and attend."""
+"""Keys and values in pages: layers kept dense, with the two verbs write and attend, and the store of all layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,31 +13,16 @@ from compiled_kernels.masks import Mask
 from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
+from workbench.cache.quantized import QuantizedLayer
+from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """One layer's share of the cache: `groups` key/value heads of width `dim`, in layer group `table`.
-
-    With a `window` its queries see the last so many positions only, and the first `sinks`. With `shared` the values are
-    the first so many columns of the keys and are not stored again (latent attention)."""
-
-    groups: int
-    dim: int
-    table: int = 0
-    window: int | None = None
-    sinks: int = 0
-    shared: int | None = None
-
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """2 (keys and values) x groups x dim x bytes a value; once where values are columns of the keys."""
-        return (2 if self.shared is None else 1) * self.groups * self.dim * dtype.itemsize
 
 
 class DenseLayer:
     """One layer's keys and values, each [page, group, offset, dim]; page 0 is the null page. Where values are columns
     of the keys, both are one tensor: every lane reads it with the widths it knows, and the surplus is cut off."""
+
+    traceable = True
 
     def __init__(self, shape: CacheShape, pages: int, page_size: int, dtype: torch.dtype, device: str):
         size = (pages + 1, shape.groups, page_size, shape.dim)
@@ -93,6 +77,9 @@ class DenseLayer:
         return self.keys.nbytes + (self.values.nbytes if self.shared is None else 0)
 
 
+Layer = DenseLayer | QuantizedLayer
+
+
 class KVStore:
     """All layers' pages. `tables` says what they hold; tables may have different numbers of pages."""
 
@@ -105,13 +92,17 @@ class KVStore:
         device: str = "cpu",
     ):
         self.shapes = tuple(shapes)
-        self.tables = tables_of((shape.table, shape.window, shape.sinks) for shape in self.shapes)
+        self.tables = tables_of(shape.tables for shape in self.shapes)
         self.pages = pages
         self.page_size = page_size
         self.dtype = dtype
-        self.layers = tuple(
-            DenseLayer(shape, pages[shape.table], page_size, dtype, device) for shape in self.shapes
-        )
+        self.layers: tuple[Layer, ...] = tuple(self._layer(shape, device) for shape in self.shapes)
+
+    def _layer(self, shape: CacheShape, device: str) -> Layer:
+        if not shape.format.packed:
+            return DenseLayer(shape, self.pages[shape.table], self.page_size, self.dtype, device)
+        pages = self.pages[shape.table], self.pages[shape.recent]
+        return QuantizedLayer(shape, pages, self.page_size, self.dtype, device)
 
     @property
     def bytes(self) -> int:
@@ -119,22 +110,31 @@ class KVStore:
         return sum(layer.bytes for layer in self.layers)
 
     @property
-    def bytes_per_token(self) -> int:
-        """The formula: 2 x groups x dim x bytes a value (see CacheShape), summed over the layers as they are."""
-        return sum(shape.bytes_per_token(self.dtype) for shape in self.shapes)
+    def bytes_per_token(self) -> float:
+        """The formula: groups x dim x bytes a key and a value, scales included, summed over the layers as they are.
+        What packed layers keep in full precision beside it is `recent_bytes`, once a sequence."""
+        total = sum(shape.bytes_per_token(self.dtype) for shape in self.shapes)
+        return int(total) if total == int(total) else total
+
+    @property
+    def value_bytes(self) -> float:
+        """Bytes that one number of a key or value takes, scales included."""
+        values = sum(shape.numbers for shape in self.shapes)
+        return self.bytes_per_token / values if values else self.dtype.itemsize
+
+    @property
+    def recent_bytes(self) -> int:
+        """What a long sequence keeps in full precision beside what is packed, at most."""
+        return sum(shape.recent_bytes(self.dtype) for shape in self.shapes)
 
     def page_bytes(self, table: int) -> int:
-        """What one page of a layer group takes in all its layers."""
-        mine = (shape for shape in self.shapes if shape.table == table)
-        return self.page_size * sum(shape.bytes_per_token(self.dtype) for shape in mine)
+        """What one page of a table takes in all its layers."""
+        return round(self.page_size * sum(shape.table_bytes(table, self.dtype) for shape in self.shapes))
 
     @property
     def formula_bytes(self) -> int:
-        """The formula over every slot, the null page's included; equals `bytes` exactly."""
-        return sum(
-            (self.pages[shape.table] + 1) * self.page_size * shape.bytes_per_token(self.dtype)
-            for shape in self.shapes
-        )
+        """The formula over every slot, the null pages' included; equals `bytes` exactly."""
+        return sum((pages + 1) * self.page_bytes(table) for table, pages in enumerate(self.pages))
 
     def paged(self, table: int) -> tuple[Tensor, ...]:
         """Every tensor whose first axis is the pages of `table`, layer by layer."""

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from workbench.cache.pages import pages_for
 
@@ -84,13 +84,13 @@ class Table:
         return (begin + length - 1) // size + 1
 
 
-def tables_of(kinds: Iterable[tuple[int, int | None, int]]) -> tuple[Table, ...]:
-    """The tables of layers kept dense: each layer gives (its table, window, sinks)."""
-    layers: dict[int, list[int]] = {}
-    bands: dict[int, tuple[int | None, int]] = {}
-    for index, (table, window, sinks) in enumerate(kinds):
-        layers.setdefault(table, []).append(index)
-        if bands.setdefault(table, (window, sinks)) != (window, sinks):
-            raise ValueError(f"layers of table {table} differ in window or sinks")
-    count = max(layers, default=-1) + 1
-    return tuple(Table(tuple(layers.get(t, ())), *bands.get(t, (None, 0))) for t in range(count))
+def tables_of(layers: Iterable[Mapping[int, Table]]) -> tuple[Table, ...]:
+    """The tables of these layers, each with the layers that are in it; a layer says what it holds in which table."""
+    held: dict[int, Table] = {}
+    for index, tables in enumerate(layers):
+        for number, table in tables.items():
+            known = held.setdefault(number, table)
+            if replace(known, layers=()) != table:
+                raise ValueError(f"layers of table {number} differ in window, sinks or format: {known}, {table}")
+            held[number] = replace(known, layers=(*known.layers, index))
+    return tuple(held.get(number, Table()) for number in range(max(held, default=-1) + 1))

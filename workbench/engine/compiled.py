@@ -18,7 +18,7 @@ from torch import Tensor
 from compiled_kernels import Lane
 from compiled_kernels.graphs import compiled, graph_count
 from workbench.batch import TokenBatch
-from workbench.cache.store import DenseLayer, KVStore
+from workbench.cache.store import KVStore, Layer
 from workbench.engine.buckets import bucket_for
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
@@ -29,15 +29,24 @@ from workbench.model.transformer import Transformer
 class CompiledExecutor:
     """`compiles` counts the graphs since it was made."""
 
-    def __init__(self, model: Transformer, store: KVStore, reads: Lane = Lane.INDUCTOR, unit: str = "block"):
-        """`reads` is the lane of attention in batches that are not of decodes alone."""
-        self.model, self.store, self.reads, self.unit = model, store, reads, unit
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        reads: Lane = Lane.INDUCTOR,
+        unit: str = "block",
+        decodes: Lane = Lane.INDUCTOR,
+    ):
+        """`reads` is the lane of attention in batches that are not of decodes alone, `decodes` that of decodes from
+        caches that no graph can hold."""
+        self.model, self.store, self.reads, self.decodes = model, store, reads, decodes
+        self.unit = unit if all(layer.traceable for layer in store.layers) else "block"
         self._before_this = graph_count()
         self._step = compiled(_step, dynamic=False)
         self._sides = {block: _Sides.of(cast(Block, block), model.dtype) for block in model.blocks}
         self._head = compiled(Transformer.logits_of, dynamic=False)
-        for layer in store.layers:
-            for pages in (layer.keys, layer.values):
+        for table in range(len(store.tables)):
+            for pages in store.paged(table):
                 torch._dynamo.mark_dynamic(pages, 0)  # the pool's size is no reason to compile again
 
     @property
@@ -61,14 +70,16 @@ class CompiledExecutor:
         wanted[:samples] = batch.sample_rows
         return self._head(self.model, x[wanted])[:samples]
 
-    def _whole(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+    def _whole(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
+        if not cache.traceable:
+            return self._mixed(block, x, cos, sin, batch, cache)
         return self._sides[block].whole(block, x, cos, sin, batch, cache)
 
-    def _mixed(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: DenseLayer) -> Tensor:
-        sides = self._sides[block]
+    def _mixed(self, block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
+        sides, lane = self._sides[block], self.decodes if batch.decode_only else self.reads
         q, k, v = sides.before(block, x, cos, sin)
-        cache.write(k, v, batch, self.reads)
-        return sides.after(block, x, block.attention.read(q, batch, cache, self.reads))
+        cache.write(k, v, batch, lane)
+        return sides.after(block, x, block.attention.read(q, batch, cache, lane))
 
 
 @dataclass(frozen=True)

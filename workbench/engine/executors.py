@@ -77,10 +77,10 @@ def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = 
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
     if model.lane is Lane.INDUCTOR:
-        blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit)
+        blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit, lanes.decode)
     else:
         blocks = EagerExecutor(model, store)
-    if lanes.decode is not Lane.MLIR:
+    if lanes.decode is not Lane.MLIR or not all(layer.traceable for layer in store.layers):
         return blocks
     problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:

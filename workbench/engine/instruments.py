@@ -25,7 +25,7 @@ class Instruments:
     ):
         self.listener = listener
         self._clock = clock
-        self._cost = StepCost(model.spec, *model.value_bytes, store.dtype.itemsize)
+        self._cost = StepCost(model.spec, *model.value_bytes, store.value_bytes)
         self._pools = [(pool, store.page_bytes(table)) for table, pool in enumerate(pools)]
         self._seconds = 0.0  # what listening has taken since the last step was told
 

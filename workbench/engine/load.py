@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.lanes import AUTO
+from workbench.cache.format import CacheFormat, cache_format
 from workbench.cache.settings import offload_from, prefix_from
+from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
 from workbench.engine.lanes import resolve_lanes
+from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
@@ -55,6 +58,7 @@ def load(
     max_num_batched_tokens: int = 512,
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
+    cache: str | Mapping[str, Any] | CacheFormat = "dense",
     prefix: Any = "off",
     offload: Any = "none",
     overflow: Overflow = "refuse",
@@ -66,10 +70,11 @@ def load(
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights. `prefix` is `off` or `radix` (or
-    {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`, `memory` or
-    {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile; `attention` is what
-    changes in the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`).
+    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
+    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are kept:
+    `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is `off` or
+    `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`, `memory`
+    or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -80,22 +85,30 @@ def load(
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
     prefix, offload = prefix_from(prefix), offload_from(offload)
     format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
-    place = _device(device)
+    kept, place = cache_format(cache), _device(device)
     source = _source(str(model), AttentionPart.of(attention))
     format.check(source.spec)
+    kept.check(len(source.spec.layers), page_size)
     lanes = fitted(lanes, source.spec, auto=lane == AUTO)
     state = source.state(torch_dtype, seed)
     transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
+    cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
+    shapes = transformer.cache_shapes(kept)
+    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO)
     if lane == AUTO and device == "cpu":
-        lanes = measured(lanes, transformer, page_size)
+        lanes = measured(lanes, transformer, page_size, kept, cache_dtype)
     limits = Limits(max_num_seqs, max_num_batched_tokens)
+    if pages == "auto":
+        pages = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size)
     heap.trim()
     return Runner(
         transformer,
         source.tokenizer(),
         limits=limits,
         page_size=page_size,
-        pages=_pages_that_fit(transformer, limits, page_size) if pages == "auto" else pages,
+        pages=pages,
+        cache=kept,
+        cache_dtype=cache_dtype,
         prefix=prefix,
         offload=offload,
         overflow=overflow,
@@ -175,13 +188,16 @@ def _stored_dtype(config: Path) -> torch.dtype:
     return parse_dtype(name)
 
 
-def _pages_that_fit(model: Transformer, limits: Limits, page_size: int) -> tuple[int, ...]:
+def _pages_that_fit(
+    context: int, shapes: tuple[CacheShape, ...], dtype: torch.dtype, limits: Limits, page_size: int
+) -> tuple[int, ...]:
     """Pages of each table for every sequence at full context (of a window, what it sees), or as many as the memory set
     aside holds."""
-    shapes = model.cache_shapes()
-    tables = tables_of((shape.table, shape.window, shape.sinks) for shape in shapes)
-    chunk = limits.max_num_batched_tokens
-    wanted = [limits.max_num_seqs * table.most(model.spec.context, chunk, page_size) for table in tables]
-    page_bytes = [page_size * sum(shapes[i].bytes_per_token(model.dtype) for i in table.layers) for table in tables]
+    tables, chunk = tables_of(shape.tables for shape in shapes), limits.max_num_batched_tokens
+    wanted = [limits.max_num_seqs * table.most(context, chunk, page_size) for table in tables]
+    page_bytes = [
+        page_size * sum(shapes[layer].table_bytes(number, dtype) for layer in table.layers)
+        for number, table in enumerate(tables)
+    ]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
-    return tuple(max(1, min(pages, pages * CACHE_MEMORY // whole)) for pages in wanted)
+    return tuple(max(1, min(pages, int(pages * CACHE_MEMORY // whole))) for pages in wanted)

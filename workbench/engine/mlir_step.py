@@ -49,7 +49,6 @@ class MlirStep:
         if problem := step_problem(model.spec):
             raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
         self.model = model
-        tables = {index: table for table, layers in enumerate(model.spec.layer_groups) for index in layers}
         blocks = [cast(Block, block) for block in model.blocks]
         threads = torch.get_num_threads()
         groups = min(block.attention.spec.groups for block in blocks)
@@ -59,7 +58,7 @@ class MlirStep:
             vocab=model.spec.vocab,
             eps=model.spec.norm_eps,
             kind=TYPES[model.dtype],
-            layers=tuple(_layer(block, tables[i], model.turns[i]) for i, block in enumerate(blocks)),
+            layers=tuple(_layer(block, store.shapes[i].table, model.turns[i]) for i, block in enumerate(blocks)),
             head=_weight(model.format.head, model.dtype, model.format.group),
             size=store.page_size,
             held=pages_for(model.spec.context, store.page_size),

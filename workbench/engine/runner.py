@@ -15,12 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from workbench.cache.format import CacheFormat
 from workbench.cache.holdings import Holdings
 from workbench.cache.host import carry_out, host_pages
 from workbench.cache.pages import PagePool
 from workbench.cache.prefix import PrefixIndex
 from workbench.cache.settings import RadixPrefix, offload_from, prefix_from
 from workbench.cache.store import KVStore
+from workbench.cache.tables import tables_of
 from workbench.engine import intake
 from workbench.engine.executors import Unit, executor_for
 from workbench.engine.inspection import Inspection, inspect
@@ -48,6 +50,7 @@ class Runner:
         limits: Limits | None = None,
         page_size: int = 64,
         pages: int | tuple[int, ...] = 256,
+        cache: CacheFormat | None = None,
         cache_dtype: torch.dtype | None = None,
         page_orders: tuple[list[int], ...] | None = None,
         prefix: Any = "off",
@@ -59,16 +62,18 @@ class Runner:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """`pages` are those of each table, or of all alike; `page_orders` gives, for each table, the order in which its
-        pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes` says which
-        lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
+        """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
+        what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order in
+        which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes` says
+        which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
-        tables = len(model.spec.layer_groups)
+        shapes = model.cache_shapes(cache)
+        tables = len(tables_of(shape.tables for shape in shapes))
         dtype = cache_dtype or model.dtype
         counts = (pages,) * tables if isinstance(pages, int) else pages
-        self.store = KVStore(model.cache_shapes(), counts, page_size, dtype, str(model.device))
+        self.store = KVStore(shapes, counts, page_size, dtype, str(model.device))
         orders = page_orders or (None,) * tables
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
         limits, reuse = limits or Limits(), prefix_from(prefix)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Lane
 from workbench.batch import TokenBatch
-from workbench.cache.store import DenseLayer
+from workbench.cache.store import Layer
 from workbench.model.feedforward import feedforward
 from workbench.model.latent import LatentAttention
 from workbench.model.latent_spec import LatentAttention as LatentSpec
@@ -62,7 +62,7 @@ class Attention(nn.Module):
     def turn(self, x: Tensor, cos: Angles, sin: Angles) -> Tensor:
         return x if cos is None or sin is None else compiled_kernels.rotary(x, cos, sin, self.lane)
 
-    def read(self, q: Tensor, batch: TokenBatch, cache: DenseLayer, lane: Lane | None = None) -> Tensor:
+    def read(self, q: Tensor, batch: TokenBatch, cache: Layer, lane: Lane | None = None) -> Tensor:
         """What the queries find in everything written so far: [token, head, dim]; on the module's lane unless given."""
         lane = lane or self.lane
         return cache.attend(q, batch, self.scale, self.mask, lane, self.spec.softcap, self.sink_logits, self.score)
@@ -116,7 +116,7 @@ class Block(nn.Module):
         self.attention_post_norm = Norm(*norm) if kind.post_norms else nn.Identity()
         self.feedforward_post_norm = Norm(*norm) if kind.post_norms else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+    def forward(self, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
         q, k, v = self.before(x, cos, sin)
         cache.write(k, v, batch, self.attention.lane)
         return self.after(x, self.attention.read(q, batch, cache))

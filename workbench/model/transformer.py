@@ -11,8 +11,10 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Lane
 from workbench.batch import TokenBatch
+from workbench.cache.format import CacheFormat
 from workbench.cache.pages import pages_for
-from workbench.cache.store import CacheShape, DenseLayer, KVStore
+from workbench.cache.shapes import CacheShape, shapes_of
+from workbench.cache.store import KVStore, Layer
 from workbench.errors import WorkbenchError
 from workbench.model.feedforward import MixtureOfExperts
 from workbench.model.latent_spec import LatentAttention
@@ -23,10 +25,10 @@ from workbench.model.rotary import RotaryTable, Turn, turn_of, turns_of
 from workbench.model.spec import ModelSpec
 
 DENSE = WeightFormat()
-RunBlock = Callable[[Block, Tensor, Angles, Angles, TokenBatch, DenseLayer], Tensor]
+RunBlock = Callable[[Block, Tensor, Angles, Angles, TokenBatch, Layer], Tensor]
 
 
-def run_block(block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+def run_block(block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBatch, cache: Layer) -> Tensor:
     return block(x, cos, sin, batch, cache)
 
 
@@ -132,7 +134,10 @@ class Transformer(nn.Module):
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """Logits of the sampled rows, float32: [sample, vocab]."""
-        return self.logits_of(self.hidden(batch, store, run)[batch.sample_rows])
+        rows = self.hidden(batch, store, run)[batch.sample_rows]
+        if not len(rows):  # part of a prefill: no operator need know what to do with nothing
+            return rows.new_empty((0, self.spec.vocab), dtype=torch.promote_types(self.dtype, torch.float32))
+        return self.logits_of(rows)
 
     def hidden(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
         """What the last block leaves, for every row: [token, width]."""
@@ -157,13 +162,15 @@ class Transformer(nn.Module):
         cap = self.spec.final_softcap
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def cache_shapes(self) -> tuple[CacheShape, ...]:
-        tables = {layer: table for table, group in enumerate(self.spec.layer_groups) for layer in group}
-        return tuple(
-            CacheShape(
-                a.groups, a.dim, tables[index], a.window, a.sinks, a.latent if isinstance(a, LatentAttention) else None
-            )
-            for index, a in enumerate(kind.attention for kind in self.spec.layers)
+    def cache_shapes(self, format: CacheFormat | None = None) -> tuple[CacheShape, ...]:
+        """What each layer keeps, dense unless a format says otherwise."""
+        attentions = (kind.attention for kind in self.spec.layers)
+        return shapes_of(
+            (
+                (a.groups, a.dim, a.window, a.sinks, a.latent if isinstance(a, LatentAttention) else None)
+                for a in attentions
+            ),
+            format,
         )
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:

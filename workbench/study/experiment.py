@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
 from workbench.errors import WorkbenchError, explain
 from workbench.model.composition import AttentionPart
@@ -31,10 +32,9 @@ class ModelPart(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class CachePart(Part):
+class CachePart(CacheFormat):
     """How keys and values are kept. `auto` pages: full context for every sequence, within 1 GiB."""
 
-    format: Literal["dense"] = "dense"
     page_size: Count = 64
     pages: Count | Literal["auto"] = "auto"
     prefix: Prefix = NoPrefix()  # whether full pages are found again by their tokens, and for how long

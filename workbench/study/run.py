@@ -89,6 +89,7 @@ def runner_for(experiment: Experiment) -> Runner:
         max_num_batched_tokens=schedule.max_num_batched_tokens,
         page_size=cache.page_size,
         pages=cache.pages,
+        cache=cache,
         prefix=cache.prefix,
         offload=cache.offload,
         overflow=schedule.overflow,

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import compiled_kernels
+from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.lanes import Lane
+from compiled_kernels.masks import Causal, Mask, SlidingWindow
+from compiled_kernels.quantized_attention.packed import Kind, Packed, bits_per_number
+from compiled_kernels.quantized_attention.reference import reference
+from compiled_kernels.quantized_attention.rule import Settling
+from compiled_kernels.quantized_attention.settle import PageFormat, settle
+
+FORMATS: tuple[tuple[Kind, Kind], ...] = (("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("dense", "int4"))
+
+
+def inputs(
+    generator: torch.Generator,
+    contexts: Sequence[int],
+    spans: Sequence[int],
+    formats: tuple[Kind, Kind],
+    groups: int,
+    share: int,
+    dim: int,
+    size: int,
+    dtype: torch.dtype,
+    run: int = 64,
+    columns: int = 64,
+    lag: int = 64,
+    first: int = 0,
+    mask: Mask = Causal(),  # noqa: B008 (a frozen value)
+    softcap: float = 0.0,
+    sinks: bool = False,
+) -> tuple:
+    """Spans over pages in random order. What no query of this step reads is NaN, and codes nobody wrote are 255."""
+    rule = Settling(run, lag, first)
+    starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
+    q = random(generator, dtype, (int(starts[-1]), groups * share, dim))
+    held = [-(-context // size) for context in contexts]
+    tables = [_table(generator, held) for _ in range(2)]
+    whole = random(generator, dtype, (2, sum(held) + 1, groups, size, dim))
+    recent = torch.full_like(whole, torch.nan)
+    groups_settled = [
+        (int(tables[1][seq, at // size]), int(tables[0][seq, at // size]), at % size // run, max(0, min(run, first - at)))
+        for seq, context in enumerate(contexts)
+        for at in range(0, rule.settled(context), run)
+    ]
+    where = torch.tensor(groups_settled, dtype=torch.long).reshape(-1, 4).unbind(1)
+    packed = []
+    for kind, keys, pages in zip(formats, (True, False), whole, strict=True):
+        format = PageFormat(kind, keys, groups, dim, size, run if keys else min(columns, dim))
+        packed.append(_unwritten(format, sum(held) + 1, dtype))
+        settle(pages, packed[-1], format, run, *where)
+    for seq, (context, span) in enumerate(zip(contexts, spans, strict=True)):
+        unsettled = rule.settled(context - span + 1)
+        for at in [*range(min(first, unsettled)), *range(unsettled, context)]:
+            place = slice(None), int(tables[1][seq, at // size]), slice(None), at % size
+            recent[place] = whole[place]
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    sink_logits = random(generator, torch.float32, (groups * share,)) if sinks else None
+    decode_only = all(each == 1 for each in spans)
+    flat = *packed[0], *packed[1], *recent, *tables, starts, lengths
+    return q, *flat, dim**-0.5, mask, rule, decode_only, softcap, sink_logits
+
+
+def _table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
+    order = (torch.randperm(sum(held), generator=generator) + 1).tolist()
+    table = torch.zeros(len(held), max(2, *held, 2), dtype=torch.int32)
+    for seq, count in enumerate(held):
+        table[seq, :count] = torch.tensor([order.pop() for _ in range(count)])
+    return table
+
+
+def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> Packed:
+    """Pages all of whose bytes are 255: NaN in every type of float."""
+    packed = format.empty(pages, dtype)
+    for part in packed.tensors:
+        part.view(torch.uint8).fill_(255)
+    return packed
+
+
+def _packed(inputs: tuple) -> tuple:
+    """The flat inputs as the operator takes them."""
+    q, *parts = inputs
+    return q, Packed(*parts[:3]), Packed(*parts[3:6]), *parts[6:]
+
+
+def call(*inputs: Any, lane: Lane) -> Tensor:
+    *before, softcap, sink_logits = _packed(inputs)
+    return compiled_kernels.quantized_attention(*before, lane, softcap, sink_logits)
+
+
+def exact(*inputs: Any) -> Tensor:
+    """By the specification, on what the codes say: in float64."""
+    q, keys, values, recent_keys, recent_values, *rest = _packed(inputs)
+    *tables, scale, mask, rule, _, softcap, sink_logits = rest
+    recent = recent_keys.double(), recent_values.double()
+    return reference(q.double(), keys, values, *recent, *tables, scale, mask, rule, softcap, sink_logits)
+
+
+def case(
+    name: str,
+    contexts: Sequence[int],
+    spans: Sequence[int],
+    formats: tuple[Kind, Kind],
+    dtype: torch.dtype,
+    timed: bool = False,
+    /,
+    **more: Any,
+) -> Case:
+    of = {"groups": 3, "share": 3, "dim": 64, "size": 64, "run": 64, "columns": 64, "lag": 64, **more}
+    rule = Settling(of["run"], of["lag"])
+    bits = [bits_per_number(kind, run, dtype) for kind, run in zip(formats, (of["run"], of["columns"]), strict=True)]
+    settled = sum(rule.settled(context) for context in contexts)
+    row = of["groups"] * of["dim"]
+    read = settled * row * sum(bits) / 8 + 2 * (sum(contexts) - settled) * row * dtype.itemsize
+    heads = of["groups"] * of["share"]
+    pairs = sum(span * context - span * (span - 1) // 2 for span, context in zip(spans, contexts, strict=True))
+    work = Work(int(read) + 2 * sum(spans) * heads * of["dim"] * dtype.itemsize, 4 * pairs * heads * of["dim"])
+    arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "formats": formats, "dtype": dtype, **of}
+    return Case(f"{name} {_name(formats)}", arguments, work, timed)
+
+
+def _name(formats: tuple[Kind, Kind]) -> str:
+    return formats[0] if formats[0] == formats[1] else " keys, ".join(formats) + " values"
+
+
+def terms(contexts: Sequence[int], dim: int, **_: object) -> int:
+    # As in paged attention: a score's rounding is carried through the exponential.
+    return 8 * dim + 4 * math.ceil(math.sqrt(max(contexts)))
+
+
+def _cases():
+    small: dict[str, Any] = {"groups": 2, "dim": 16, "size": 16, "run": 8, "columns": 16, "lag": 5}
+    for dtype in (torch.float32, torch.bfloat16):
+        for formats in FORMATS:
+            integers = formats[0] in ("int8", "int4")
+            yield case("decode 1 at 4096", (4096,), (1,), formats, dtype, integers)
+            yield case("decode 3 ragged", (1, 90, 300), (1, 1, 1), formats, dtype, size=32, run=32, columns=32, lag=16)
+            yield case("mixed", (9, 70, 37, 5), (1, 1, 30, 3), formats, dtype, **small)
+        for formats in FORMATS[:2]:
+            yield case("decode 16 at 512", (512,) * 16, (1,) * 16, formats, dtype, True)
+            yield case("chunk 64 at 640", (640,), (64,), formats, dtype)
+            yield case("decode window", (80, 30, 7), (1, 1, 1), formats, dtype, mask=SlidingWindow(21), **small)
+            yield case("mixed window", (80, 40), (1, 9), formats, dtype, mask=SlidingWindow(21), **small)
+            yield case("mixed, first 5 full", (80, 40, 9), (1, 30, 9), formats, dtype, first=5, **small)
+            yield case("decode, first 20 full", (80, 27, 9), (1, 1, 1), formats, dtype, first=20, **small)
+            window = SlidingWindow(21, sinks=3)
+            yield case("decode window and sinks", (80, 27), (1, 1), formats, dtype, mask=window, first=3, **small)
+            yield case("mixed soft-cap and sink logits", (66, 8), (1, 8), formats, dtype, softcap=3.0, sinks=True, **small)
+
+
+SUITES = (Suite("quantized_attention", inputs, call, tuple(_cases()), terms, exact=exact),)

@@ -1,0 +1,169 @@
+"""Attention over packed and recent pages: one item of work, which is one row, one group and one chunk of its pages.
+
+    positions   0 .... first | first ...................... settled | settled ........ length
+    pages         recent     |    packed, split into chunks         |       recent
+    seen by       chunk 0    |    every chunk its own part          |     the last chunk
+
+A window cuts all three from the left; of what lies before it the sinks, which are among the `first`, are still seen.
+"""
+
+from __future__ import annotations
+
+from compiled_kernels.paged_attention.mlir_item import empty
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.quantized_attention.mlir_tile import PACKED, packed_arguments
+
+_PACKED = ", ".join(f"%{name}" for name in PACKED)
+
+
+def walk(shape: QuantizedAttention, name: str, recent: bool) -> str:
+    """@{name}_recent(q, k, v, ...) and @{name}_packed(q, packed, ...; table, place, partial, row, group, chunk, scores,
+    weights, first, last, begin, end): the tiles of pages from begin to end, cut to positions from first to last. The
+    row's page numbers stand in `table` from `place` on."""
+    t = shape.types
+    pages = f"%k: {t['pages']}, %v: {t['pages']}" if recent else packed_arguments(shape)
+    given = "%k, %v" if recent else _PACKED
+    kinds = f"{t['pages']}, {t['pages']}" if recent else ", ".join(shape.packed)
+    queries, tile = (t["queries"], "tile") if recent else (shape.floats, "packed_tile")
+    following = f"""  %after = arith.addi %p, %one : index
+  %more = arith.cmpi ult, %after, %end : index
+  %later = arith.select %more, %after, %p : index
+  %next_at = arith.addi %place, %later : index
+  %next_number = memref.load %table[%next_at] : {shape.flat}
+  %next = arith.index_cast %next_number : i32 to index"""
+    rest = f"index, index, index, index, {t['partial']}, index, index, {t['scores']}, {t['weights']}"
+    return f"""func.func private @{name}_{"recent" if recent else "packed"}(%q: {queries}, {pages},
+    %table: {shape.flat}, %place: index, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index,
+    %scores: {t["scores"]}, %weights: {t["weights"]}, %first: index, %last: index, %begin: index, %end: index) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%size = arith.constant {shape.size} : index
+scf.for %p = %begin to %end step %one {{
+  %base = arith.muli %p, %size : index
+  %started = arith.cmpi ugt, %first, %base : index
+  %skipped = arith.subi %first, %base : index
+  %from = arith.select %started, %skipped, %zero : index
+  %left = arith.subi %last, %base : index
+  %to = arith.minui %left, %size : index
+  %at = arith.addi %place, %p : index
+  %number = memref.load %table[%at] : {shape.flat}
+  %page = arith.index_cast %number : i32 to index
+{following}
+  func.call @{name}_{tile}(%q, {given}, %page, %next, %group, %from, %to, %partial, %row, %chunk, %scores, %weights)
+    : ({queries}, {kinds}, index, {rest}) -> ()
+}}
+return
+}}"""
+
+
+def bounds() -> str:
+    """@span(first, last, size): the pages from begin to end that positions from first to last lie in."""
+    return """func.func private @span(%first: index, %last: index, %size: index) -> (index, index) {
+%some = arith.cmpi ugt, %last, %first : index
+%begin = arith.divui %first, %size : index
+%stop = arith.ceildivui %last, %size : index
+%end = arith.select %some, %stop, %begin : index
+return %begin, %end : index, index
+}"""
+
+
+def item(shape: QuantizedAttention, name: str) -> str:
+    """@{name}_item(queries [share, dim], the same as float32, packed, k, v, packed table, recent table, their places,
+    length, partial, row, group, chunk): the chunk's part of the row's context, for all query heads of the group."""
+    t = shape.types
+    return f"""func.func private @{name}_item(%q: {t["queries"]}, %f: {shape.floats}, {packed_arguments(shape)},
+    %k: {t["pages"]}, %v: {t["pages"]}, %packed_table: {shape.flat}, %recent_table: {shape.flat}, %packed_place: index,
+    %recent_place: index, %length: index, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index) {{
+%scores = memref.alloca() {{alignment = 64 : i64}} : {t["scores"]}
+%weights = memref.alloca() {{alignment = 64 : i64}} : {t["weights"]}
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%share = arith.constant {shape.share} : index
+%size = arith.constant {shape.size} : index
+%dim = arith.constant {shape.dim} : index
+%total_at = arith.constant {shape.dim + 1} : index
+{empty(shape)}
+{_settled(shape)}
+{_seen(shape)}
+%front_mine = arith.cmpi eq, %chunk, %zero : index
+scf.if %front_mine {{
+{_front(shape, name)}
+}}
+%packed_from = arith.maxui %front, %seen : index
+{_chunk(shape)}
+{_packed_walk(shape, name)}
+%last_chunk = arith.constant {shape.chunks - 1} : index
+%end_mine = arith.cmpi eq, %chunk, %last_chunk : index
+scf.if %end_mine {{
+  %end_from = arith.maxui %settled, %seen : index
+{_recent_walk(shape, name, "end", "%end_from", "%length")}
+}}
+return
+}}"""
+
+
+def _settled(shape: QuantizedAttention) -> str:
+    """%settled, and %front: where packed positions begin. If nothing is packed both are 0."""
+    return f"""%lag = arith.constant {shape.lag} : index
+%run = arith.constant {shape.key_run} : index
+%kept_full = arith.constant {shape.first} : index
+%old = arith.cmpi ugt, %length, %lag : index
+%past_lag = arith.subi %length, %lag : index
+%aged = arith.select %old, %past_lag, %zero : index
+%runs = arith.divui %aged, %run : index
+%whole = arith.muli %runs, %run : index
+%any = arith.cmpi ugt, %whole, %kept_full : index
+%settled = arith.select %any, %whole, %zero : index
+%front = arith.select %any, %kept_full, %zero : index"""
+
+
+def _seen(shape: QuantizedAttention) -> str:
+    """%seen: the first position in the window."""
+    if not shape.window:
+        return "%seen = arith.addi %zero, %zero : index"
+    return f"""%window = arith.constant {shape.window} : index
+%long = arith.cmpi ugt, %length, %window : index
+%past = arith.subi %length, %window : index
+%seen = arith.select %long, %past, %zero : index"""
+
+
+def _front(shape: QuantizedAttention, name: str) -> str:
+    """What is seen of the first positions, those of the window and those of its sinks."""
+    walks = [_recent_walk(shape, name, "front", "%seen", "%front")]
+    if shape.window and shape.sinks:
+        sinks = f"""%sinks = arith.constant {shape.sinks} : index
+%before = arith.minui %sinks, %seen : index
+%sink_end = arith.minui %before, %front : index"""
+        walks = [sinks, _recent_walk(shape, name, "sink", "%zero", "%sink_end"), *walks]
+    return "\n".join(walks)
+
+
+def _chunk(shape: QuantizedAttention) -> str:
+    """%begin and %end: the chunk's share of the packed pages."""
+    return f"""%start, %stop = func.call @span(%packed_from, %settled, %size) : (index, index, index) -> (index, index)
+%pages = arith.subi %stop, %start : index
+%chunks = arith.constant {shape.chunks} : index
+%each = arith.ceildivui %pages, %chunks : index
+%before_me = arith.muli %each, %chunk : index
+%mine = arith.addi %start, %before_me : index
+%after_me = arith.addi %mine, %each : index
+%begin = arith.minui %mine, %stop : index
+%end = arith.minui %after_me, %stop : index"""
+
+
+def _packed_walk(shape: QuantizedAttention, name: str) -> str:
+    t = shape.types
+    given = "%packed_table, %packed_place, %partial, %row, %group, %chunk, %scores, %weights, %packed_from, %settled"
+    kinds = f"{shape.flat}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
+    return f"""func.call @{name}_packed(%f, {_PACKED}, {given}, %begin, %end)
+  : ({shape.floats}, {", ".join(shape.packed)}, {kinds}, index, index) -> ()"""
+
+
+def _recent_walk(shape: QuantizedAttention, name: str, mark: str, first: str, last: str) -> str:
+    """A call of @{name}_recent for positions from first to last, none where last does not lie after first."""
+    t = shape.types
+    given = f"%recent_table, %recent_place, %partial, %row, %group, %chunk, %scores, %weights, {first}, {last}"
+    kinds = f"{shape.flat}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"
+    return f"""%{mark}_begin, %{mark}_stop = func.call @span({first}, {last}, %size) : (index, index, index) -> (index, index)
+func.call @{name}_recent(%q, %k, %v, {given}, %{mark}_begin, %{mark}_stop)
+  : ({t["queries"]}, {t["pages"]}, {t["pages"]}, {kinds}, index, index) -> ()"""

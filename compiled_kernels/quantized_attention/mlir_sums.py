@@ -1,0 +1,132 @@
+"""Sums of codes, each times the weight of its row: scores (queries over dim) and mixtures (weights over offsets)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiled_kernels.mlir_text import Lines, vector
+from compiled_kernels.paged_attention.mlir_scores import Head
+from compiled_kernels.quantized_attention.mlir_fold import fetch, fold
+from compiled_kernels.quantized_attention.mlir_shape import Side
+
+REGISTERS = 24  # vectors of sums kept at once, of the 32 registers there are
+NIBBLES = str(0x0F0F0F0F)
+
+Take = Callable[[Head, str, str], None]  # a head, the index of a run's first number, and the run's sums as a vector
+
+
+def sums(
+    lines: Lines, side: Side, name: str, heads: list[Head], weight: Callable[[Head, str], str], given: bool, take: Take
+) -> None:
+    """For every head and every number kept: the sum of weight * (minimum + scale * code) over all that is summed.
+
+    Codes, scales and minima lie in %{name}c, %{name}s and %{name}m, at %page and %group; %next is the next page.
+    """
+    mark = lines.mark
+    part, zero, one, parts = f"%part{mark}", lines.index(0), lines.index(1), lines.index(side.kept // side.run)
+    lines.say(f"scf.for {part} = {zero} to {parts} step {one} {{")
+    memories = f"%{name}s", f"%{name}m"
+    found = [
+        fold(lines, side, memories, part, head.slot, lambda column, head=head: weight(head, column), given)
+        for head in heads
+    ]
+    base = lines.let(f"arith.muli {part}, {lines.index(side.run)} : index")
+    most = max(1, REGISTERS // (len(heads) * (2 if side.fixed else 1)))
+    starts = range(0, side.run, side.lanes)
+    for first in range(0, len(starts), most):
+        kept = [lines.let(f"arith.addi {base}, {lines.index(start)} : index") for start in starts[first : first + most]]
+        totals = iter((_fixed_sums if side.fixed else _exact_sums)(lines, side, name, heads, kept))
+        for head, (unit, bias) in zip(heads, found, strict=True):
+            units, biases = lines.splat(unit, side.lanes), lines.splat(bias, side.lanes)
+            for place in kept:
+                take(head, place, lines.fma(next(totals), units, biases, side.lanes))
+    lines.say("}")
+
+
+def _words(lines: Lines, side: Side, name: str, kept: list[str], word: str) -> list[str]:
+    """Codes of one word of what is kept; and the same of the page that comes next is asked for."""
+    memory = f"%{name}c"
+    for at in kept:
+        fetch(lines, memory, f"{word}, {at}", side.codes)
+    return [lines.load(memory, f"%page, %group, {word}, {at}", side.codes, side.lanes, "i32") for at in kept]
+
+
+def _fixed_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:
+    """Four codes at a time against four high bytes, and four low bytes, of the weights."""
+    mark, words = lines.mark, vector(16, "i32")
+    zero = lines.filled("0", 16, "i32")
+    names = [f"%s{mark}_{i}" for i in range(2 * len(heads) * len(kept))]
+    word, over = f"%w{mark}", (lines.index(0), lines.index(side.words), lines.index(1))
+    loop = f"{word} = {over[0]} to {over[1]} step {over[2]}"
+    after = lines.open_sums(f"%f{mark}", loop, names, [zero] * len(names), 16, "i32")
+    moved = list(names)
+    loaded = _words(lines, side, name, kept, word)
+    for quad, codes in _quads(lines, side, loaded, word):
+        carried = 0
+        for head in heads:
+            for half in (lines.index(0), lines.index(1)):
+                bits = lines.let(f"memref.load %folded_{name}[{head.slot}, {half}, {quad}] : {side.folded}")
+                weights = lines.let(f"vector.broadcast {bits} : i32 to {words}")
+                for each in codes:
+                    moved[carried] = lines.dot_bytes(moved[carried], each, weights)
+                    carried += 1
+    lines.close_sums(moved, 16, "i32")
+    return _joined(lines, after, len(heads), len(kept))
+
+
+def _quads(lines: Lines, side: Side, loaded: list[str], word: str) -> list[tuple[str, list[str]]]:
+    """The quads of weights of a word, each with its codes as bytes."""
+    if side.kind == "int8":
+        return [(word, loaded)]
+    words = vector(16, "i32")
+    low_half, four = lines.filled(NIBBLES, 16, "i32"), lines.filled("4", 16, "i32")
+    first = lines.let(f"arith.muli {word}, {lines.index(2)} : index")
+    second = lines.let(f"arith.addi {first}, {lines.index(1)} : index")
+    above = [lines.let(f"arith.shrui {each}, {four} : {words}") for each in loaded]
+    return [
+        (quad, [lines.let(f"arith.andi {each}, {low_half} : {words}") for each in half])
+        for quad, half in ((first, loaded), (second, above))
+    ]
+
+
+def _joined(lines: Lines, after: list[str], heads: int, kept: int) -> list[str]:
+    """256 times the sums of high bytes plus those of low bytes, as float32; for each head, each vector."""
+    words, floats = vector(16, "i32"), vector(16)
+    shift = lines.filled("256.0", 16)
+    found = []
+    for head in range(heads):
+        high, low = (after[(2 * head + half) * kept : (2 * head + half + 1) * kept] for half in (0, 1))
+        for pair in zip(high, low, strict=True):
+            above, below = (lines.let(f"arith.sitofp {each} : {words} to {floats}") for each in pair)
+            found.append(lines.fma(above, shift, below, 16))
+    return found
+
+
+def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:
+    """One code at a time, as float32."""
+    mark, lanes, words = lines.mark, side.lanes, vector(side.lanes, "i32")
+    zero = lines.filled("0.0", lanes)
+    names = [f"%s{mark}_{i}" for i in range(len(heads) * len(kept))]
+    word, over = f"%w{mark}", (lines.index(0), lines.index(side.words), lines.index(1))
+    loop = f"{word} = {over[0]} to {over[1]} step {over[2]}"
+    after = lines.open_sums(f"%f{mark}", loop, names, [zero] * len(names), lanes)
+    moved = list(names)
+    loaded = _words(lines, side, name, kept, word)
+    first = lines.let(f"arith.muli {word}, {lines.index(side.each)} : index")
+    mask = lines.filled("255" if side.kind == "int8" else "15", lanes, "i32")
+    for code in range(side.each):
+        at = lines.let(f"arith.addi {first}, {lines.index(code)} : index")
+        shift = lines.filled(str(8 * (code % 4) + 4 * (code // 4)), lanes, "i32")
+        numbers = []
+        for each in loaded:
+            bits = lines.let(f"arith.andi {lines.let(f'arith.shrui {each}, {shift} : {words}')}, {mask} : {words}")
+            numbers.append(lines.let(f"arith.sitofp {bits} : {words} to {vector(lanes)}"))
+        carried = 0
+        for head in heads:
+            scalar = lines.let(f"memref.load %folded_{name}[{head.slot}, {at}] : {side.folded}")
+            weights = lines.splat(scalar, lanes)
+            for each in numbers:
+                moved[carried] = lines.fma(each, weights, moved[carried], lanes)
+                carried += 1
+    lines.close_sums(moved, lanes)
+    return after

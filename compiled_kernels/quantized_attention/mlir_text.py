@@ -1,0 +1,92 @@
+"""Attention over packed and recent pages as MLIR text: the walk of paged_attention/mlir_text.py over two kinds of pages.
+
+    entry:  @item for each item | @merge for each row      (at the bar threads wait for one another)
+    @item:  @recent for the first positions, @packed for the settled, @recent for the others
+    @packed, @recent:  @packed_tile, @tile for each page
+
+A row is one token at the end of its own context, whether it decodes or is one of a longer span: every token reads by
+the same arithmetic, however its text was cut into steps.
+"""
+
+from __future__ import annotations
+
+from compiled_kernels.mlir_text import Lines
+from compiled_kernels.paged_attention.mlir_merge import merge
+from compiled_kernels.paged_attention.mlir_tile import tile
+from compiled_kernels.quantized_attention.mlir_item import bounds, item, walk
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.quantized_attention.mlir_tile import PACKED, packed_arguments, packed_tile
+
+
+def attention_text(shape: QuantizedAttention, name: str) -> str:
+    """@{name}_item and @{name}_merge, with what they call but for @span; @exp must be there."""
+    walks = [walk(shape, name, recent) for recent in (True, False)]
+    return "\n".join((tile(shape, name), packed_tile(shape, name), *walks, item(shape, name), merge(shape, name)))
+
+
+def entry_text(shape: QuantizedAttention) -> str:
+    """@quantized_attention(q [row, head, dim], packed keys and values, recent keys and values, packed table, recent
+    table, owner of each row, length of each row, (rows, held packed, held recent), partial[, sink logits], mixed), run
+    by all threads at once over the functions named `attend`; `owners` say which lines of the tables a row reads."""
+    t, flat = shape.types, shape.flat
+    sink = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
+    sunk, sunk_type = (", %sinks", f", {t['sinks']}") if shape.sink_logits else ("", "")
+    packed = ", ".join(f"%{name}" for name in PACKED)
+    kinds = f"{t['queries']}, {shape.floats}, {', '.join(shape.packed)}, {t['pages']}, {t['pages']}"
+    return f"""{bounds()}
+func.func @quantized_attention(%q: {t["q"]}, {packed_arguments(shape)}, %k: {t["pages"]}, %v: {t["pages"]},
+    %packed_table: {flat}, %recent_table: {flat}, %owners: {flat}, %lengths: {flat}, %sizes: memref<3xi32>,
+    %partial: {t["partial"]}{sink}, %mixed: {t["mixed"]}) {{
+  %thread, %threads = call @thread() : () -> (index, index)
+  %queries = memref.alloca() {{alignment = 64 : i64}} : {t["queries"]}
+  %floats = memref.alloca() {{alignment = 64 : i64}} : {shape.floats}
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %two = arith.constant 2 : index
+  %share = arith.constant {shape.share} : index
+  %groups = arith.constant {shape.groups} : index
+  %chunks = arith.constant {shape.chunks} : index
+  %each = arith.constant {shape.groups * shape.chunks} : index
+  %rows32 = memref.load %sizes[%zero] : memref<3xi32>
+  %packed_held32 = memref.load %sizes[%one] : memref<3xi32>
+  %recent_held32 = memref.load %sizes[%two] : memref<3xi32>
+  %rows = arith.index_cast %rows32 : i32 to index
+  %packed_held = arith.index_cast %packed_held32 : i32 to index
+  %recent_held = arith.index_cast %recent_held32 : i32 to index
+  %items = arith.muli %rows, %each : index
+  scf.for %item = %thread to %items step %threads {{
+    %chunk = arith.remui %item, %chunks : index
+    %pair = arith.divui %item, %chunks : index
+    %group = arith.remui %pair, %groups : index
+    %row = arith.divui %pair, %groups : index
+    %first = arith.muli %group, %share : index
+    %owner32 = memref.load %owners[%row] : {flat}
+    %owner = arith.index_cast %owner32 : i32 to index
+    %length32 = memref.load %lengths[%row] : {flat}
+    %length = arith.index_cast %length32 : i32 to index
+    %packed_place = arith.muli %owner, %packed_held : index
+    %recent_place = arith.muli %owner, %recent_held : index
+    scf.for %h = %zero to %share step %one {{
+      %head = arith.addi %first, %h : index
+{_queries(shape)}
+    }}
+    func.call @attend_item(%queries, %floats, {packed}, %k, %v, %packed_table, %recent_table, %packed_place,
+      %recent_place, %length, %partial, %row, %group, %chunk)
+      : ({kinds}, {flat}, {flat}, index, index, index, {t["partial"]}, index, index, index) -> ()
+  }}
+  call @GOMP_barrier() : () -> ()
+  %begin, %end = call @share(%rows, %one, %thread, %threads) : (index, index, index, index) -> (index, index)
+  call @attend_merge(%partial{sunk}, %mixed, %begin, %end) : ({t["partial"]}{sunk_type}, {t["mixed"]}, index, index) -> ()
+  return
+}}"""
+
+
+def _queries(shape: QuantizedAttention) -> str:
+    """One head of %q to %queries as it is, and to %floats."""
+    lines, lanes = Lines("q"), shape.columns
+    for at in range(0, shape.dim, lanes):
+        column = lines.index(at)
+        given = lines.load("%q", f"%row, %head, {column}", shape.types["q"], lanes, shape.kind)
+        lines.store(given, "%queries", f"%h, {column}", shape.types["queries"], lanes, shape.kind)
+        lines.store(lines.wide(given, lanes, shape.kind), "%floats", f"%h, {column}", shape.floats, lanes)
+    return lines.text()

@@ -1,0 +1,100 @@
+"""Numbers as small codes with a scale (and a minimum) for each run of them, laid out for sums over one axis.
+
+    numbers  [..., summed, kept]      keys: summed = dim, kept = offset       values: summed = offset, kept = dim
+    codes    [..., word, kept, 4]     four bytes a word, one after another along `summed`; INT4: eight halves of bytes
+    scales   [..., part, summed]      one for each run of kept / part numbers
+
+So keys have a scale a channel and run of tokens, values one a token and run of columns (KIVI, Liu et al. 2024), and
+attention sums over the same axis in both: q over dim, weights over offset. A scale is multiplied into what is summed
+with, once for a run, and never into the codes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from einops import rearrange
+from jaxtyping import UInt8
+from torch import Tensor
+
+Kind = Literal["dense", "int8", "int4", "fp8"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+BYTES = 4  # of a word
+LEVELS = {"int8": 255, "int4": 15}  # the highest code
+
+
+class Packed(NamedTuple):
+    """`number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3 numbers; dense has codes
+    only: the numbers, in order."""
+
+    codes: Tensor
+    scales: Tensor | None = None
+    minima: Tensor | None = None
+
+    @property
+    def kind(self) -> Kind:
+        if self.scales is None:
+            return "dense"
+        if self.minima is None:
+            return "fp8"
+        return "int8" if self.codes.shape[-3] * BYTES == self.scales.shape[-1] else "int4"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self if tensor is not None)
+
+
+def per_word(kind: Kind) -> int:
+    """Numbers of one word."""
+    return 8 if kind == "int4" else BYTES
+
+
+def pack(codes: UInt8[Tensor, "*before summed kept"], kind: Kind) -> UInt8[Tensor, "*before word kept four"]:
+    """Codes as they are stored. In INT4 byte i of word w has code 8 w + i below and code 8 w + 4 + i above."""
+    if kind != "int4":
+        return rearrange(codes, "... (word four) kept -> ... word kept four", four=BYTES).contiguous()
+    low, high = rearrange(codes, "... (word half four) kept -> half ... word kept four", half=2, four=BYTES)
+    return low | high << 4
+
+
+def unpack(stored: UInt8[Tensor, "*before word kept four"], kind: Kind) -> UInt8[Tensor, "*before summed kept"]:
+    """What `pack` was given."""
+    if kind != "int4":
+        return rearrange(stored, "... word kept four -> ... (word four) kept")
+    halves = torch.stack([stored & 15, stored >> 4], dim=-4)
+    return rearrange(halves, "... half word kept four -> ... (word half four) kept")
+
+
+def dequantize(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers, [..., summed, kept], computed in `dtype`; a dense one is given back as it is stored."""
+    if packed.scales is None:
+        return packed.codes.to(dtype)
+    codes = packed.codes.view(torch.float8_e4m3fn) if packed.kind == "fp8" else packed.codes
+    numbers = unpack(codes, packed.kind).to(dtype)
+    runs = rearrange(numbers, "... summed (part run) -> ... part summed run", part=packed.scales.shape[-2])
+    runs = runs * packed.scales.to(dtype)[..., None]
+    if packed.minima is not None:
+        runs = runs + packed.minima.to(dtype)[..., None]
+    return rearrange(runs, "... part summed run -> ... summed (part run)")
+
+
+def storage(kind: Kind, before: tuple[int, ...], summed: int, kept: int, run: int) -> list[tuple[tuple, torch.dtype]]:
+    """Shapes and types of the tensors that hold numbers [*before, summed, kept] as `kind`, a scale for `run` of them.
+    Raises ValueError where words or runs do not fit."""
+    each = per_word(kind)
+    if summed % each or kept % run:
+        raise ValueError(f"{kind}: words of {each} and runs of {run} do not divide {summed} x {kept} numbers")
+    scales = ((*before, kept // run, summed), torch.float16)
+    return [((*before, summed // each, kept, BYTES), torch.uint8), scales, *([scales] if kind in LEVELS else [])]
+
+
+def bits_per_number(kind: Kind, run: int, dense: torch.dtype) -> float:
+    """The formula: bits of a code, and of what a run of `run` numbers shares."""
+    if kind == "dense":
+        return 8.0 * dense.itemsize
+    return 32 / per_word(kind) + (32 if kind in LEVELS else 16) / run

@@ -1,0 +1,58 @@
+"""Numbers to codes, each within half a step of what it stands for.
+
+Scale and minimum are float16, the scale rounded up and the minimum down, so that the steps from the stored minimum on
+reach every number; codes are then chosen against what is stored. What float16 cannot hold is stored as its largest
+number; a run with a NaN or an infinity in it reads as NaN, all of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from compiled_kernels.quantized_attention.packed import LEVELS, Kind, Packed, pack
+
+MOST = torch.finfo(torch.float16).max
+MOST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+
+
+def quantize(numbers: Float[Tensor, "*before summed kept"], kind: Kind, run: int) -> Packed:
+    """`numbers` as codes of `kind`, a scale for each `run` of them along `kept`."""
+    if kind == "dense":
+        return Packed(numbers)
+    exact = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
+    sound = torch.where(exact.isfinite(), exact.clamp(-MOST, MOST), torch.nan)
+    runs = rearrange(sound, "... summed (part run) -> ... part summed run", run=run)
+    scales, minima, codes = _fp8(runs) if kind == "fp8" else _integers(runs, LEVELS[kind])
+    return Packed(pack(rearrange(codes, "... part summed run -> ... summed (part run)"), kind), scales, minima)
+
+
+def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Steps up from the minimum. A constant run that float16 holds has the scale 0 and is exact."""
+    lowest, highest = runs.amin(-1), runs.amax(-1)
+    minima = _rounded(lowest, up=False)
+    scales = _rounded((highest - minima.to(runs.dtype)) / levels, up=True)
+    steps = scales.to(runs.dtype)[..., None]
+    codes = (runs - minima.to(runs.dtype)[..., None]) / torch.where(steps == 0, 1.0, steps)
+    return scales, minima, codes.nan_to_num(0.0).round().clamp(0, levels).to(torch.uint8)
+
+
+def _fp8(runs: Tensor) -> tuple[Tensor, None, Tensor]:
+    """The largest of a run becomes e4m3's largest, 448."""
+    scales = _rounded(runs.abs().amax(-1) / MOST_FP8, up=True)
+    steps = scales.to(runs.dtype)[..., None]
+    codes = (runs / torch.where(steps == 0, 1.0, steps)).nan_to_num(0.0).clamp(-MOST_FP8, MOST_FP8)
+    return scales, None, codes.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _rounded(exact: Tensor, up: bool) -> Tensor:
+    """float16 numbers not below (or not above) `exact`, and the nearest such."""
+    near = exact.half()
+    bits = near.view(torch.int16).int()
+    ordered = torch.where(bits < 0, -(bits & 0x7FFF), bits)  # neighbours differ by one, on both sides of zero
+    ordered = ordered + (1 if up else -1)
+    bits = torch.where(ordered < 0, -ordered - 0x8000, ordered).to(torch.int16)
+    wide = near.to(exact.dtype)
+    return torch.where(wide < exact if up else wide > exact, bits.view(torch.float16), near)

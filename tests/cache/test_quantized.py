@@ -1,0 +1,207 @@
+"""A packed layer: what a query reads is a function of its position alone, however the text was cut, batched and paged."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compiled_kernels import Lane, lane_problems
+from compiled_kernels.masks import Causal, SlidingWindow
+from tests.cache.quantized_oracle import attended
+from workbench.batch import TokenBatch
+from workbench.cache.format import CacheFormat, LayerFormat, cache_format
+from workbench.cache.quantized import QuantizedLayer
+from workbench.cache.shapes import CacheShape, shapes_of
+from workbench.cache.store import KVStore
+from workbench.errors import WorkbenchError
+
+NO_MLIR = lane_problems()[Lane.MLIR]
+Text = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
+KINDS = st.sampled_from(["dense", "int8", "int4", "fp8"])
+INTEGERS = st.sampled_from(["int8", "int4"])
+
+
+def formats(kinds: st.SearchStrategy = KINDS) -> st.SearchStrategy[LayerFormat]:
+    made = st.fixed_dictionaries(
+        {
+            "keys": kinds,
+            "values": kinds,
+            "group": st.sampled_from([8, 16]),
+            "columns": st.sampled_from([8, 64]),
+            "residual": st.integers(1, 20),
+            "sinks": st.sampled_from([0, 0, 3, 18]),
+            "rotate": st.booleans(),
+        }
+    )
+    packed = made.filter(lambda values: {values["keys"], values["values"]} != {"dense"})
+    return packed.map(lambda values: LayerFormat(**values))
+
+
+@st.composite
+def shapes(draw: st.DrawFn, kinds: st.SearchStrategy = KINDS) -> CacheShape:
+    format = draw(formats(kinds))
+    window = draw(st.sampled_from([None, None, format.residual + 3, format.residual + 20]))
+    sinks = draw(st.sampled_from([0, 2])) if window else 0
+    return CacheShape(draw(st.integers(1, 2)), 16, 0, window, sinks, format, 1)
+
+
+def text(seed: int, tokens: int, shape: CacheShape, share: int = 2) -> Text:
+    generator = torch.Generator().manual_seed(seed)
+    heads = shape.groups * share
+    return tuple(torch.randn(tokens, n, shape.dim, generator=generator) for n in (heads, shape.groups, shape.groups))  # type: ignore[return-value]
+
+
+class Cache:
+    """A poisoned packed layer and the pages that each text holds, handed out in a shuffled order."""
+
+    def __init__(self, shape: CacheShape, texts: list[Text], size: int, shuffle: random.Random, lane: Lane):
+        self.texts, self.size, self.lane, self.shape = texts, size, lane, shape
+        each = max(len(q) for q, _, _ in texts) // size + 1
+        pages = each * len(texts)
+        self.layer = QuantizedLayer(shape, (pages, pages), size, torch.float32, "cpu")
+        for table in (0, 1):
+            for tensor in self.layer.paged(table):
+                tensor.view(torch.uint8).fill_(255)  # NaN, whatever the type of float
+        orders = [shuffle.sample(range(1, pages + 1), pages) for _ in range(2)]
+        self.tables = [[order[i * each : (i + 1) * each] for i in range(len(texts))] for order in orders]
+        self.mask = Causal() if shape.window is None else SlidingWindow(shape.window, shape.sinks)
+        self.done = [0] * len(texts)
+        self.out = [torch.full_like(q, torch.nan) for q, _, _ in texts]
+
+    def step(self, spans: dict[int, int]) -> None:
+        """Compute the next `spans[text]` tokens of some texts in one batch; single tokens stand first."""
+        order = sorted(spans, key=lambda i: spans[i] != 1)
+        rows = [slice(self.done[i], self.done[i] + spans[i]) for i in order]
+        lengths = torch.tensor([row.stop for row in rows], dtype=torch.int32)
+        positions = torch.cat([torch.arange(row.start, row.stop) for row in rows])
+        starts = torch.tensor([0, *torch.tensor([spans[i] for i in order]).cumsum(0).tolist()], dtype=torch.int32)
+        tables = tuple(torch.tensor([table[i] for i in order], dtype=torch.int32) for table in self.tables)
+        owners = torch.repeat_interleave(torch.arange(len(order)), starts[1:] - starts[:-1])
+        slots = tuple(
+            table[owners, positions // self.size].long() * self.size + positions % self.size for table in tables
+        )
+        only = all(spans[i] == 1 for i in order)
+        batch = TokenBatch(positions, positions, starts, lengths, tables, slots, positions, only)
+        q, k, v = (torch.cat([self.texts[i][part][row] for i, row in zip(order, rows, strict=True)]) for part in range(3))
+        self.layer.write(k, v, batch, Lane.EAGER)
+        out = self.layer.attend(q, batch, 0.3, self.mask, self.lane)
+        for i, row, found in zip(order, rows, out.split([spans[i] for i in order]), strict=True):
+            self.out[i][row] = found
+            self.done[i] = row.stop
+
+    def play(self, shuffle: random.Random, most: int) -> list[Tensor]:
+        """All texts to their ends in random steps of random spans."""
+        while left := {i: len(q) - self.done[i] for i, (q, _, _) in enumerate(self.texts) if self.done[i] < len(q)}:
+            chosen = shuffle.sample(sorted(left), shuffle.randint(1, len(left)))
+            self.step({i: shuffle.randint(1, min(most, left[i])) for i in chosen})
+        return self.out
+
+
+@settings(max_examples=60)
+@given(shapes(), st.lists(st.integers(1, 60), min_size=1, max_size=3), st.integers(1, 40), st.randoms())
+def test_every_read_is_the_oracles(shape: CacheShape, lengths: list[int], most: int, shuffle: random.Random) -> None:
+    """Whatever the format, the chunks, the neighbours and the order of pages."""
+    texts = [text(shuffle.randrange(999), length, shape) for length in lengths]
+    size = shape.format.group * shuffle.choice([1, 2])
+    cache = Cache(shape, texts, size, shuffle, Lane.EAGER)
+    for found, (q, k, v) in zip(cache.play(shuffle, most), texts, strict=True):
+        exact = attended(q, k, v, shape, 0.3)
+        assert (found.double() - exact).abs().max() < 2e-5 * (1 + exact.abs().max())
+
+
+@pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
+@settings(max_examples=10)
+@given(INTEGERS, INTEGERS, st.sampled_from([0, 3]), st.sampled_from([None, 40]), st.booleans(), st.randoms())
+def test_the_kernel_reads_as_the_oracle_and_always_the_same(
+    keys: str, values: str, sinks: int, window: int | None, rotate: bool, shuffle: random.Random
+) -> None:
+    """Chunked = whole = decoded one by one, alone or among others, bit for bit."""
+    made = {"keys": keys, "values": values, "group": 16, "residual": 9, "sinks": sinks, "rotate": rotate}
+    shape = CacheShape(2, 16, 0, window, 0, LayerFormat(**made), 1)  # type: ignore[arg-type]
+    texts = [text(shuffle.randrange(999), length, shape) for length in (70, 41, 9)]
+    mixed = Cache(shape, texts, 32, shuffle, Lane.MLIR).play(shuffle, 30)
+    for each, found in zip(texts, mixed, strict=True):
+        alone = Cache(shape, [each], 16, shuffle, Lane.MLIR)
+        exact = attended(*each, shape, 0.3)
+        assert (found.double() - exact).abs().max() < 2e-5 * (1 + exact.abs().max())
+        if window is None:  # pages of another size are other runs of the softmax
+            alone = Cache(shape, [each], 32, shuffle, Lane.MLIR)
+            while alone.done[0] < len(each[0]):
+                alone.step({0: 1})
+            assert torch.equal(alone.out[0], found)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([None, 9, 300]), formats()), min_size=1, max_size=3),
+       st.integers(1, 4), st.sampled_from([16, 48]), st.sampled_from([torch.float32, torch.bfloat16]))  # fmt: skip
+def test_bytes_equal_the_formula(layers: list, pages: int, size: int, dtype: torch.dtype) -> None:
+    made, taken = [], 0
+    for groups, window, format in layers:
+        made.append(CacheShape(groups, 16, taken, window, 0, format, taken + 1))
+        taken += 2
+    store = KVStore(made, tuple(range(pages, pages + taken)), size, dtype)
+    assert store.bytes == store.formula_bytes
+    by_hand = 0.0
+    for groups, _, format in layers:
+        for kind, run in zip(format.kinds, (format.group, min(format.columns, 16)), strict=True):
+            shared = {"dense": 0.0, "fp8": 2 / run}.get(kind, 4 / run)
+            code = {"dense": float(dtype.itemsize), "int8": 1.0, "int4": 0.5, "fp8": 1.0}[kind]
+            by_hand += groups * 16 * (code + shared)
+    assert store.bytes_per_token == by_hand
+    assert sum(layer.bytes for layer in store.layers) == store.bytes
+
+
+def test_scrubbing_and_copying_reach_every_tensor_of_a_page() -> None:
+    shape = CacheShape(1, 8, 0, None, 0, LayerFormat(format="int4", group=8), 1)
+    store = KVStore([shape], (3, 3), 8, torch.float32)
+    for table in (0, 1):
+        for tensor in store.paged(table):
+            tensor.view(torch.uint8).fill_(255)
+    store.scrub(0, [2])
+    assert all(not part[2].any() and part[1].view(torch.uint8).eq(255).all() for part in store.paged(0))
+    assert len(store.paged(0)) == 6 and all(part.isnan().all() for part in store.paged(1))
+    store.copy(0, [2], [3])
+    assert all(not part[3].any() for part in store.paged(0))
+
+
+def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense() -> None:
+    format = cache_format({"format": "int4", "layers": {2: {"format": "dense"}, 3: {"residual": 32}}})
+    made = shapes_of([(2, 16, None, 0), (2, 16, None, 0), (2, 16, None, 0), (2, 16, None, 0), (2, 16, 50, 4)], format)
+    assert [(s.table, s.recent) for s in made] == [(0, 1), (0, 1), (2, 2), (3, 4), (5, 5)]
+    assert [str(s.format) for s in made] == ["int4", "int4", "dense", "int4", "dense"]
+    tables = KVStore(made, (1,) * 6, 64, torch.float32).tables
+    assert (tables[0].lag, tables[0].group, tables[0].layers) == (64, 64, (0, 1))
+    assert tables[1].back == 128 and tables[3].lag == 32 and (tables[5].back, tables[5].first) == (50, 4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("int5", "unknown cache format 'int5'; did you mean 'int8'|unknown cache format 'int5'; did you mean 'int4'"),
+        ({"format": "int4", "grup": 32}, "cache: grup: unknown key; did you mean 'group'"),
+        ({"format": "int4", "group": 12}, "cache: group: .*multiple of 8"),
+        ({"format": "int4", "residual": 0}, "cache: residual: .*greater than or equal to 1"),
+        ({"rotate": True}, "rotate without a packed format"),
+        ({"format": "int8", "layers": {0: {"fromat": "dense"}}}, "cache: layers.0.fromat: unknown key"),
+    ],
+)
+def test_settings_that_cannot_be(wrong, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        cache_format(wrong)
+
+
+def test_what_a_model_or_its_pages_do_not_fit_is_refused() -> None:
+    with pytest.raises(WorkbenchError, match="cache.layers: no layer 7; the model has layers 0..1"):
+        cache_format({"format": "int8", "layers": {7: {}}}).check(2, 64)
+    with pytest.raises(WorkbenchError, match="groups of 64 tokens do not divide pages of 96"):
+        CacheFormat(format="int8").check(2, 96)
+    odd = CacheShape(1, 12, 0, None, 0, LayerFormat(format="int4"), 1)
+    with pytest.raises(WorkbenchError, match="int4 keys are packed 8 columns at a time; heads have 12"):
+        odd.page_formats(64)
+    with pytest.raises(WorkbenchError, match="a power of two, not 24"):
+        replace(odd, dim=24, format=LayerFormat(format="int4", rotate=True, columns=8)).page_formats(64)

@@ -1,0 +1,114 @@
+"""How keys and values are kept, as settings: dense, or packed as INT8, INT4 or FP8 with an end in full precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from compiled_kernels.quantized_attention import Kind
+from workbench.errors import WorkbenchError, explain, nearest
+
+FORMATS: tuple[Kind, ...] = ("dense", "int8", "int4", "fp8")
+Count = Annotated[int, Field(ge=1)]
+
+
+class LayerFormat(BaseModel):
+    """How one layer keeps its keys and values.
+
+    Packed keys have a scale for each channel of `group` tokens, packed values one for each `columns` columns of a token
+    (Liu et al. 2024, KIVI). Of n tokens the complete groups that are at least `residual` old are packed; the others and
+    the first `sinks` are kept in full precision. With `rotate` heads are turned by a Hadamard matrix first.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Kind = "dense"
+    keys: Kind | None = None  # None is as `format`
+    values: Kind | None = None  # None is as `format`
+    group: Annotated[int, Field(ge=8, multiple_of=8)] = 64
+    columns: Annotated[int, Field(ge=8, multiple_of=8)] = 64  # the whole head where it is narrower
+    residual: Count = 64
+    sinks: Annotated[int, Field(ge=0)] = 0
+    rotate: bool = False
+
+    @model_validator(mode="after")
+    def _rotates_something(self) -> LayerFormat:
+        if self.rotate and not self.packed:
+            raise ValueError("rotate without a packed format changes nothing; set format, keys or values")
+        return self
+
+    @property
+    def kinds(self) -> tuple[Kind, Kind]:
+        """Of keys and of values."""
+        return self.keys or self.format, self.values or self.format
+
+    @property
+    def packed(self) -> bool:
+        return self.kinds != ("dense", "dense")
+
+    def __str__(self) -> str:
+        keys, values = self.kinds
+        return keys if keys == values else f"{keys} keys, {values} values"
+
+
+class LayerChange(BaseModel):
+    """What one layer has otherwise; all that is None is as in the other layers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Kind | None = None
+    keys: Kind | None = None
+    values: Kind | None = None
+    group: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
+    columns: Annotated[int, Field(ge=8, multiple_of=8)] | None = None
+    residual: Count | None = None
+    sinks: Annotated[int, Field(ge=0)] | None = None
+    rotate: bool | None = None
+
+
+class CacheFormat(LayerFormat):
+    """How all layers keep them: `layers` are those that do otherwise, by their index. `dtype` is the type of all that is
+    not packed; `auto` is the model's."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    layers: dict[Annotated[int, Field(ge=0)], LayerChange] = {}
+
+    def of(self, layer: int) -> LayerFormat:
+        """That of one layer. A layer with a `format` of its own takes over neither `keys` nor `values`."""
+        mine = {name: getattr(self, name) for name in LayerFormat.model_fields}
+        change = self.layers.get(layer)
+        if change is not None:
+            if change.format is not None:
+                mine |= {"keys": None, "values": None}
+            mine |= change.model_dump(exclude_none=True)
+        if mine["rotate"] and {mine["keys"] or mine["format"], mine["values"] or mine["format"]} == {"dense"}:
+            mine["rotate"] = False  # a layer that others' rotation does not concern
+        return LayerFormat(**mine)
+
+    def check(self, layers: int, page_size: int) -> None:
+        """Raises WorkbenchError for layers that a model does not have, and groups that do not divide pages."""
+        if wrong := [index for index in self.layers if index >= layers]:
+            raise WorkbenchError(f"cache.layers: no layer {wrong[0]}; the model has layers 0..{layers - 1}")
+        for index in range(layers):
+            mine = self.of(index)
+            if mine.packed and page_size % mine.group:
+                raise WorkbenchError(
+                    f"cache.group: groups of {mine.group} tokens do not divide pages of {page_size}; "
+                    f"set cache.page_size to a multiple, or a smaller cache.group"
+                )
+
+
+def cache_format(given: str | Mapping[str, Any] | CacheFormat) -> CacheFormat:
+    """What `load(cache=...)` was given: a format's name, settings, or a CacheFormat."""
+    if isinstance(given, CacheFormat):
+        return given
+    if isinstance(given, str):
+        if given not in FORMATS:
+            raise WorkbenchError(f"unknown cache format {given!r}{nearest(given, FORMATS)}; known: {', '.join(FORMATS)}")
+        return CacheFormat(format=given)
+    try:
+        return CacheFormat.model_validate(dict(given))
+    except ValidationError as error:
+        raise explain(error, "cache", CacheFormat) from None

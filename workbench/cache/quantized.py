@@ -1,0 +1,117 @@
+"""One layer's keys and values, most of them packed. Two verbs: write and attend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import compiled_kernels
+from compiled_kernels import Lane
+from compiled_kernels.masks import Mask
+from compiled_kernels.quantized_attention import rotate, settle
+from compiled_kernels.scores import Score
+from workbench.batch import TokenBatch
+from workbench.cache.shapes import CacheShape
+
+
+class QuantizedLayer:
+    """Settled groups of tokens in packed pages, and in recent pages, of `dtype`, all tokens that are not settled and the
+    first ones. What a query reads depends on its position alone (see `shape.rule`).
+
+        write:   tokens -> recent pages;  groups that this step settles -> packed pages
+        attend:  packed pages for settled positions, recent pages for the others, one softmax
+    """
+
+    traceable = False  # which groups a step settles is known to Python only: no graph holds the write
+
+    def __init__(self, shape: CacheShape, pages: tuple[int, int], page_size: int, dtype: torch.dtype, device: str):
+        """`pages` are those of the shape's packed table and of its recent one."""
+        self.shape, self.rule, self.page_size = shape, shape.rule, page_size
+        self.table, self.recent = shape.table, shape.recent
+        self.key_format, self.value_format = shape.page_formats(page_size)
+        self.keys = self.key_format.empty(pages[0] + 1, dtype, device)
+        self.values = self.value_format.empty(pages[0] + 1, dtype, device)
+        size = (pages[1] + 1, shape.groups, page_size, shape.dim)
+        self.recent_keys = torch.zeros(size, dtype=dtype, device=device)
+        self.recent_values = torch.zeros(size, dtype=dtype, device=device)
+
+    def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Lane = Lane.EAGER) -> None:
+        """Store k and v [token, group, dim] of the batch's tokens, and settle what becomes old enough by them."""
+        if self.shape.format.rotate:
+            k, v = rotate(k), rotate(v)
+        slots = batch.slots[self.recent]
+        compiled_kernels.kv_write(self.recent_keys, k, slots, lane)
+        compiled_kernels.kv_write(self.recent_values, v, slots, lane)
+        self.settle(batch)
+
+    def settle(self, batch: TokenBatch) -> None:
+        """Quantize the groups that this step's tokens make old enough. They lie in recent pages, all of them."""
+        rows = self._settling(batch)
+        if not rows:
+            return
+        device = self.recent_keys.device
+        seqs, places, parts, unread = torch.tensor(rows, device=device).unbind(1)
+        from_pages = batch.page_tables[self.recent][seqs, places].long()
+        to_pages = batch.page_tables[self.table][seqs, places].long()
+        where = self.rule.group, from_pages, to_pages, parts, unread
+        settle(self.recent_keys, self.keys, self.key_format, *where)
+        settle(self.recent_values, self.values, self.value_format, *where)
+
+    def _settling(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
+        """For each group: its sequence, its page's place in the text, its part of the page, and how many of its tokens
+        are read in full precision for ever."""
+        rule, size, rows = self.rule, self.page_size, []
+        starts, ends = batch.span_starts.tolist(), batch.context_lengths.tolist()
+        for seq, end in enumerate(ends):
+            settled = rule.settled(end)
+            if settled == 0:
+                continue
+            before = rule.settled(end - (starts[seq + 1] - starts[seq]))
+            for at in range(before, settled, rule.group):
+                unread = max(0, min(rule.group, rule.first - at))
+                rows.append((seq, at // size, at % size // rule.group, unread))
+        return rows
+
+    def attend(
+        self,
+        q: Tensor,
+        batch: TokenBatch,
+        scale: float,
+        mask: Mask,
+        lane: Lane,
+        softcap: float = 0.0,
+        sink_logits: Tensor | None = None,
+        score: Score | None = None,
+    ) -> Tensor:
+        """What the queries [token, head, dim] read from everything written so far: [token, head, dim]."""
+        turned = self.shape.format.rotate
+        mixed = compiled_kernels.quantized_attention(
+            rotate(q) if turned else q,
+            self.keys,
+            self.values,
+            self.recent_keys,
+            self.recent_values,
+            batch.page_tables[self.table],
+            batch.page_tables[self.recent],
+            batch.span_starts,
+            batch.context_lengths,
+            scale,
+            mask,
+            self.rule,
+            batch.decode_only and lane is not Lane.INDUCTOR,  # outside a graph that lane compiles decodes itself
+            lane,
+            softcap,
+            sink_logits,
+            score,
+        )
+        return rotate(mixed) if turned else mixed
+
+    def paged(self, table: int) -> tuple[Tensor, ...]:
+        """Every tensor whose first axis is the pages of `table`: what is copied, moved or scrubbed with a page."""
+        if table == self.table:
+            return *self.keys.tensors, *self.values.tensors
+        return (self.recent_keys, self.recent_values) if table == self.recent else ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for table in (self.table, self.recent) for tensor in self.paged(table))

@@ -1,0 +1,51 @@
+"""Which lanes can carry out a packed cache, before anything is loaded or compiled for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from compiled_kernels import Lane
+from compiled_kernels.quantized_attention.packed import LEVELS
+from workbench.cache.shapes import CacheShape
+from workbench.engine.lanes import Lanes
+from workbench.errors import WorkbenchError
+
+
+def fitted_to(
+    lanes: Lanes, shapes: tuple[CacheShape, ...], page_size: int, kept: torch.dtype, model: torch.dtype, auto: bool
+) -> Lanes:
+    """`lanes` as far as they can carry out a cache of these shapes, of type `kept` where it is not packed.
+
+    Under `auto` what a lane cannot do is done by the next that can, and the reason says so; a lane that was asked for
+    raises WorkbenchError instead, as do heads that a format does not fit.
+    """
+    for shape in shapes:
+        shape.page_formats(page_size)
+    problems = {lane: problem for lane in Lane if (problem := _problem(lane, shapes, kept, model))}
+    if not auto:
+        if problem := problems.get(lanes.blocks) or problems.get(lanes.decode):
+            raise WorkbenchError(f"lane {str(lanes.blocks)!r} cannot carry out this cache: {problem}")
+        return lanes
+    for role in ("decode", "reads"):
+        lane = getattr(lanes, role)
+        if lane in problems and lane is not lanes.blocks:
+            lanes = replace(lanes, **{role: lanes.blocks}, reason=f"auto: not {lane}: {problems[lane]}")
+    return lanes
+
+
+def _problem(lane: Lane, shapes: tuple[CacheShape, ...], kept: torch.dtype, model: torch.dtype) -> str | None:
+    if lane is Lane.MLIR and kept is not model:
+        return f"it wants the cache in the model's {_name(model)}, not in {_name(kept)}"
+    for layer, shape in enumerate(shapes):
+        kinds = shape.format.kinds
+        if shape.format.packed and lane is Lane.TRITON:
+            return f"layer {layer}: {shape.format} pages are not written for CUDA yet; eager and inductor read them"
+        if shape.format.packed and lane is Lane.MLIR and not set(kinds) <= set(LEVELS):
+            return f"layer {layer}: it reads INT8 and INT4 pages, not {shape.format}; eager and inductor do"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
