@@ -171,7 +171,7 @@ def test_scrubbing_and_copying_reach_every_tensor_of_a_page() -> None:
 
 def test_layers_alike_share_tables_and_a_window_within_the_residual_stays_dense() -> None:
     format = cache_format({"format": "int4", "layers": {2: {"format": "dense"}, 3: {"residual": 32}}})
-    made = shapes_of([(2, 16, None, 0), (2, 16, None, 0), (2, 16, None, 0), (2, 16, None, 0), (2, 16, 50, 4)], format)
+    made = shapes_of([(2, 16, None, 0, None)] * 4 + [(2, 16, 50, 4, None)], format)
     assert [(s.table, s.recent) for s in made] == [(0, 1), (0, 1), (2, 2), (3, 4), (5, 5)]
     assert [str(s.format) for s in made] == ["int4", "int4", "dense", "int4", "dense"]
     tables = KVStore(made, (1,) * 6, 64, torch.float32).tables
