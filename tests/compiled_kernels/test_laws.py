@@ -154,8 +154,8 @@ def test_attention_is_torchs(lane: Lane, seed: int, span: int, before: int, head
         q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], attn_mask=allowed, scale=0.4,
         enable_gqa=True,
     )[0].transpose(0, 1)  # fmt: skip
-    starts, lengths = torch.tensor([0, span]), torch.tensor([context])
-    ours = compiled_kernels.paged_attention(q, *pools, table[None], starts, lengths, 0.4, mask, span == 1, lane)
+    (keys, values), starts, lengths = pools, torch.tensor([0, span]), torch.tensor([context])
+    ours = compiled_kernels.paged_attention(q, keys, values, table[None], starts, lengths, 0.4, mask, span == 1, lane)
     close(ours, expected)
 
 
