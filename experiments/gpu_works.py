@@ -102,7 +102,8 @@ def measured(suite: Suite, case: Case, limits: Row, repetitions: int) -> Iterato
     inputs = moved(suite.make(case), "cuda")
     if wrong := disagreement(suite, case, inputs, Lane.TRITON):
         raise RuntimeError(f"not timed, since it is not correct: {wrong}")
-    forms: dict[str, Form] = {"triton": lambda: suite.call(*inputs, lane=Lane.TRITON)}
+    call = suite.timed_call or suite.call
+    forms: dict[str, Form] = {"triton": lambda: call(*inputs, lane=Lane.TRITON)}
     if (torchs := torch_form(suite.operator, inputs)) is not None:
         forms["torch"] = torchs
     for name, seconds in timed(forms, repetitions).items():

@@ -21,7 +21,7 @@ def reference(
     softcap: float = 0.0,
     sink_logits: Tensor | None = None,
 ) -> Tensor:
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
     for seq, context in enumerate(lengths):
         first, last = starts[seq], starts[seq + 1]

@@ -26,8 +26,10 @@ def by_spans(
     softcap: float,
     sink_logits: Tensor | None,
 ) -> Tensor:
-    out = torch.empty_like(q)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
+    if starts[-1] < len(out):
+        out[starts[-1] :] = 0
     first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
     if first:
         table, known = page_table[:first], context_lengths[:first]

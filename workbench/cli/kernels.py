@@ -102,7 +102,7 @@ def show(
     with lanes_told():
         suite = suite_of(operator)
         which, (chosen,) = case_of(suite, case), _lanes([lane])
-        found = stages_of(suite, which, chosen)
+        found = stages_of(suite, None if case is None else which, chosen)
         name = None if stage is None else known(f"stage of {operator} on {lane}", stage, found.stages)
         told: dict[str, Any] = {"operator": operator, "lane": lane, "case": which.name}
         told |= {"artifact": found.artifact, "note": found.note}
