@@ -1,0 +1,26 @@
+"""A line for who waits: told only where the waiting takes long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LONG = 1.5  # seconds
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told_if_long(line: str, tell: Callable[[str], None], seconds: float = LONG) -> Iterator[None]:
+    """Tell `line` once what is inside has taken `seconds`; nothing where it is over by then."""
+    timer = threading.Timer(seconds, tell, (line,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
