@@ -93,6 +93,14 @@ class Oracle:
     def compiles(self) -> int:
         return self.inner.compiles
 
+    @property
+    def kernel_seconds(self) -> float | None:
+        return self.inner.kernel_seconds
+
+    @property
+    def artifacts(self):
+        return self.inner.artifacts
+
     def forward(self, plan) -> Tensor:
         texts = [list(span.sequence.token_ids) for span in plan.spans if span.samples]
         rows = self.inner.forward(plan)

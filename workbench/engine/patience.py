@@ -7,11 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LONG = 1.5  # seconds
+LONG = 3.0  # seconds
 
 
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def to_nobody(line: str) -> None:
+    """For output that is to hold nothing else."""
 
 
 @contextmanager
