@@ -19,7 +19,7 @@ from workbench.model.layers import Block
 from workbench.model.transformer import Transformer
 from workbench.request import Request, Sequence
 
-ROOM = 4  # times the error of the modules themselves: another order of summation, another place to round
+ROOM = 2  # times the error of the modules themselves: another order of summation, another place to round
 ROUNDINGS = 8  # of numbers as large as the logits, where the modules happen to be exact
 SPARE = 2  # pools have this many times the pages that the sequence holds
 
