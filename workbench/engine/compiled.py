@@ -4,12 +4,15 @@ The unit of compilation is a block, or a whole step. As blocks, all layers of a 
 inputs: quick to compile. A whole step is one graph: fewer calls, long to compile. Either way a batch of decodes is
 padded to a bucket of rows; in any other batch the two sides of the attention are compiled once, with a symbolic
 number of rows, and attention walks the spans between them.
+
+A block that was changed in place (its mask, say) is compiled again; that is looked for in steps that prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -19,22 +22,26 @@ from compiled_kernels import Lane
 from compiled_kernels.graphs import compiled, graph_count
 from workbench.batch import TokenBatch
 from workbench.cache.store import DenseLayer, KVStore
+from workbench.engine.alike import Watch, structure
 from workbench.engine.buckets import bucket_for
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
-from workbench.model.layers import Block
+from workbench.model.layers import Attention, Block
 from workbench.model.transformer import Transformer
 
 
 class CompiledExecutor:
     """`compiles` counts the graphs since it was made."""
 
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self, model: Transformer, store: KVStore, reads: Lane = Lane.INDUCTOR, unit: str = "block"):
         """`reads` is the lane of attention in batches that are not of decodes alone."""
         self.model, self.store, self.reads, self.unit = model, store, reads, unit
         self._before_this = graph_count()
         self._step = compiled(_step, dynamic=False)
-        self._sides = {block: _Sides.of(cast(Block, block), model.dtype) for block in model.blocks}
+        self._look()
         self._head = compiled(Transformer.logits_of, dynamic=False)
         for layer in store.layers:
             for pages in (layer.keys, layer.values):
@@ -44,7 +51,13 @@ class CompiledExecutor:
     def compiles(self) -> int:
         return graph_count() - self._before_this
 
+    def _look(self) -> None:
+        self._sides = {block: _Sides.of(cast(Block, block)) for block in self.model.blocks}
+        self._watch = Watch(self.model)
+
     def forward(self, plan: StepPlan) -> Tensor:
+        if plan.phase != "decode" and self._watch.changed:
+            self._look()
         rows = bucket_for(len(plan.spans)) if plan.decode_only else None
         batch = pack(plan, self.store.page_size, self.model.device, rows)
         for table in batch.page_tables:
@@ -68,6 +81,8 @@ class CompiledExecutor:
         sides, attention = self._sides[block], block.attention
         q, k, v = sides.before(block, x, cos, sin)
         cache.write(k, v, batch, self.reads)
+        if type(attention).read is not Attention.read:  # it reads in a way of its own
+            return sides.after(block, x, attention.read(q, batch, cache))
         return sides.after(block, x, cache.attend(q, batch, attention.scale, attention.mask, self.reads))
 
 
@@ -80,12 +95,12 @@ class _Sides:
     after: Callable[..., Tensor]
 
     @classmethod
-    def of(cls, block: Block, dtype: torch.dtype) -> _Sides:
-        alike = block.built_as, dtype
+    def of(cls, block: Block) -> _Sides:
+        kind, alike = type(block), structure(block)
         return cls(
-            compiled(Block.forward, dynamic=False, alike=alike),
-            compiled(Block.before, dynamic=True, alike=alike),
-            compiled(Block.after, dynamic=True, alike=alike),
+            compiled(kind.forward, dynamic=False, alike=alike),
+            compiled(kind.before, dynamic=True, alike=alike),
+            compiled(kind.after, dynamic=True, alike=alike),
         )
 
 

@@ -47,6 +47,7 @@ class Instruments:
         planned: float,
         computed: float,
         compiles: int,
+        kernel_seconds: float | None = None,
     ) -> Stepped:
         """Tell the listener of a whole step, and give the event: from `began` until now, computed in between.
 
@@ -70,6 +71,7 @@ class Instruments:
             predicted_flops=cost.flops,
             predicted_bytes=cost.bytes,
             compiles=compiles,
+            kernel_seconds=kernel_seconds,
         )
         self._seconds = 0.0
         if self.listener is not None:

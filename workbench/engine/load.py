@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,6 +15,7 @@ from workbench.cache.pages import pages_for
 from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.lanes import resolve_lanes
+from workbench.engine.patience import to_stderr, told_if_long
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
@@ -51,13 +53,15 @@ def load(
     pages: int | Literal["auto"] = "auto",
     overflow: Overflow = "refuse",
     note: Callable[[Event], None] | None = None,
+    tell: Callable[[str], None] = to_stderr,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
 
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
-    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights.
+    compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `note` receives every event of
+    the runner, `tell` a line on what takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -66,10 +70,16 @@ def load(
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
-    format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
-    transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, _device(device))
-    if lane == AUTO and device == "cpu":
-        lanes = measured(lanes, transformer, page_size)
+    format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
+    lanes = resolve_lanes(lane, place.type)
+    with told_if_long(f"loading the weights of {model}", tell):
+        transformer, tokenizer = _transformer(str(model), torch_dtype, lanes.blocks, format, seed, place)
+    if lane == AUTO:
+        with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
+            lanes = measured(lanes, transformer, page_size, compile)
+        transformer.run_on(lanes.blocks)
+    if compile == "step" and lanes.decode is not Lane.INDUCTOR:
+        lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
         pages = _pages_that_fit(transformer, limits, page_size)
@@ -116,11 +126,11 @@ def _transformer(
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
     spec = families.read_spec(folder)
     format.check(spec)
-    state = load_weights(folder, spec, dtype or _stored_dtype(folder / "config.json"))
+    state = load_weights(folder, spec, dtype or stored_dtype(folder / "config.json"))
     return Transformer.from_state(spec, state, lane, format).to(device), Tokenizer.from_folder(folder)
 
 
-def _stored_dtype(config: Path) -> torch.dtype:
+def stored_dtype(config: Path) -> torch.dtype:
     """What config.json says, under its new name or its old one; float32 where it says nothing."""
     fields = Fields(read_object(config), str(config))
     key = "torch_dtype" if fields.get("dtype") is None else "dtype"

@@ -114,7 +114,6 @@ class Block(nn.Module):
 
     def __init__(self, kind: LayerKind, width: int, eps: float, lane: Lane, format: WeightFormat):
         super().__init__()
-        self.built_as = kind, width, eps, lane, format
         self.attention_norm = Norm(width, eps, lane)
         self.attention = Attention(kind.attention, width, lane, format)
         self.feedforward_norm = Norm(width, eps, lane)

@@ -60,6 +60,12 @@ class Transformer(nn.Module):
             model.rotary[dim] = RotaryTable(spec.rotary, int(dim))
         return model.requires_grad_(False).to(model.device).eval()
 
+    def run_on(self, lane: Lane) -> None:
+        """From now on every part's operators run on `lane`."""
+        for part in self.modules():
+            if "lane" in vars(part):
+                vars(part)["lane"] = lane
+
     @property
     def dtype(self) -> torch.dtype:
         return self.norm.weight.dtype

@@ -47,6 +47,7 @@ SCHEMAS = {
         predicted_flops=NUMBER,
         predicted_bytes=NUMBER,
         compiles=COUNT,
+        kernel_seconds=SECONDS,
     ),
     "tokens.parquet": _schema(
         request_id=TEXT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT

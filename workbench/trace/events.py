@@ -97,3 +97,4 @@ class Stepped(Event):
     predicted_flops: float = 0.0
     predicted_bytes: float = 0.0
     compiles: int = 0  # graphs compiled up to and including this step
+    kernel_seconds: float | None = None  # of the forward time, in compiled code; None where that cannot be told apart
