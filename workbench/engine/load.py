@@ -12,6 +12,7 @@ import torch
 from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.pages import pages_for
+from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.patience import to_stderr, told_if_long
@@ -82,6 +83,7 @@ def load(
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
         pages = _pages_that_fit(transformer, limits, page_size)
+    heap.trim()
     return Runner(
         transformer,
         tokenizer,
