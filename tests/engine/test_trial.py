@@ -131,12 +131,17 @@ def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
     assert "nan away" in nowhere.reason
 
 
-@pytest.mark.parametrize("error", [WorkbenchError("not for this model"), RuntimeError("LLVM ERROR:\n  out of luck")])
-def test_a_lane_that_fails_is_not_chosen(tried, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (WorkbenchError("not for this model"), "not for this model"),
+        (RuntimeError("LLVM ERROR:\n  out of luck"), "RuntimeError: LLVM ERROR: out of luck"),
+    ],
+)
+def test_a_lane_that_fails_is_not_chosen(tried, error: Exception, told: str) -> None:
     run, _ = tried
     lanes = run(fails={Lane.MLIR: error})
-    assert lanes.decode == Lane.EAGER
-    assert f"mlir not chosen: {type(error).__name__}: {' '.join(str(error).split())}" in lanes.reason
+    assert lanes.decode == Lane.EAGER and f"mlir not chosen: {told}" in lanes.reason
 
 
 def test_blocks_that_cannot_decode_do_not_prefill(tried) -> None:

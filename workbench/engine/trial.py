@@ -89,7 +89,9 @@ def _tried(lanes: Lanes, model: Transformer, page_size: int, unit: Unit) -> dict
                 executor = executor_for(model, own, replace(lanes, decode=lane), unit)
                 rows = executor.forward(plan).double()
             except Exception as error:  # whatever a compiler throws is a reason not to choose its lane
-                refused[str(lane)] = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_LETTERS]
+                ours = isinstance(error, (LaneError, WorkbenchError))
+                words = str(error) if ours else f"{type(error).__name__}: {error}"
+                refused[str(lane)] = " ".join(words.split())[:MOST_LETTERS]
                 continue
             away = (rows - exact).abs().max().item()
             if not away <= bound:
