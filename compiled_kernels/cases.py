@@ -1,8 +1,5 @@
-"""One list of cases an operator: for correctness on every lane, for hypothesis, and for measurement.
-
-A lane is right where its error against float64 is at most that of the eager lane in the same precision, plus a
-rounding term: `terms` additions in float32 in another order, and one rounding to the output's type.
-"""
+"""One list of cases an operator: for correctness on every lane (see agreement.py), for hypothesis, and for
+measurement."""
 
 from __future__ import annotations
 
@@ -15,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compiled_kernels.agreement import disagreement
 from compiled_kernels.lanes import Lane, LaneError
 
+__all__ = ["Case", "Suite", "Work", "case_of", "disagreement", "known", "random", "suite_of", "suites"]
 PACKAGES = (
     "rms_norm", "rotary", "gated", "linear", "expert_linear", "kv_write", "paged_attention", "quantized_attention",
     "top_logprobs",
@@ -59,16 +58,20 @@ class Suite:
     """An operator's cases.
 
     `inputs(generator, **arguments)` makes the operator's arguments, `call(*inputs, lane=lane)` carries it out and
-    gives what it wrote, `exact(*inputs)` is the same in float64 by the specification, and `terms(**arguments)` how
-    many numbers are added up for one of the output.
+    gives what it wrote, `exact(*inputs)` is the same in float64 by the specification. `terms(**arguments)` is how many
+    float32 epsilons of `scale` an output may be off (see agreement.py); `scale(*inputs)`, in float64, how large what is
+    added up for each output is, where that may be larger than the largest of its row. `timed_call` is what is timed,
+    where `call` does more than the operator.
     """
 
     operator: str
     inputs: Callable[..., tuple]
     call: Callable[..., Any]
     cases: tuple[Case, ...]
-    terms: Callable[..., int]
+    terms: Callable[..., float]
     exact: Callable[..., Any] = field(default=None)  # type: ignore[assignment]  # filled in below
+    scale: Callable[..., Tensor] | None = None
+    timed_call: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if self.exact is None:
@@ -111,45 +114,3 @@ def known(kind: str, word: str, words: Iterable[str]) -> str:
 def random(generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers, drawn in float32."""
     return torch.randn(shape, generator=generator).to(dtype)
-
-
-def disagreement(
-    suite: Suite, case: Case, inputs: tuple, lane: Lane, form: Callable[..., Any] | None = None
-) -> str | None:
-    """What is wrong with `lane` on these inputs, in words; None where it is right.
-
-    `form(*inputs)` stands in for the suite's call on that lane: what a compiler made of it.
-    """
-    ours = _outputs(form(*inputs) if form else suite.call(*inputs, lane=lane))
-    exact, eager = _outputs(suite.exact(*inputs)), _outputs(suite.call(*inputs, lane=Lane.EAGER))
-    terms = suite.terms(**case.arguments)
-    for index, (true, plain, given) in enumerate(zip(exact, eager, ours, strict=True)):
-        if given.shape != plain.shape or given.dtype != plain.dtype:
-            return f"output {index} is {list(given.shape)} {given.dtype}, not {list(plain.shape)} {plain.dtype}"
-        if not plain.is_floating_point():
-            if not torch.equal(plain, given):
-                return f"output {index} differs in {int((plain != given).sum())} of {plain.numel()} integers"
-            continue
-        if wrong := _beyond(true, plain.double(), given.double(), terms, plain.dtype):
-            return f"output {index}: {wrong}"
-    return None
-
-
-def _outputs(outputs: Any) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-
-
-def _beyond(true: Tensor, plain: Tensor, given: Tensor, terms: int, dtype: torch.dtype) -> str | None:
-    if not torch.equal(true.isnan(), given.isnan()):
-        return f"{int(given.isnan().sum())} NaN where the specification has {int(true.isnan().sum())}"
-    true, plain, given = (part.nan_to_num(0.0) for part in (true, plain, given))
-    if not true.numel():
-        return None
-    scale = float(true.abs().max()) + 1e-30
-    eager_error, error = float((plain - true).abs().max()), float((given - true).abs().max())
-    bound = eager_error + scale * (terms * torch.finfo(torch.float32).eps + torch.finfo(dtype).eps)
-    return (
-        None
-        if error <= bound
-        else f"error {error:.2e} against float64; eager makes {eager_error:.2e}, bound {bound:.2e}"
-    )

@@ -97,5 +97,16 @@ def device_of(lane: Lane) -> str:
 
 
 def moved(inputs: tuple, device: str) -> tuple:
-    return tuple(each.to(device) if isinstance(each, torch.Tensor) else each for each in inputs)
+    """The inputs on `device`, laid out there as they are here."""
+    return tuple(
+        copied(each, device) if isinstance(each, torch.Tensor) and each.device.type != device else each
+        for each in inputs
+    )
 
+
+def copied(tensor: torch.Tensor, device: str | torch.device | None = None) -> torch.Tensor:
+    """A copy with the same strides, with what lies between its numbers: a slice of wider rows stays one."""
+    extents = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum((extent - 1) * stride for extent, stride in extents) if tensor.numel() else 0
+    stored = tensor.as_strided((reach,), (1,)).to(device or tensor.device, copy=True)
+    return stored.as_strided(tensor.shape, tensor.stride())

@@ -49,7 +49,9 @@ def many_calls(suite: Suite, lane: Lane) -> Callable[[list[tuple]], list[Any]]:
     """Calls on each of a list of inputs, all in one graph, as a model's step holds many operators. The lane eager
     runs them one after another."""
 
+    call = suite.timed_call or suite.call
+
     def calls(inputs: list[tuple]) -> list[Any]:
-        return [suite.call(*each, lane=lane) for each in inputs]
+        return [call(*each, lane=lane) for each in inputs]
 
     return calls if lane is Lane.EAGER else torch.compile(calls, fullgraph=True, dynamic=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ def compiled(function: FunctionType, dynamic: bool, alike: Hashable = None) -> C
     # Every bucket of rows and every kind of block is one more entry for the same code.
     config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, MOST_GRAPHS)
-    options = None
+    options: dict[str, Any] | None = None
     if alike is not None:
         # What is compiled is kept by code object: each kind needs one of its own.
         function = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

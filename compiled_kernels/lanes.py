@@ -12,8 +12,9 @@ from pathlib import Path
 
 
 class Lane(StrEnum):
-    """`eager` runs the specification, `inductor` is what torch.compile makes of the traced form, `triton` and
-    `mlir` are written by hand."""
+    """`eager` runs the specification, or torch's own operation where there is one for all of it; `inductor` is what
+    torch.compile makes of the traced form; `triton` is written by hand, for GPUs; `mlir` is written by hand or lowered
+    from the specification by torch-mlir, for CPUs."""
 
     EAGER = "eager"
     INDUCTOR = "inductor"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from compiled_kernels.cases import Case, Suite, disagreement
-from compiled_kernels.check import device_of, moved
+from compiled_kernels.check import copied, device_of, moved
 from compiled_kernels.compiled import compiling, many_calls
 from compiled_kernels.gaps import known_gap
 from compiled_kernels.lanes import Lane, interpreted, lane_problems
@@ -163,7 +163,7 @@ def _settle(lane: Lane) -> None:
 
 
 def _copied(inputs: tuple) -> tuple:
-    return tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in inputs)
+    return tuple(copied(each) if isinstance(each, torch.Tensor) else each for each in inputs)
 
 
 def _timing(samples: list[float]) -> Timing:

@@ -1,8 +1,9 @@
-"""An operator's hand-written forms as torch knows them: opaque operations with a schema and a fake.
+"""An operator's opaque forms as torch knows them: operations with a schema and a fake.
 
-The lanes `eager` and `inductor` run plain torch code, which torch.compile can see through and fuse. What is written
-by hand is opaque to it and is registered here, `compiled_kernels::<operator>_<lane>`, when the package is imported,
-so that a graph can hold it from the first call on; the kernel's own module is imported when it first runs.
+The lanes `eager` and `inductor` run plain torch code, which torch.compile can see through and fuse, wherever a graph
+can hold it (attention over spans it cannot: that is opaque on these lanes too). What is opaque is registered here,
+`compiled_kernels::<operator>_<lane>`, when the package is imported, so that a graph can hold it from the first call on;
+the kernel's own module is imported when it first runs.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ LIBRARY = torch.library.Library("compiled_kernels", "DEF")
 
 @dataclass(frozen=True)
 class Operator:
-    """`forms` are its opaque operations by lane."""
+    """`forms` are its opaque operations by lane; a lane without one runs plain torch code, or has not this operator."""
 
     name: str
     forms: Mapping[Lane, Callable[..., Any]]
 
     def form(self, lane: Lane) -> Callable[..., Any]:
-        """The opaque operation of `lane`, which is neither eager nor inductor."""
+        """The opaque operation of `lane`. Raises LaneError where there is none."""
         if lane not in self.forms:
             known = [each for each in Lane if each in (Lane.EAGER, Lane.INDUCTOR, *self.forms)]
             raise LaneError(f"{self.name} has no lane {lane}; it has {', '.join(known)}")

@@ -8,7 +8,8 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,11 @@ from typing import Any
 import platformdirs
 import torch
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 MOST = 2000  # entries; older ones, of other versions as a rule, make room
 VERSIONS = ("torch", "triton", "torch-mlir")
 
@@ -24,7 +30,8 @@ VERSIONS = ("torch", "triton", "torch-mlir")
 @dataclass(frozen=True)
 class Remembered:
     """Entries by key in `file`. A damaged file is as if it had never been; where none can be written, nothing is
-    kept. A reader sees a file whole, whoever writes."""
+    kept. A reader sees a file whole, whoever writes; writers wait for one another (where the system has file locks),
+    so that none loses another's entry."""
 
     file: Path
 
@@ -35,19 +42,31 @@ class Remembered:
             return {}
 
     def add(self, key: str, entry: Mapping[str, Any]) -> None:
-        kept = {**self.load(), key: dict(entry)}  # what another process added meanwhile stays
-        text = json.dumps({"entries": dict(list(kept.items())[-MOST:])}, indent=1)
-        try:
+        with suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=f".{self.file.name}-")
-        except OSError:
-            return
-        try:
-            with os.fdopen(handle, "w") as out:
-                out.write(text)
-            os.replace(temporary, self.file)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
+            with _alone(self.file.with_name(f".{self.file.name}.lock")):
+                kept = {**self.load(), key: dict(entry)}
+                _write(self.file, json.dumps({"entries": dict(list(kept.items())[-MOST:])}, indent=1))
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """While no other thread or process holds `lock`."""
+    with lock.open("w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed, however this ends
+        yield
+
+
+def _write(file: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(handle, "w") as out:
+            out.write(text)
+        os.replace(temporary, file)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def directory() -> Path:

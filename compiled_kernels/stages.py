@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiled_kernels.cases import Case, Suite
+from compiled_kernels.cases import Case, Suite, case_of
 from compiled_kernels.lanes import Lane, LaneError, lane_problems
 
 
@@ -31,11 +31,17 @@ class Stages:
     stages: Mapping[str, Stage] = field(default_factory=dict)
 
 
-def stages_of(suite: Suite, case: Case, lane: Lane) -> Stages:
-    """The stages of one case on one lane, in the order in which they are made. Raises LaneError where the lane has not
-    this operator, or does not work here."""
+def stages_of(suite: Suite, case: Case | None, lane: Lane) -> Stages:
+    """The stages of one case (the first timed one unless given) on one lane, in the order in which they are made.
+
+    The lane triton is compiled ahead of time for examples of its own, not for cases. Raises LaneError for a case given
+    there, and where the lane has not this operator or does not work here.
+    """
     if lane is Lane.TRITON:
+        if case is not None:
+            raise LaneError(f"{suite.operator}: lane triton shows its examples, all of them; leave out the case")
         return _triton(suite)
+    case = case or case_of(suite, None)
     if problem := lane_problems()[lane]:
         raise LaneError(f"lane {lane} does not work here: {problem}")
     if lane is Lane.EAGER:
@@ -51,10 +57,11 @@ def _eager(suite: Suite) -> Stages:
     package = inspect.getmodule(suite.inputs)
     name = package.__name__.rpartition(".")[0] if package else ""
     try:
-        text = inspect.getsource(importlib.import_module(f"{name}.reference"))
+        texts = [inspect.getsource(importlib.import_module(f"{name}.{part}")) for part in ("reference", "api")]
     except (ImportError, OSError) as error:
-        raise LaneError(f"{suite.operator}: its reference cannot be read: {error}") from None
-    return Stages(digest(text), "the specification, which runs as written", {"source": Stage(text)})
+        raise LaneError(f"{suite.operator}: its source cannot be read: {error}") from None
+    note = "the specification, and what is called: it runs as written, or as torch's own operation where `api` says so"
+    return Stages(digest("".join(texts)), note, {"source": Stage(texts[0]), "api": Stage(texts[1])})
 
 
 def _triton(suite: Suite) -> Stages:

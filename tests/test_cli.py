@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import workbench.study.generation as generation_module
+from compiled_kernels import Lane
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.study.record import Record
@@ -289,6 +290,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"lanes", "auto_lane", "extras", "models", "environment"}
+    assert set(found["auto_lane"]["tries"]) <= {str(lane) for lane in Lane} and found["auto_lane"]["reason"]
     assert found["lanes"] == {"eager": None, "inductor": "no [C++] compiler"}
     assert found["models"] == {"demo": None, "demo-draft": None} and found["extras"]["dev"] is None
 

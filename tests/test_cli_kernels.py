@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compiled_kernels.check as check_module
+import workbench
 import workbench.study.bench as bench_module
 import workbench.study.kernel_bench as kernel_bench_module
 import workbench.study.kernel_show as kernel_show_module
 from compiled_kernels.cases import case_of, suite_of, suites
 from compiled_kernels.check import Row
-from compiled_kernels.lanes import Lane
+from compiled_kernels.lanes import Lane, lane_problems
 from compiled_kernels.measure import Measurement, Timing
 from workbench.cli import main
+from workbench.request import Request, SamplingParameters
 from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.trace.events import Finished
 
 OPERATORS = [suite.operator for suite in suites()]
 TIMES = {Lane.EAGER: Timing(4e-6, 3e-6, 5e-6, 9), Lane.INDUCTOR: Timing(2e-6, 1e-6, 3e-6, 9)}
@@ -70,7 +74,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         assert entry["cases"] == len(suite_of(entry["operator"]).cases) >= entry["timed"]
     assert main(["kernels", "list"]) == 0
     told = words(capsys)
-    assert all(operator in told for operator in OPERATORS) and "gap on triton, 22 cases: dense products" in told
+    assert all(operator in told for operator in OPERATORS) and "gap on mlir, 12 cases: selection has no" in told
 
 
 def test_check_as_json_is_one_list(checked: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +157,11 @@ def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) ->
         (["kernels", "check", "--operator", "rotery"], "did you mean 'rotary'?"),
         (["kernels", "bench", "--lane", "mlri"], "did you mean 'mlir'?"),
         (["kernels", "bench", "--operator", "rotary", "--case", "1x1"], "unknown timed case '1x1'"),
+        (["kernels", "show", "decode_step", "--case", "a"], "--case: of no effect here: decode_step has a --model"),
+        (["kernels", "show", "rms_norm", "--rows", "2"], "--rows: of no effect here: only decode_step has such"),
+        (["kernels", "show", "decode_step", "--lane", "inductor"], "one function only on lane mlir"),
+        (["kernels", "show", "decode_step", "--lane", "mlri"], "did you mean 'mlir'?"),
+        (["kernels", "show", "decode_step", "--rows", "0"], "--rows 0: must be at least 1"),
         (["kernels", "lsit"], "No such command 'lsit'"),
         (["bench", "--depth", "-1"], "--depth -1: must be at least 0"),
         (["bench", "--batch", "0"], "--batch 0: must be at least 1"),
@@ -162,6 +171,15 @@ def test_show_lists_stages_and_prints_one(capsys: pytest.CaptureFixture[str]) ->
         (["bench", "--model", "nowhere"], "nowhere: no such folder"),
         (["bench", "--format", "xml"], "Invalid value for '--format'"),
         (["bench", "--peers", "--model", "demo"], "give shape:NAME"),
+        (["bench", "--peers", "--format", "csv"], "--format csv: peers have table, md and json"),
+        (["bench", "--peers", "--batch", "1", "--no-memory"], "--batch, --memory: of no effect with --peers"),
+        (["bench", "--peers", "--prompt", "512", "--cold-start"], "--cold-start, --prompt: of no effect with --peers"),
+        (["bench", "--peers", "--rounds", "0", "--model", "shape:tiny"], "rounds 0: must be at least 1"),
+        (["bench", "--peers", "--dtype", "float32", "--weights", "int8"], "--dtype float32 and --weights int8"),
+        (["bench", "--peers", "--weights", "int5"], "no format 'int5'; did you mean"),
+        (["bench", "--work", "mixed"], "--work: of no effect without --peers"),
+        (["bench", "--peer-python", "a=b", "--rounds", "3"], "--peer-python, --rounds: of no effect without --peers"),
+        (["bench", "--json", "--format", "md"], "--json and --format md: give one of them"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -170,6 +188,47 @@ def test_a_mistake_is_one_line_and_code_2(asked: list[str], expected: str, capsy
     out, err = capsys.readouterr()
     (line,) = [line for line in err.replace("\r", "\n").splitlines() if line.startswith("error: ")]
     assert out == "" and expected in line and "Traceback" not in err
+
+
+MLIR = pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"lane mlir: {lane_problems()[Lane.MLIR]}")
+PTX = pytest.mark.skipif(find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
+
+
+@MLIR
+def test_show_the_llvm_of_rms_norm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "show", "rms_norm", "--lane", "mlir", "--stage", "llvm"]) == 0
+    out, err = capsys.readouterr()
+    assert "llvm.func" in out and "on mlir, llvm; artifact " in err
+
+
+@PTX
+def test_show_the_ptx_of_paged_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "show", "paged_attention", "--lane", "triton", "--stage", "ptx"]) == 0
+    assert ".visible .entry" in capsys.readouterr().out
+
+
+@MLIR
+def test_show_the_decode_step(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["kernels", "show", "decode_step", "--lane", "mlir", "--model", "shape:tiny", "--rows", "2"]
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["stage"] for each in found["stages"]][:2] == ["vector", "llvm"]
+    assert main(asked) == 0 and found["artifact"] in words(capsys)
+    assert main([*asked, "--stage", "llvm"]) == 0
+    out, err = capsys.readouterr()
+    assert "llvm.func @decode_step" in out and f"artifact {found['artifact']}" in err
+    runner = workbench.load("shape:tiny", lane="mlir", max_num_seqs=2)
+    requests = [Request(f"{i}", (1, 2, 3), SamplingParameters(max_tokens=3, ignore_eos=True)) for i in range(2)]
+    assert {e.reason for e in runner.stream(requests) if isinstance(e, Finished)} == {"length"}
+    assert runner.executor.artifacts["decode 2"] == found["artifact"], "what is shown is what runs"
+
+
+def test_bench_really_times(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["kernels", "bench", "--operator", "rms_norm", "--case", "1x2048 bfloat16", "--lane", "eager"]
+    assert main([*asked, "--threads", "1", "--seconds", "0.02", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["status"] == "ok" and 0 < row["p10_seconds"] <= row["seconds"] <= row["p90_seconds"] < 1
+    assert row["speedup_over_eager"] == 1.0 and row["share_of_ceiling"] > 0
 
 
 @pytest.mark.usefixtures("timed")
@@ -184,6 +243,7 @@ def test_a_model_is_benched_in_every_format(format: str, tmp_path: Path, capsys:
     assert "prefill 16" in out and "decode 2" in out
     if format == "json":
         assert json.loads(out) == json.loads(file.read_text())
+        assert main([*asked[:-4], "--json"]) == 0 and json.loads(capsys.readouterr().out)["rows"]
 
 
 @pytest.mark.parametrize("asked", [["kernels"], ["kernels", "show"], ["kernels", "check"], ["bench"]])

@@ -45,13 +45,6 @@ def named(found: Any) -> Iterator[str]:
         del _registered[name]
 
 
-def identity(part: UserPart) -> tuple[object, ...]:
-    """What tells this part from another that was built under the same name: its code and its arguments."""
-    found = find(part.path)
-    code = found if inspect.isclass(found) or inspect.isroutine(found) else id(found)
-    return code, tuple(sorted(part.arguments.items()))
-
-
 def load(part: UserPart) -> Any:
     """What stands at `part.path`, with its arguments.
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.decode_step.text import arguments, step_text
+from compiled_kernels.decode_step.text import buffers, given, step_text
+from compiled_kernels.expect import expect
+from compiled_kernels.lanes import LaneError
 from compiled_kernels.mlir import compile_text
+from compiled_kernels.mlir_text import PAGES, TYPES, Named
 from compiled_kernels.openmp import Call, library
-
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "i32": torch.int32}
 
 
 class DecodeStep:
-    """`tensors` holds what `arguments(shape)` names after the scratch buffers: weights, keys and values.
+    """`tensors` holds what `given(shape)` names: weights, keys and values; raises LaneError where one is missing, is too
+    many or of another shape or type.
 
     Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits`: all of them buffers of the step's own, for
     `shape.rows` rows. A row that is not used has length 1 and pages that nobody reads.
     """
 
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor]):
+        _expect(tensors, given(shape))
         self.shape = shape
         self.kernel = compile_text(step_text(shape), "decode_step", libraries=(library(),))
-        self._own = {name: _buffer(kind) for name, kind in arguments(shape) if name not in tensors}
-        self._call = Call(self.kernel.address, [tensors.get(name, self._own.get(name)) for name, _ in arguments(shape)])  # type: ignore[misc]
+        self._own = {name: _buffer(kind) for name, kind in buffers(shape)}
+        self._call = Call(self.kernel.address, [*self._own.values(), *(tensors[name] for name, _ in given(shape))])
         self.x, self.logits, self.lengths = self._own["x"], self._own["logits"], self._own["lengths"]
         self.tables = tuple(self._own[f"table_{i}"] for i in range(shape.tables))
         self.angles = {i: (self._own[f"cos_{i}"], self._own[f"sin_{i}"]) for i in shape.turns}
@@ -40,6 +43,26 @@ class DecodeStep:
         return sum(buffer.nbytes for buffer in self._own.values())
 
 
+def _expect(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
+    names = {name for name, _ in wanted}
+    for told, wrong in (("lacks", names - tensors.keys()), ("has no place for", tensors.keys() - names)):
+        if wrong:
+            raise LaneError(
+                f"decode step: {told} {', '.join(sorted(wrong)[:4])} ({len(wrong)} of {len(names)} tensors)"
+            )
+    for name, kind in wanted:
+        sizes, types = _read(kind)
+        if sizes[0] == PAGES:  # a pool of any number of pages
+            sizes = (len(tensors[name]), *sizes[1:])
+        expect("decode step", name, tensors[name], sizes, types)
+
+
 def _buffer(kind: str) -> Tensor:
+    sizes, types = _read(kind)
+    return torch.zeros(sizes, dtype=types[0])
+
+
+def _read(kind: str) -> tuple[tuple[int, ...], tuple[torch.dtype, ...]]:
+    """Shape and types of a tensor whose memref type this is."""
     *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")
-    return torch.zeros([int(size) for size in sizes], dtype=DTYPES[element])
+    return tuple(map(int, sizes)), tuple(dtype for dtype, name in TYPES.items() if name == element)

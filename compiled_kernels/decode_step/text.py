@@ -30,7 +30,12 @@ return
 
 
 def arguments(shape: StepShape) -> list[Named]:
-    """The step's arguments in order: what changes with each step, the scratch buffers, then all weights and pages."""
+    """The step's arguments in order: its own buffers, then what it is given."""
+    return [*buffers(shape), *given(shape)]
+
+
+def buffers(shape: StepShape) -> list[Named]:
+    """What changes with each step, then the scratch buffers."""
     rows = shape.rows
     found = [Named("x", memref((rows, shape.width), "f32")), Named("logits", memref((rows, shape.vocab), "f32"))]
     found.append(Named("lengths", memref((rows,), "i32")))
@@ -39,8 +44,12 @@ def arguments(shape: StepShape) -> list[Named]:
         found += angles(shape, dim, f"_{index}")
     for kind in shape.kinds:
         found += [buffer for buffer in Layer(shape, kind).shared if buffer not in found]
-    found.append(Named("norm", memref((shape.width,), shape.kind)))
-    found += matrices("head_", head(shape))
+    return found
+
+
+def given(shape: StepShape) -> list[Named]:
+    """All weights and pages."""
+    found = [Named("norm", memref((shape.width,), shape.kind)), *matrices("head_", head(shape))]
     for index, kind in enumerate(shape.layers):
         found += [Named(f"{name}_{index}", stored) for name, stored in Layer(shape, kind).own]
     return found

@@ -13,18 +13,12 @@ GATED_CLAMPED = Leaf("gated_clamped", reference.clamped, lanes=64)
 
 
 def gated_silu(gate_up: Tensor) -> Tensor:
-    return _run(GATED_SILU, gate_up)
+    return GATED_SILU.prepare((gate_up,))(gate_up)
 
 
 def gated_gelu(gate_up: Tensor) -> Tensor:
-    return _run(GATED_GELU, gate_up)
+    return GATED_GELU.prepare((gate_up,))(gate_up)
 
 
 def gated_clamped(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    return _run(GATED_CLAMPED, gate_up, alpha, limit)
-
-
-def _run(leaf: Leaf, gate_up: Tensor, *constants: float) -> Tensor:
-    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
-    leaf.prepare((gate_up,), *constants)((gate_up,), (out,))
-    return out
+    return GATED_CLAMPED.prepare((gate_up,), alpha, limit)(gate_up)

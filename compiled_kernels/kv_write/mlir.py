@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.cases import Case
+from compiled_kernels.expect import FLOATING, INTEGERS, expect
+from compiled_kernels.lanes import LaneError
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir_text import PAGES, THREADS, TYPES, Lines, divisor, memref
 from compiled_kernels.openmp import Call, library
@@ -17,13 +19,23 @@ FEW = 64  # tokens that one thread writes before a second one would be awake
 
 
 def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
+    count, groups, size, dim = pages.shape
+    tokens = rows.shape[0]
+    expect("kv_write", "pages", pages, (count, groups, size, dim), tuple(TYPES))
+    expect("kv_write", "rows", rows, (tokens, groups, dim), FLOATING, dense=False)
+    expect("kv_write", "slots", slots, (tokens,), INTEGERS, dense=False)
     rows, slots = rows.to(pages.dtype), slots.long().contiguous()
-    tokens, groups, dim = rows.shape
     if tokens and rows.stride()[1:] != (dim, 1):
         rows = rows.contiguous()
-    kernel = _compiled(groups, dim, pages.shape[2], TYPES[pages.dtype])
-    sizes = torch.tensor([tokens, rows.stride(0)])
+    kernel = _compiled(groups, dim, size, TYPES[pages.dtype])
+    sizes = torch.tensor([tokens, rows.stride(0), count * size, 0])
     Call(kernel.address, (pages, rows, slots, sizes))(threads=1 if tokens < FEW else None)
+    if sizes[3]:
+        raise LaneError(f"kv_write: slots must lie in 0..{count * size - 1}; {_range(slots)} given")
+
+
+def _range(numbers: Tensor) -> str:
+    return f"{int(numbers.min())}..{int(numbers.max())}"
 
 
 def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
@@ -39,11 +51,12 @@ def _compiled(groups: int, dim: int, size: int, kind: str) -> Kernel:
 
 
 def _text(groups: int, dim: int, size: int, kind: str) -> str:
-    """@kv_write(pages [page, group, offset, dim], rows, slots [token], (tokens, numbers from row to row)), run by all
-    threads at once: the row [group, dim] of a token goes to page slot // size, offset slot % size. One function for
-    any number of tokens, and for rows that are part of wider ones."""
+    """@kv_write(pages [page, group, offset, dim], rows, slots [token], (tokens, numbers from row to row, slots of the
+    pages, 0)), run by all threads at once: the row [group, dim] of a token goes to page slot // size, offset slot %
+    size. One function for any number of tokens, and for rows that are part of wider ones. A slot beyond the pages is
+    passed over, and the last of the sizes becomes 1."""
     pages, rows = memref((PAGES, groups, size, dim), kind), memref((PAGES,), kind)
-    slots, sizes = memref((PAGES,), "i64"), memref((2,), "i64")
+    slots, sizes = memref((PAGES,), "i64"), memref((4,), "i64")
     return f"""func.func @kv_write(%pages: {pages}, %rows: {rows}, %slots: {slots}, %sizes: {sizes}) {{
 %thread, %threads = call @thread() : () -> (index, index)
 %zero = arith.constant 0 : index
@@ -52,6 +65,9 @@ def _text(groups: int, dim: int, size: int, kind: str) -> str:
 %tokens = arith.index_cast %tokens64 : i64 to index
 %stride64 = memref.load %sizes[%one] : {sizes}
 %stride = arith.index_cast %stride64 : i64 to index
+%two = arith.constant 2 : index
+%limit64 = memref.load %sizes[%two] : {sizes}
+%limit = arith.index_cast %limit64 : i64 to index
 %size = arith.constant {size} : index
 scf.for %token = %thread to %tokens step %threads {{
   %slot64 = memref.load %slots[%token] : {slots}
@@ -59,7 +75,14 @@ scf.for %token = %thread to %tokens step %threads {{
   %page = arith.divui %slot, %size : index
   %offset = arith.remui %slot, %size : index
   %row = arith.muli %token, %stride : index
+  %inside = arith.cmpi ult, %slot, %limit : index
+  scf.if %inside {{
 {_copied(groups, dim, pages, rows, kind)}
+  }} else {{
+    %three = arith.constant 3 : index
+    %outside = arith.constant 1 : i64
+    memref.store %outside, %sizes[%three] : {sizes}
+  }}
 }}
 return
 }}"""

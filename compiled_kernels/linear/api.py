@@ -19,7 +19,7 @@ LINEAR = define(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _fake,
-    {Lane.MLIR: "compiled_kernels.linear.mlir:linear"},
+    {Lane.TRITON: "compiled_kernels.linear.triton:linear", Lane.MLIR: "compiled_kernels.linear.mlir:linear"},
 )
 LINEAR_INT8 = define(
     "linear_int8",
@@ -42,7 +42,7 @@ def linear(
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "token out"]:
     """x @ weight.T + bias, in the type of `x`. On the lane triton this is the vendor's matrix product."""
-    if lane is Lane.MLIR:
+    if lane in (Lane.TRITON, Lane.MLIR):
         return LINEAR.form(lane)(x, weight, bias)
     if lane is Lane.INDUCTOR and traced.reduces(x):
         return traced.linear(x, weight, bias)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import torch
 
 import compiled_kernels
@@ -54,8 +56,27 @@ def cases(bits: int, **more: int) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def terms(width: int, **_: object) -> int:
-    return 4 * width
+def terms(width: int, **_: object) -> float:
+    return 4 + math.sqrt(width)
+
+
+def _size(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """What a sum of products of either sign is like, whatever it happens to be: the root of the sum of their squares;
+    of a row of outputs the largest."""
+    squares = exact_linear(x.double().square(), weight.square(), None if bias is None else bias.double().square())
+    return squares.sqrt().amax(-1, keepdim=True)
+
+
+def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple:
+    return x, weight.double(), bias
+
+
+def _int8(x: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> tuple:
+    return x, dequantize_int8(stored, scales.double()), bias
+
+
+def _int4(x: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> tuple:
+    return x, dequantize_int4(stored, scales.double()), bias
 
 
 def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -63,13 +84,16 @@ def _exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 SUITES = (
-    Suite("linear", dense_inputs, compiled_kernels.linear, cases(0), terms),
+    Suite(
+        "linear", dense_inputs, compiled_kernels.linear, cases(0), terms,
+        exact=lambda *inputs: _exact(*_dense(*inputs)), scale=lambda *inputs: _size(*_dense(*inputs)),
+    ),
     Suite(
         "linear_int8", int8_inputs, compiled_kernels.linear_int8, cases(8), terms,
-        exact=lambda x, stored, scales, bias: _exact(x, dequantize_int8(stored, scales.double()), bias),
+        exact=lambda *inputs: _exact(*_int8(*inputs)), scale=lambda *inputs: _size(*_int8(*inputs)),
     ),
     Suite(
         "linear_int4", int4_inputs, compiled_kernels.linear_int4, cases(4, group=64) + cases(4, group=32), terms,
-        exact=lambda x, stored, scales, bias: _exact(x, dequantize_int4(stored, scales.double()), bias),
+        exact=lambda *inputs: _exact(*_int4(*inputs)), scale=lambda *inputs: _size(*_int4(*inputs)),
     ),
 )  # fmt: skip

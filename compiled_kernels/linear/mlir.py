@@ -1,4 +1,5 @@
-"""The lane mlir of the products: one compiled function for each shape, run on torch's threads."""
+"""The lane mlir of the products, run on torch's threads: one compiled function for each matrix shape and each number
+of rows below `MOST_ROWS`, and one for all other numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.cases import Case
+from compiled_kernels.expect import COMPUTED, expect
 from compiled_kernels.lanes import LaneError
+from compiled_kernels.linear.mlir_shape import MOST_ROWS
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir import Kernel, compile_text
 from compiled_kernels.mlir_text import THREADS, TYPES, Named, Target, call, declared
@@ -17,52 +20,73 @@ from compiled_kernels.openmp import Call, library
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return _run(x, "linear", TYPES.get(weight.dtype, ""), 0, (weight,), bias)
+    tokens, width = x.shape
+    expect("linear", "x", x, (tokens, width), COMPUTED, dense=False)
+    expect("linear", "weight", weight, (weight.shape[0], width), COMPUTED, dense=False)
+    return _run(x, "linear", TYPES[weight.dtype], 0, (weight,), bias)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    tokens, width = x.shape
+    expect("linear_int8", "x", x, (tokens, width), COMPUTED, dense=False)
+    expect("linear_int8", "values", values, (values.shape[0], width), (torch.int8,), dense=False)
+    expect("linear_int8", "scales", scales, (values.shape[0],), (torch.float32,), dense=False)
     return _run(x, "linear_int8", "i8", 0, (values, scales), bias)
 
 
 def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    return _run(x, "linear_int4", "i4", x.shape[1] // scales.shape[1], (packed, scales), bias)
+    (tokens, width), (out, groups) = x.shape, scales.shape
+    expect("linear_int4", "x", x, (tokens, width), COMPUTED, dense=False)
+    expect("linear_int4", "packed", packed, (out, width // 2), (torch.uint8,), dense=False)
+    expect("linear_int4", "scales", scales, (out, groups), (torch.float16,), dense=False)
+    if groups < 1 or width % (2 * groups):
+        raise LaneError(f"linear_int4: {groups} scales a row do not divide {width} columns into even groups")
+    return _run(x, "linear_int4", "i4", width // groups, (packed, scales), bias)
 
 
 def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
     kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, TYPES[of["dtype"]])
-    shape = (of["tokens"], of["width"], of["out"])
+    shape = (min(of["tokens"], MOST_ROWS), of["width"], of["out"])
     return _compiled(operator, *shape, kind, TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
 
 
 def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:
-    if x.dtype not in (torch.float32, torch.bfloat16) or kind not in ("f32", "bf16", "i8", "i4"):
-        raise LaneError(f"{name}: lane mlir takes float32 and bfloat16, not {x.dtype} and {weights[0].dtype}")
-    x = x.contiguous()
-    weights = tuple(weight.contiguous() for weight in weights)
-    out = torch.empty(x.shape[0], weights[0].shape[0])
-    kernel = _compiled(name, *x.shape, out.shape[1], kind, TYPES[x.dtype], group, bias is not None)
-    Call(kernel.address, (x, *weights, *(() if bias is None else (bias.to(x.dtype),)), out))()
+    (tokens, width), outs = x.shape, weights[0].shape[0]
+    out = torch.empty(tokens, outs)
+    if not out.numel():
+        return out.to(x.dtype)
+    if bias is not None:
+        expect(name, "bias", bias, (outs,), (bias.dtype,), dense=False)
+        weights = (*weights, bias.to(x.dtype))
+    kernel = _compiled(name, min(tokens, MOST_ROWS), width, outs, kind, TYPES[x.dtype], group, bias is not None)
+    rows = torch.tensor([tokens])
+    Call(kernel.address, (x.contiguous(), *(weight.contiguous() for weight in weights), out, rows))()
     return out.to(x.dtype)
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(name: str, rows: int, width: int, out: int, kind: str, x: str, group: int, bias: bool) -> Kernel:
-    product = Product("product", rows, width, out, kind, x, Target.here(), group, bias)
+    product = Product("product", rows, width, out, kind, x, Target.here(), group, bias, any_rows=rows == MOST_ROWS)
     text = "\n".join((THREADS, product_text(product), _entry(product, name)))
     return compile_text(text, name, libraries=(library(),))
 
 
 def _entry(product: Product, name: str) -> str:
-    """@{name}(x, weight, scales, bias, out): run by all threads at once, each of which takes a share of the columns."""
+    """@{name}(x, weight, scales, bias, out, (rows)): run by all threads at once, each of which takes a share of the
+    columns."""
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
-    return f"""func.func @{name}({declared(arguments)}) {{
+    bounds = [Named("begin", "index"), Named("end", "index"), *([Named("rows", "index")] if product.any_rows else [])]
+    return f"""func.func @{name}({declared([*arguments, Named("sizes", "memref<1xi64>")])}) {{
+  %zero = arith.constant 0 : index
+  %rows64 = memref.load %sizes[%zero] : memref<1xi64>
+  %rows = arith.index_cast %rows64 : i64 to index
   %thread, %threads = call @thread() : () -> (index, index)
   %count = arith.constant {product.out} : index
   %unit = arith.constant {product.block} : index
   %begin, %end = call @share(%count, %unit, %thread, %threads) : (index, index, index, index) -> (index, index)
-  {call("product", [*arguments, Named("begin", "index"), Named("end", "index")])}
+  {call("product", [*arguments, *bounds])}
   return
 }}"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels.mlir_text import SUMS, Target, divisor, memref
+from compiled_kernels.mlir_text import PAGES, SUMS, Target, divisor, memref
 
 MOST_ROWS = 4  # tokens whose sums are kept at once; more are more passes over weights that lie in the nearest cache
 NEAR = 8192  # bytes: with blocks of weights up to this size the next block is fetched while one is read
@@ -14,7 +14,8 @@ NEAR = 8192  # bytes: with blocks of weights up to this size the next block is f
 class Product:
     """x [rows, width] of type `x` times a weight [out, width] stored as `kind`: f32, bf16, i8 (one scale a row) or
     i4 (a scale for each `group` columns). `adds`: into what `out` holds, in place of overwriting it. `stretches`: `out`
-    is that many equal runs of columns, each of which is walked for itself."""
+    is that many equal runs of columns, each of which is walked for itself. `any_rows`: the number of rows is an argument,
+    at least `rows`, which then is how many are walked together."""
 
     name: str
     rows: int
@@ -27,6 +28,16 @@ class Product:
     bias: bool = False
     adds: bool = False
     stretches: int = 1
+    any_rows: bool = False
+
+    def __post_init__(self) -> None:
+        if self.any_rows and (self.adds or self.rows > MOST_ROWS):
+            raise ValueError(f"{self.name}: any number of rows overlaps its last two runs, of {MOST_ROWS} at most")
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of x and out as their types have them: where the number is open, a bound."""
+        return PAGES if self.any_rows else self.rows
 
     @property
     def pairs(self) -> bool:
@@ -60,7 +71,7 @@ class Product:
 
     @property
     def x_type(self) -> str:
-        return memref((self.rows, self.width), self.x)
+        return memref((self.stored_rows, self.width), self.x)
 
     @property
     def weight_types(self) -> tuple[str, ...]:
@@ -76,4 +87,4 @@ class Product:
 
     @property
     def out_type(self) -> str:
-        return memref((self.rows, self.out), "f32")
+        return memref((self.stored_rows, self.out), "f32")

@@ -15,34 +15,49 @@ __all__ = ["Product", "product_text"]
 
 
 def product_text(product: Product) -> str:
-    """@name(x [rows, width], weight, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the output
-    columns from begin to end, both multiples of `block`."""
+    """@name(x [rows, width], weight, scales, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]): the
+    output columns from begin to end, both multiples of `block`."""
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     arguments = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     lines = Lines()
     step = lines.index(product.block)
     lines.say(f"scf.for %o = %begin to %end step {step} {{")
-    for first in range(0, product.rows, MOST_ROWS):
-        _block(lines, product, range(first, min(first + MOST_ROWS, product.rows)))
+    if product.any_rows:
+        _runs(lines, product)
+    else:
+        for first in range(0, product.rows, MOST_ROWS):
+            tokens = [lines.index(number) for number in range(first, min(first + MOST_ROWS, product.rows))]
+            _block(lines, product, tokens, str(first))
     lines.say("}")
-    head = f"func.func private @{product.name}({arguments}, %begin: index, %end: index) attributes {{no_inline}}"
+    bounds = "%begin: index, %end: index" + (", %rows: index" if product.any_rows else "")
+    head = f"func.func private @{product.name}({arguments}, {bounds}) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
 
 
-def _block(lines: Lines, product: Product, numbers: range) -> None:
-    """The block of weight rows that begins with %o, with the tokens of these numbers.
+def _runs(lines: Lines, product: Product) -> None:
+    """All of %rows tokens, a run of `rows` at a time; the last run begins early enough to be whole."""
+    zero, together = lines.index(0), lines.index(product.rows)
+    last = lines.let(f"arith.subi %rows, {together} : index")
+    lines.say(f"scf.for %run = {zero} to %rows step {together} {{")
+    first = lines.let(f"arith.minui %run, {last} : index")
+    tokens = [lines.let(f"arith.addi {first}, {lines.index(i)} : index") for i in range(product.rows)]
+    _block(lines, product, tokens, "run")
+    lines.say("}")
+
+
+def _block(lines: Lines, product: Product, tokens: list[str], run: str) -> None:
+    """The block of weight rows that begins with %o, with these tokens; `run` tells its names from those of others.
 
     Sums stand in the order of (row, token), here and below.
     """
     lanes = product.lanes
     zero = lines.filled("0.0", lanes)
     rows = [lines.let(f"arith.addi %o, {lines.index(i)} : index") for i in range(product.block)]
-    tokens = [lines.index(number) for number in numbers]
-    names = [f"%s{i}_{numbers.start}" for i in range(len(rows) * len(tokens))]
+    names = [f"%s{i}_{run}" for i in range(len(rows) * len(tokens))]
     start, end = lines.index(0), lines.index(product.width)
     step = lines.index(product.group if product.kind == "i4" else product.read)
     over = f"%k = {start} to {end} step {step}"
-    found = lines.open_sums(f"%sums{numbers.start}", over, names, [zero] * len(names), lanes)
+    found = lines.open_sums(f"%sums{run}", over, names, [zero] * len(names), lanes)
     moved = (_int4_group if product.kind == "i4" else _columns)(lines, product, rows, tokens, names)
     lines.close_sums(moved, lanes)
     _store(lines, product, rows, tokens, _totals(lines, found, lanes))

@@ -1,5 +1,6 @@
-"""Products with INT8 and INT4 weights. One row is a multiply-reduce that streams the weights past it; more rows go
-through the tensor cores, the weights as the left operand: they are widened in registers and never lie in memory.
+"""Products with INT8 and INT4 weights; dense ones are the vendor's. One row is a multiply-reduce that streams the
+weights past it; more rows go through the tensor cores, the weights as the left operand: they are widened in registers
+and never lie in memory.
 
     out.T [out, token]  =  weights [out, width]  @  x.T [width, token]
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -226,6 +228,13 @@ def _products(arguments: dict[str, Any], weights: Tensor, half: int, splits: int
         shared |= {"numbers": numbers, "splits": parts, "SPLITS": power_of_two(parts), "NUMBERS": block}
         found.append(Launch(add_parts, (blocks(numbers, block),), shared))
     return found
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The vendor's product, on a GPU cuBLAS: no dense product is written here. Under Triton's interpreter it is that
+    of the processor."""
+    check("linear", x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

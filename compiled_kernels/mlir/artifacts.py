@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -63,6 +64,14 @@ class Artifacts:
         _write(self.directory / f"{key}.json", json.dumps(entry, indent=1).encode())
         return paths
 
+    def keep(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
+        """`store`, or, where nothing can be written, with a warning a folder that ends with this process."""
+        try:
+            return self.store(key, files)
+        except OSError as error:
+            warnings.warn(f"mlir: compiled code is not kept on disk ({error})", stacklevel=3)
+            return Artifacts(Path(_folder_of_this_process().name)).store(key, files)
+
     def name(self, recipe: str, key: str) -> None:
         """Note that `recipe`, cheap to compute, leads to the entry `key`. May raise OSError."""
         _write(self.directory / f"{recipe}.name", key.encode())
@@ -74,6 +83,11 @@ class Artifacts:
         except (OSError, ValueError):
             return None
         return key if len(key) == 64 and set(key) <= set("0123456789abcdef") else None
+
+
+@cache
+def _folder_of_this_process() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="workbench-mlir-")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,7 +1,8 @@
 """`torch.compile(backend="workbench_mlir")`: subgraphs that suit it through this lane, in process.
 
 Importing this module registers the backend under that name. Whatever is left runs where the report says: operations
-around a subgraph that was taken run in eager torch, graphs of which nothing was taken are Inductor's.
+around a subgraph that was taken run in eager torch, graphs of which nothing was taken, or nothing compiled, are
+Inductor's.
 """
 
 # The stubs of these optional packages, where installed, do not list what they export.
@@ -9,21 +10,17 @@ around a subgraph that was taken run in eager torch, graphs of which nothing was
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.tools_common import legalize_graph
-from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
 
 from compiled_kernels.lanes import LaneError, _mlir_problem
 from compiled_kernels.mlir import suited
-from compiled_kernels.mlir.compile import compile_text
-from compiled_kernels.mlir.lower import lower_graph
 from compiled_kernels.mlir.report import Report, Subgraph, names
+from compiled_kernels.mlir.subgraphs import Placed, compiled_part, put_in_place
 
 NAME = "workbench_mlir"
 
@@ -38,12 +35,16 @@ class Backend:
     def report(self) -> Report:
         return Report(tuple(self._done))
 
-    def __call__(self, graph: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    def __call__(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """Raises LaneError for any option: there is none."""
+        if options:
+            given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            raise LaneError(f"backend {NAME} takes no options; {given} given")
+        if problem := _mlir_problem():
+            raise LaneError(f"backend {NAME}: {problem}")
         from torch._dynamo.backends.common import aot_autograd
         from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 
-        if problem := _mlir_problem():
-            raise LaneError(f"backend {NAME}: {problem}")
         compiler = aot_autograd(
             fw_compiler=self._leave_training,
             bw_compiler=self._leave_training,
@@ -68,68 +69,34 @@ class Backend:
         called = {node: names([node.target])[0] for node in graph.graph.nodes if node.op == "call_function"}
         number = next(self._graphs)
         reasons = {node: suited.obstacle(node) for node in called if not _writes_input(node)}
-        parts = _partitions(graph, reasons)
-        if not parts or any(suited.base_name(node.target) == "as_strided" for node in reasons):
-            why = next((f"{called[node]}: {why}" for node, why in reasons.items() if why), "nothing to compute")
+        hidden = any(suited.base_name(node.target) == "as_strided" for node in reasons)
+        parts = [] if hidden else _partitions(graph, reasons)
+        kernels = [compiled_part(graph, part, f"kernel_{number}_{index}") for index, part in enumerate(parts)]
+        if not any(isinstance(each, Placed) for each in kernels):
+            obstacles = (f"{called[node]}: {why}" for node, why in reasons.items() if why)
+            failures = (each for each in kernels if isinstance(each, str))
+            why = "as_strided: whose memory it reads cannot be seen" if hidden else None
+            why = why or next(failures, None) or next(obstacles, "nothing to compute")
             return self._leave_all(number, graph, inputs, why)
         written = _split_off_writes(graph)
         taken = {node for part in parts for node in part}
         reasons |= {
             node: "a view, nothing to compute" for node, why in reasons.items() if not why and node not in taken
         }
-        for index, part in enumerate(parts):
-            reasons |= dict.fromkeys(part, self._place_kernel(graph, part, number, f"kernel_{number}_{index}"))
+        standing: dict[Node, Node] = {}
+        for part, kernel in zip(parts, kernels, strict=True):
+            if isinstance(kernel, str):
+                reasons |= dict.fromkeys(part, kernel)
+                continue
+            operations = names([node.target for node in part])
+            self._done.append(Subgraph(number, True, operations, "mlir", "", kernel.kernel.kernel.digest))
+            put_in_place(graph, part, kernel, standing)
         legalize_graph(graph)
         graph.recompile()
         for why in dict.fromkeys(why for why in reasons.values() if why):
             left = [name for node, name in called.items() if reasons.get(node) == why]
             self._done.append(Subgraph(number, False, tuple(left), "eager", why))
         return make_boxed_func(_with_writes(graph, written))
-
-    def _place_kernel(self, graph: GraphModule, part: Sequence[Node], number: int, name: str) -> str | None:
-        """Compile a part and let its kernel take its place; gives why not, where it does not lower."""
-        module, inputs, outputs = fuse_as_graphmodule(graph, list(part), name)
-        for place, node in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            place.meta = dict(node.meta)
-        try:
-            kernel = SubgraphKernel(module, outputs)
-        except (LaneError, ValueError, RuntimeError) as error:  # MLIR raises all of these
-            return " ".join(str(error).split())[:300]
-        self._done.append(
-            Subgraph(number, True, names([node.target for node in part]), "mlir", "", kernel.kernel.digest)
-        )
-        graph.add_submodule(name, kernel)
-        with graph.graph.inserting_before(part[0]):
-            called = graph.graph.call_module(name, tuple(inputs))
-            results = [called] if len(outputs) == 1 else [
-                graph.graph.call_function(operator.getitem, (called, place)) for place in range(len(outputs))
-            ]  # fmt: skip
-        for old, new in zip(outputs, results, strict=True):
-            new.meta = dict(old.meta)
-            old.replace_all_uses_with(new)
-        for node in reversed(part):
-            graph.graph.erase_node(node)
-        return None
-
-
-class SubgraphKernel(torch.nn.Module):
-    """One subgraph as one compiled function on the tensors' own memory."""
-
-    def __init__(self, module: GraphModule, outputs: Sequence[Node]):
-        super().__init__()
-        name = "subgraph"  # one name, so that equal subgraphs are one artifact
-        stages = lower_graph(module.graph, name, lanes=64)
-        text = stages.pop("bufferized")
-        self.kernel = compile_text(text, name, lowered_from="bufferized", before=stages)
-        self.shapes = [(tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in outputs]
-        places = len(module.graph.find_nodes(op="placeholder"))
-        self.run = self.kernel.function(places + len(outputs))
-
-    def forward(self, *inputs: Tensor) -> Any:
-        read = [each.contiguous() for each in inputs]
-        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self.shapes]
-        self.run(*[each.data_ptr() for each in read], *[each.data_ptr() for each in made])
-        return made[0] if len(made) == 1 else tuple(made)
 
 
 def _partitions(graph: GraphModule, reasons: dict[Node, str | None]) -> list[list[Node]]:

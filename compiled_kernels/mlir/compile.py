@@ -62,7 +62,8 @@ def compile_function(
     examples = tuple(examples)
     shapes = [(list(each.shape), str(each.dtype)) for each in examples]
     artifacts = Artifacts(directory or cache_directory())
-    cooked = key_of(recipe=dict(recipe), name=name, shapes=shapes, lanes=lanes, sources=sources())
+    made = {"lanes": lanes, "sources": sources(), "opt_level": OPT_LEVEL, "linked": linker() is not None}
+    cooked = key_of(recipe=dict(recipe), name=name, shapes=shapes, **made)
     if (key := artifacts.named(cooked)) and (paths := artifacts.load(key)):
         return Kernel(name, key, _loaded(paths, ()), paths.get("library"), paths["stages"])
     stages = lower(function, examples, name, lanes)

@@ -103,7 +103,7 @@ def _built(text: str, flags: tuple[str, ...], name: str, directory: Path | None)
             stage = next((stage for phase, stage in PHASES.items() if phase in path.name), None)
             if stage:
                 content[stage] = (path.read_bytes(), ".mlir")
-    return key, artifacts.store(key, content)
+    return key, artifacts.keep(key, content)
 
 
 def iree_compile(text: str, flags: Sequence[str], name: str, input_type: str = "torch") -> bytes:
@@ -124,13 +124,13 @@ def cuda_text(text: str, name: str, architecture: str = "sm_80", directory: Path
     IREE knows no sm_90 (`missing GPU target in #hal.executable.target`): for it, code lowered for sm_80 is retargeted
     before its instructions are chosen, so it uses none of what sm_90 added.
     """
-    key = key_of(text=text, cuda=architecture, versions=version_of("iree-base-compiler"))
-    artifacts = Artifacts(directory or cache_directory())
-    if files := artifacts.load(key):
-        return files["ptx"].read_text()
     retargeted = architecture not in ("sm_80", "sm_86", "sm_89")
     known = "sm_80" if retargeted else architecture
     target = ("--iree-hal-target-backends=cuda", f"--iree-cuda-target={known}", *FLAGS[:1], *FLAGS[2:])
+    key = key_of(text=text, cuda=architecture, flags=target, versions=version_of("iree-base-compiler"))
+    artifacts = Artifacts(directory or cache_directory())
+    if files := artifacts.load(key):
+        return files["ptx"].read_text()
     with tempfile.TemporaryDirectory() as folder:
         dump = f"--iree-hal-dump-executable-binaries-to={folder}"
         if retargeted:
@@ -143,5 +143,5 @@ def cuda_text(text: str, name: str, architecture: str = "sm_80", directory: Path
         ptx = "\n".join(path.read_text() for path in sorted(Path(folder).glob("*.ptx")))
     if not ptx:
         raise LaneError(f"{name}: IREE dumped no PTX for {architecture}")
-    artifacts.store(key, {"ptx": (ptx.encode(), ".ptx")})
+    artifacts.keep(key, {"ptx": (ptx.encode(), ".ptx")})
     return ptx

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,27 @@ from compiled_kernels.mlir.execute import Kernel
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel for one combination: `run` takes addresses; `copied` are the inputs it needs contiguous."""
+    """A kernel for one combination: `run` takes addresses; `copied` are the inputs it needs contiguous, `outputs` the
+    shapes and types of what it writes."""
 
     run: Callable[..., None]
     kernel: Kernel
     copied: frozenset[int]
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
-    def __call__(self, inputs: Sequence[Tensor], outputs: Iterable[Tensor]) -> None:
+    def __call__(self, *inputs: Tensor) -> Any:
+        """What the specification gives: a tensor or a tuple of tensors, contiguous."""
         if self.copied:
-            inputs = [each.contiguous() if place in self.copied else each for place, each in enumerate(inputs)]
-        self.run(*[each.data_ptr() for each in inputs], *[each.data_ptr() for each in outputs])
+            inputs = tuple(each.contiguous() if place in self.copied else each for place, each in enumerate(inputs))
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self.outputs]
+        self.run(*[each.data_ptr() for each in inputs], *[each.data_ptr() for each in made])
+        return made[0] if len(made) == 1 else tuple(made)
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """`function(*tensors, *constants)` is the specification that is compiled; `source` is the file it stands in.
+    """`function(*tensors, *constants)` is the specification that is compiled, with the file it stands in as its name in
+    the cache; `lanes` as in `lower`; `prepared` the kernels there are, by what they were compiled for.
 
     Rows that are slices of wider rows are read where they lie; other strides are made contiguous first.
     """
@@ -66,9 +72,10 @@ class Leaf:
         kernel = compile_function(function, examples, self.name, recipe=recipe, lanes=self.lanes)
         with torch.no_grad():
             made = self.function(*(each.to("meta") for each in inputs), *constants)
-        results = 1 if isinstance(made, Tensor) else len(made)
+        results = (made,) if isinstance(made, Tensor) else tuple(made)
         copied = frozenset(place for place, whole in enumerate(wide) if whole is None)
-        return Prepared(kernel.function(len(inputs) + results), kernel, copied)
+        outputs = tuple((tuple(each.shape), each.dtype) for each in results)
+        return Prepared(kernel.function(len(inputs) + len(results)), kernel, copied, outputs)
 
 
 def wider_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:

@@ -47,7 +47,8 @@ def paged_attention(
 
     Sequence s owns the tokens [span_starts[s], span_starts[s + 1]), the last of its `context_lengths[s]`
     positions; position p lies in page `page_table[s, p // offset]`. What no sequence's length covers is never
-    read into a result, whatever stands there. A row that may look nowhere gives zeros.
+    read into a result, whatever stands there. A row that may look nowhere gives zeros, as does one of no sequence:
+    spans begin with row 0 and leave none out, so such rows come after the last span.
 
     `softcap` c > 0 makes every score c tanh(score / c) (Gemma 2, 2024), `score` then puts another in its place (see
     scores.py); `sink_logits` adds one logit a head to the softmax's sum that attends to nothing (gpt-oss, 2025).

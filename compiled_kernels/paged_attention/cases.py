@@ -9,6 +9,7 @@ from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels.cases import Case, Suite, Work, random
+from compiled_kernels.lanes import Lane
 from compiled_kernels.masks import Both, Causal, Mask, SlidingWindow
 from compiled_kernels.scores import ALiBi
 
@@ -26,9 +27,10 @@ def inputs(
     softcap: float = 0.0,
     sinks: bool = False,
     alibi: bool = False,
+    beyond: int = 0,
 ) -> tuple:
     """Spans over pages in random order; everything that belongs to no context is NaN, the null page included, which
-    stands where a window has left a page behind for good."""
+    stands where a window has left a page behind for good, and so are `beyond` rows of q after the last span."""
     counts = [-(-context // size) for context in contexts]
     order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
     table = torch.zeros(len(contexts), max(2, *counts, 2), dtype=torch.int32)
@@ -43,7 +45,8 @@ def inputs(
             reach = max(0, context - spans[seq] - mask.window + 1)
             table[seq, -(-mask.sinks // size) : reach // size] = 0
     starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
-    q = random(generator, dtype, (int(starts[-1]), groups * share, dim))
+    q = random(generator, dtype, (int(starts[-1]) + beyond, groups * share, dim))
+    q[int(starts[-1]) :] = torch.nan
     lengths = torch.tensor(contexts, dtype=torch.int32)
     sink_logits = random(generator, torch.float32, (groups * share,)) if sinks else None
     decode_only = all(span == 1 for span in spans)
@@ -66,17 +69,31 @@ def case(
     name: str, contexts: Sequence[int], spans: Sequence[int], dtype: torch.dtype, timed: bool = False, /, **more: Any
 ) -> Case:
     shape = {"groups": 3, "share": 3, "dim": 64, "size": 64, **more}
-    rows = 2 * sum(contexts) * shape["groups"] * shape["dim"] * dtype.itemsize
+    seen = [_seen(span, context, shape.get("mask", Causal())) for span, context in zip(spans, contexts, strict=True)]
+    rows = 2 * sum(read for read, _ in seen) * shape["groups"] * shape["dim"] * dtype.itemsize
     heads = shape["groups"] * shape["share"]
-    pairs = sum(span * context - span * (span - 1) // 2 for span, context in zip(spans, contexts, strict=True))
+    pairs = sum(looks for _, looks in seen)
     moved = rows + 2 * sum(spans) * heads * shape["dim"] * dtype.itemsize
     arguments = {"contexts": tuple(contexts), "spans": tuple(spans), "dtype": dtype, **shape}
     return Case(name, arguments, Work(moved, 4 * pairs * heads * shape["dim"]), timed)
 
 
-def terms(contexts: Sequence[int], dim: int, **_: object) -> int:
-    # A score's rounding is carried through the exponential, so it counts once for each of its terms.
-    return 8 * dim + 4 * math.ceil(math.sqrt(max(contexts)))
+def _seen(span: int, context: int, mask: Mask) -> tuple[int, int]:
+    """Positions that any query of a span sees, and pairs of query and position that see each other."""
+    allowed = mask(torch.arange(context - span, context)[:, None], torch.arange(context)[None])
+    return int(allowed.any(0).sum()), int(allowed.sum())
+
+
+def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
+    # A score's rounding is carried through the exponential: scores of up to 8 or so, each a sum over dim.
+    return 8 * math.sqrt(dim) + math.sqrt(max(contexts)) + 8
+
+
+def size(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score):
+    """What values of one sign would come to, so that a sum that happens to cancel is not held to less."""
+    given = q.double(), keys.double(), values.double().abs(), table, starts, lengths, scale, mask, decode_only, softcap
+    sinks = None if sink_logits is None else sink_logits.double()
+    return call(*given, sinks, score, Lane.EAGER).amax(-1, keepdim=True)
 
 
 def _cases():
@@ -89,6 +106,7 @@ def _cases():
         yield case("prefill 512", (512,), (512,), dtype, True)
         yield case("chunk 128 at 640", (640,), (128,), dtype)
         yield case("mixed", (9, 30, 17, 5), (1, 1, 17, 3), dtype, **small)
+        yield case("rows of no span", (9, 30), (1, 17), dtype, beyond=3, **small)
         yield case("one head a group", (9, 4), (1, 4), dtype, **small | {"share": 1})
         yield case("decode window", (40, 3, 7), (1, 1, 1), dtype, mask=SlidingWindow(7), **small)
         yield case("span past a window", (200,), (100,), dtype, mask=SlidingWindow(40), **small)
@@ -101,4 +119,4 @@ def _cases():
         yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)
 
 
-SUITES = (Suite("paged_attention", inputs, call, tuple(_cases()), terms),)
+SUITES = (Suite("paged_attention", inputs, call, tuple(_cases()), terms, scale=size),)

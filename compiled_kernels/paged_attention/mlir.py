@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.cases import Case
+from compiled_kernels.expect import COMPUTED, INTEGERS, expect
 from compiled_kernels.lanes import LaneError
 from compiled_kernels.masks import band
 from compiled_kernels.mlir import Kernel, compile_text
@@ -39,15 +40,15 @@ def paged_attention(
 ) -> Tensor:
     if alibi:
         raise LaneError("paged_attention: lane mlir knows no score functions, not ALiBi")
-    if q.dtype != keys.dtype or q.dtype not in (torch.float32, torch.bfloat16):
-        raise LaneError(f"paged_attention: lane mlir wants queries and cache in one of float32 and bfloat16, "
-                        f"not {q.dtype} and {keys.dtype}")  # fmt: skip
+    _expect(q, keys, values, page_table, span_starts, context_lengths, sink_logits, decode_only)
     q = q.contiguous()
     ours = _Paged(keys, values, scale, window, sinks, softcap, sink_logits)
     if decode_only:
         return ours.decodes(q, page_table, context_lengths)
     out = torch.empty_like(q)
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
+    if starts[-1] < len(out):
+        out[starts[-1] :] = 0
     first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
     if first:
         out[:first] = ours.decodes(q[:first], page_table[:first], context_lengths[:first])
@@ -56,6 +57,37 @@ def paged_attention(
         if rows.start < rows.stop:
             ours.span(q[rows], page_table[seq], lengths[seq], out[rows])
     return out
+
+
+def _expect(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    span_starts: Tensor,
+    context_lengths: Tensor,
+    sink_logits: Tensor | None,
+    decode_only: bool,
+) -> None:
+    """Refuses what the kernels would read or write beyond a tensor's end; the pages' numbers are believed."""
+    name = "paged_attention"
+    (tokens, heads, dim), (pages, groups, size, _) = q.shape, keys.shape
+    seqs, held = page_table.shape
+    expect(name, "q", q, (tokens, heads, dim), COMPUTED, dense=False)
+    for pool, numbers in (("keys", keys), ("values", values)):
+        expect(name, pool, numbers, (pages, groups, size, dim), (q.dtype,))
+    expect(name, "page_table", page_table, (tokens if decode_only else seqs, held), INTEGERS, dense=False)
+    expect(name, "context_lengths", context_lengths, (seqs,), INTEGERS, dense=False)
+    if sink_logits is not None:
+        expect(name, "sink_logits", sink_logits, (heads,), (sink_logits.dtype,), dense=False)
+    if heads % groups:
+        raise LaneError(f"{name}: {heads} query heads are no whole number for each of {groups} groups")
+    if seqs and (longest := int(context_lengths.max())) > held * size:
+        raise LaneError(f"{name}: a context of {longest} does not fit the table's {held} pages of {size}")
+    if not decode_only:
+        expect(name, "span_starts", span_starts, (seqs + 1,), INTEGERS, dense=False)
+        if int(span_starts[-1]) > tokens:
+            raise LaneError(f"{name}: spans end at {int(span_starts[-1])}, after {tokens} queries")
 
 
 @dataclass(frozen=True)
@@ -91,11 +123,14 @@ class _Paged:
         laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
         sizes = torch.tensor([q.shape[0], context])
         cache = self.keys, self.values
-        Call(_compiled_spans(shape).address, (q, *cache, table.int(), sizes, *laid_out, *self._sink_logits, out))()
+        Call(
+            _compiled_spans(shape).address,
+            (q, *cache, table.int().contiguous(), sizes, *laid_out, *self._sink_logits, out),
+        )()
 
     @property
     def _sink_logits(self) -> tuple[Tensor, ...]:
-        return () if self.sink_logits is None else (self.sink_logits.float(),)
+        return () if self.sink_logits is None else (self.sink_logits.float().contiguous(),)
 
     def _heads(self, q: Tensor) -> PagedHeads:
         return PagedHeads(

@@ -23,7 +23,7 @@ def reference(
     sink_logits: Tensor | None = None,
     score: Score | None = None,
 ) -> Tensor:
-    out = torch.zeros_like(q)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     rule = scale, mask, softcap, sink_logits, score
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
     for seq, context in enumerate(lengths):

@@ -28,9 +28,11 @@ def by_spans(
     sink_logits: Tensor | None,
     score: Score | None = None,
 ) -> Tensor:
-    out = torch.empty_like(q)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     rule = scale, mask, softcap, sink_logits, score
     starts, lengths = span_starts.tolist(), context_lengths.tolist()
+    if starts[-1] < len(out):
+        out[starts[-1] :] = 0
     first = next((i for i in range(len(lengths)) if starts[i + 1] - starts[i] != 1), len(lengths))
     if first:
         table, known = page_table[:first], context_lengths[:first]

@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane
+from compiled_kernels.lanes import Lane, LaneError
 from compiled_kernels.operators import define
 from compiled_kernels.rms_norm import reference
 
 RMS_NORM = define(
     "rms_norm",
     "(Tensor x, Tensor weight, float eps) -> Tensor",
-    lambda x, weight, eps: torch.empty_like(x),
+    lambda x, weight, eps: torch.empty_like(x, memory_format=torch.contiguous_format),
     {
         Lane.TRITON: "compiled_kernels.rms_norm.triton:rms_norm",
         Lane.MLIR: "compiled_kernels.rms_norm.mlir:rms_norm",
@@ -22,7 +22,7 @@ RMS_NORM = define(
 ADD_RMS_NORM = define(
     "add_rms_norm",
     "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
-    lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x)),
+    lambda x, *_: tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2)),
     {
         Lane.TRITON: "compiled_kernels.rms_norm.triton:add_rms_norm",
         Lane.MLIR: "compiled_kernels.rms_norm.mlir:add_rms_norm",
@@ -46,7 +46,10 @@ def add_rms_norm(
     eps: float,
     lane: Lane = Lane.EAGER,
 ) -> tuple[Tensor, Tensor]:
-    """x + residual, rounded to the type of `x`, and its norm: both [token, width]."""
+    """x + residual, rounded to the type of `x`, and its norm: both [token, width]. Raises LaneError where the two
+    differ in shape."""
+    if x.shape != residual.shape:
+        raise LaneError(f"add_rms_norm: x {list(x.shape)} and residual {list(residual.shape)} must have one shape")
     if lane in (Lane.EAGER, Lane.INDUCTOR):
         return reference.add_rms_norm(x, residual, weight, eps)
     return ADD_RMS_NORM.form(lane)(x, residual, weight, eps)

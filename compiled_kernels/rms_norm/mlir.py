@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from compiled_kernels.mlir.leaf import Leaf
@@ -13,12 +12,8 @@ ADD_RMS_NORM = Leaf("add_rms_norm", reference.add_rms_norm, lanes=64)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    RMS_NORM.prepare((x, weight), eps)((x, weight), (out,))
-    return out
+    return RMS_NORM.prepare((x, weight), eps)(x, weight)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total, out = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    ADD_RMS_NORM.prepare((x, residual, weight), eps)((x, residual, weight), (total, out))
-    return total, out
+    return ADD_RMS_NORM.prepare((x, residual, weight), eps)(x, residual, weight)

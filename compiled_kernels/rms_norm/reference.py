@@ -12,5 +12,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
+    total = (x + residual).to(x.dtype)
     return total, rms_norm(total, weight, eps)

@@ -38,7 +38,8 @@ def plan(
     """Gives the sum (`x` itself where nothing is added) and its norm."""
     check("rms_norm" if residual is None else "add_rms_norm", x, residual, weight)
     tokens, width = x.shape
-    total, out = x if residual is None else torch.empty_like(x), torch.empty_like(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = x if residual is None else torch.empty_like(out)
     other = x if residual is None else residual
     padded = power_of_two(width)
     arguments = {

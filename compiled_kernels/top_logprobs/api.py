@@ -13,7 +13,7 @@ from compiled_kernels.top_logprobs import reference
 LOG_SOFTMAX = define(
     "log_softmax",
     "(Tensor logits) -> Tensor",
-    lambda logits: torch.empty_like(logits),
+    lambda logits: torch.empty_like(logits, memory_format=torch.contiguous_format),
     {Lane.MLIR: "compiled_kernels.top_logprobs.mlir:log_softmax"},
 )
 TOP_LOGPROBS = define(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import torch
 
 import compiled_kernels
@@ -28,11 +30,23 @@ def cases(**more: int) -> tuple[Case, ...]:
     )
 
 
-def terms(vocab: int, **_: object) -> int:
-    return 8 + vocab // 16  # a vector of sixteen sums, each over its share of the row
+def terms(vocab: int, **_: object) -> float:
+    return 8 + math.sqrt(vocab)
+
+
+def size(logits: torch.Tensor, *_: int) -> torch.Tensor:
+    """A sum that is off by a part is a logarithm off by as much: at the least 1, however near 0 a row's entries are."""
+    return torch.where(logits.isfinite(), logits.double().abs(), 1.0).amax(-1, keepdim=True).clamp_min(1.0)
 
 
 SUITES = (
-    Suite("log_softmax", inputs, compiled_kernels.log_softmax, cases(), terms),
-    Suite("top_logprobs", inputs_with_count, compiled_kernels.top_logprobs, cases(count=5) + cases(count=1), terms),
+    Suite("log_softmax", inputs, compiled_kernels.log_softmax, cases(), terms, scale=size),
+    Suite(
+        "top_logprobs",
+        inputs_with_count,
+        compiled_kernels.top_logprobs,
+        cases(count=5) + cases(count=1),
+        terms,
+        scale=size,
+    ),
 )

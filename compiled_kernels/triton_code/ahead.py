@@ -30,8 +30,8 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Artifact:
-    """One kernel for one generation of GPU. `registers` are a thread's, `shared_bytes` and `spill_bytes` (stored
-    and loaded) as the assembler reports them, `cubin` the machine code."""
+    """One kernel for one generation of GPU. `registers` (a thread's) and `spill_bytes` (stored and loaded) are as the
+    assembler reports them, `shared_bytes` as Triton asks for them at each launch, `cubin` is the machine code."""
 
     name: str  # `decode: attend`
     sm: int

@@ -149,6 +149,25 @@ def test_a_directory_that_cannot_be_written_costs_only_time(tmp_path: Path) -> N
     assert scales_by(kernel, 3.0)
 
 
+def test_a_recipe_leads_only_to_what_was_compiled_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def named() -> int:
+        compile.compile_function(torch.exp, (torch.ones(4),), "exp", recipe={"f": "exp"}, directory=tmp_path)
+        return len(list(tmp_path.glob("*.name")))
+
+    assert named() == 1
+    monkeypatch.setattr(compile, "OPT_LEVEL", 1)
+    assert named() == 2
+    monkeypatch.setattr(compile, "linker", lambda: None)
+    assert named() == 3
+
+
+def test_what_cannot_be_kept_on_disk_is_kept_for_this_process(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.warns(UserWarning, match="compiled code is not kept on disk"):
+        paths = Artifacts(tmp_path / "file").keep("key", {"code": (b"abc", ".so")})
+    assert paths["code"].read_bytes() == b"abc" and tmp_path not in paths["code"].parents
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

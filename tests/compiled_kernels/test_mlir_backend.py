@@ -118,6 +118,48 @@ def test_what_is_left_is_right_and_reported(function: Callable, options: dict, r
     assert left.runs_on == runs_on and reason in left.reason
 
 
+def test_what_does_not_lower_at_all_is_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiled_kernels.lanes import LaneError
+
+    def refuses(*_: object, **__: object) -> None:
+        raise LaneError("mlir: not today")
+
+    monkeypatch.setattr("compiled_kernels.mlir.subgraphs.compile_text", refuses)
+    own = backend()
+    a, cache = torch.randn(4, 4), torch.zeros(4, 4)
+
+    def function(a: Tensor, cache: Tensor) -> Tensor:
+        cache.add_(a)
+        return (a.exp() @ a).exp()
+
+    torch.testing.assert_close(torch.compile(function, backend=own)(a, cache), (a.exp() @ a).exp())
+    assert torch.equal(cache, a)
+    assert [(each.runs_on, each.reason) for each in own.report().subgraphs] == [("inductor", "mlir: not today")]
+
+
+def test_parts_that_read_one_another_are_placed_right() -> None:
+    """What a first kernel gives, a product and a second kernel read."""
+    own = backend()
+    a = torch.randn(6, 6)
+    function = lambda a: ((a.exp() @ a).sigmoid() + a.exp()) @ (a + 1)  # noqa: E731
+    torch.testing.assert_close(torch.compile(function, backend=own)(a), function(a))
+    assert len(own.report().taken) >= 2
+
+
+def test_views_by_strides_are_the_reason_told() -> None:
+    own = backend()
+    a = torch.randn(4, 4)
+    function = lambda a: (a @ a).exp() + torch.as_strided(a, (4, 4), (1, 4)).exp()  # noqa: E731
+    torch.testing.assert_close(torch.compile(function, backend=own)(a), function(a))
+    assert [each.reason for each in own.report().left] == ["as_strided: whose memory it reads cannot be seen"]
+
+
+@pytest.mark.parametrize("given", [{"options": {"lanes": 8}}, {"mode": "max-autotune"}])
+def test_options_are_refused(given: dict) -> None:
+    with pytest.raises(Exception, match="workbench_mlir takes no options; (options|mode)=.* given"):
+        torch.compile(lambda a: a.exp(), backend="workbench_mlir", **given)(torch.randn(3))
+
+
 def test_graphs_for_training_are_left_to_inductor() -> None:
     own = backend()
     with torch.enable_grad():

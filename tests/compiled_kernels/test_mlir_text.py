@@ -1,4 +1,5 @@
-"""Kernels written as MLIR text: any shape, on every kind of processor, in any number of threads."""
+"""Kernels written as MLIR text: any shape, on every kind of processor, in any number of threads. Unwritten memory is
+NaN (see `disagreement`)."""
 
 from __future__ import annotations
 
@@ -88,13 +89,31 @@ def test_torch_knows_the_form(operator: str) -> None:
 def test_types_it_does_not_know_are_refused() -> None:
     suite = SUITES["linear"]
     x, weight, bias = suite.make(suite.cases[-2])
-    with pytest.raises(LaneError, match="float32 and bfloat16, not torch.float64 and"):
+    with pytest.raises(LaneError, match="float32 or bfloat16 on the CPU; .* float64 on cpu given"):
         suite.call(x.double(), weight.double(), bias, lane=Lane.MLIR)
-    with pytest.raises(LaneError, match="one of float32 and bfloat16"):
+    with pytest.raises(LaneError, match="q as .* float32 or bfloat16"):
         attention = SUITES["paged_attention"]
         inputs = list(attention.make(attention.cases[-1]))
         inputs[0] = inputs[0].half()
         attention.call(*inputs, lane=Lane.MLIR)
+
+
+@needs_mlir
+@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4"])
+def test_new_numbers_of_rows_stop_compiling(operator: str) -> None:
+    """One function for each number below four, one for all others; and it stays a function of a few hundred lines."""
+    compiled = importlib.import_module(WRITTEN[operator])._compiled
+    suite = SUITES[operator]
+    more = {"group": 16} if operator == "linear_int4" else {}
+    before = compiled.cache_info().misses
+    for tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 130, 513, 0):
+        arguments = {"tokens": tokens, "width": 48, "out": 11, "dtype": torch.bfloat16, "bias": True, **more}
+        inputs = suite.inputs(torch.Generator().manual_seed(tokens), **arguments)
+        assert disagreement(suite, Case("drawn", arguments, Work(0, 0)), inputs, Lane.MLIR) is None, tokens
+    assert compiled.cache_info().misses - before == 4
+    arguments = {"tokens": 513, "width": 48, "out": 11, "dtype": torch.bfloat16, "bias": True, **more}
+    shown = importlib.import_module(WRITTEN[operator]).stages(Case("drawn", arguments, Work(0, 0)), operator)
+    assert shown["vector"].count("\n") < 600
 
 
 @given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))

@@ -140,6 +140,96 @@ def test_the_comparison_can_fail(operator: str) -> None:
         assert disagreement(wrong, case, suite.make(case), Lane.INDUCTOR) is not None
 
 
+WIDE = {
+    "rms_norm": "16x576",
+    "add_rms_norm": "16x576",
+    "rotary": "16x9x64",
+    "gated_silu": "16x1536",
+    "linear": "2x64x40",
+    "linear_int8": "2x64x40",
+    "linear_int4": "2x64x40 group 32",
+    "kv_write": "16x3x64",
+    "paged_attention": "decode 3 ragged",
+    "log_softmax": "3x257",
+    "top_logprobs": "3x257 top 5",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("operator", list(SUITES))
+def test_one_row_that_is_off_is_told_apart(operator: str, dtype: str) -> None:
+    """Among many right ones, and made as small as it may be: a row is held to its own size, not to the largest's."""
+    suite = SUITES[operator]
+    name = f"{WIDE[operator]} {dtype}"
+    if name not in [case.name for case in suite.cases]:
+        pytest.skip(f"{operator} has no case {name}: logits are float32")
+    case = cases.case_of(suite, name)
+    inputs = suite.make(case)
+    if operator in ("gated_silu", "linear", "linear_int8", "linear_int4"):
+        inputs[0][1] *= 2.0**-10  # exact: the row's outputs are small, too
+
+    def spoiled(*inputs, lane):
+        outputs = suite.call(*inputs, lane=lane)
+        first, *rest = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+        if lane is not Lane.EAGER:
+            row = first.view(-1, first.shape[-1])
+            at = int(row.isfinite().all(-1).nonzero()[1])
+            place = int(row[at].abs().argmax())
+            row[at, place] *= 1 + (1e-3 if dtype == "float32" else 0.05)
+        return (first, *rest)
+
+    wrong = replace(suite, call=spoiled, exact=suite.exact)
+    told = disagreement(wrong, case, inputs, Lane.INDUCTOR)
+    assert told is not None and "against float64" in told
+    assert disagreement(suite, case, inputs, Lane.INDUCTOR) is None
+
+
+def test_memory_that_nobody_wrote_is_seen() -> None:
+    suite = SUITES["rotary"]
+
+    def leaves_a_row(x, cos, sin, lane):
+        out = suite.call(x, cos, sin, lane=lane)
+        if lane is Lane.EAGER:
+            return out
+        kept = torch.empty_like(out)
+        kept[:-1] = out[:-1]
+        return kept
+
+    wrong = replace(suite, call=leaves_a_row, exact=suite.exact)
+    case = cases.case_of(suite, "5x3x2 float32")
+    assert "NaN" in str(disagreement(wrong, case, suite.make(case), Lane.INDUCTOR))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("spoil", [torch.inf, -torch.inf])
+def test_an_infinity_that_does_not_belong_is_told(spoil: float) -> None:
+    suite = SUITES["rotary"]
+    case = cases.case_of(suite, "5x3x2 float32")
+    wrong = suite.call(*suite.make(case), lane=Lane.EAGER)
+    wrong[2, 1, 0] = spoil
+    told = disagreement(suite, case, suite.make(case), Lane.INDUCTOR, lambda *_: wrong)
+    assert told is not None and "inf where the specification has 0" in told
+
+
+@pytest.mark.parametrize("name", ["decode window float32", "mixed window and sinks float32", "mixed float32"])
+def test_attention_moves_what_is_seen_and_no_more(name: str) -> None:
+    suite = SUITES["paged_attention"]
+    case = cases.case_of(suite, name)
+    of = case.arguments
+    mask, heads = of.get("mask", Causal()), of["groups"] * of["share"]
+    looks, read = 0, 0
+    for context, span in zip(of["contexts"], of["spans"], strict=True):
+        pairs = [
+            (query, key)
+            for query in range(context - span, context)
+            for key in range(context)
+            if bool(mask(torch.tensor(query), torch.tensor(key)))
+        ]
+        looks, read = looks + len(pairs), read + len({key for _, key in pairs})
+    assert case.work.flops == 4 * looks * heads * of["dim"]
+    assert case.work.bytes == 4 * of["dim"] * (2 * read * of["groups"] + 2 * sum(of["spans"]) * heads)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seeds, st.integers(1, 5), st.integers(1, 5), st.sampled_from([2, 4, 32]), st.sampled_from([1e-3, 1.0, 50.0]))
 def test_quantized_weights_stay_within_half_a_step(seed: int, out: int, groups: int, group: int, scale: float) -> None:

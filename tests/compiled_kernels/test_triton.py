@@ -20,10 +20,11 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
-def test_kernels_agree_with_their_specification_in_the_interpreter() -> None:
+def test_kernels_agree_with_their_specification_in_the_interpreter(tmp_path: Path) -> None:
+    file = str(HERE / "triton_interpreted.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", "triton_interpreted.py"],
-        cwd=HERE,
+        [sys.executable, "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", file],
+        cwd=tmp_path,  # where hypothesis keeps its examples
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

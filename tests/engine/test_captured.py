@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from compiled_kernels.masks import SlidingWindow
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.runner import generate
@@ -26,5 +27,12 @@ def test_replays_give_the_oracles_rows() -> None:
     generate(runner, [request("a", 5, 20), request("b", 19, 4), request("c", 3, 7)])
     assert executor.compiles == len(captures) > 1
     before = len(captures)
-    generate(runner, [request("d", 7, 18), request("e", 17, 6), request("f", 4, 6)])
-    assert len(captures) <= before + 2, "lengths alone are no reason to capture again"
+    generate(runner, [request("d", 5, 20), request("e", 19, 4), request("f", 3, 7)])
+    assert len(captures) == before, "the same lengths again are no reason to capture again"
+    generate(runner, [request("g", 7, 18), request("h", 17, 6), request("i", 4, 6)])
+    sizes = {(rows, width) for rows in (1, 2, 4) for width in (2, 4, 8)}
+    assert set(executor._captured) <= sizes and len(captures) == len(executor._captured)
+    runner.model.blocks[0].attention.mask = SlidingWindow(3)  # type: ignore[union-attr]
+    runner.executor = executor
+    generate(runner, [request("d", 5, 20)])
+    assert len(captures) > len(executor._captured), "what was captured of the model as it was is done with"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
+import torch
 
 from compiled_kernels import Lane, lane_problems
 from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
 from workbench.engine.buckets import DECODE_BUCKETS, bucket_for
+from workbench.engine.compiled import CompiledExecutor
+from workbench.engine.executors import Unit
 from workbench.engine.runner import generate
+from workbench.model.quantized import WeightFormat
+from workbench.model.transformer import Transformer
+from workbench.model.weights import random_weights
 
 BUCKETS = len([rows for rows in DECODE_BUCKETS if rows <= 4])
 # For each kind of layer two sides, the reads of one decode and of several beside a prefill, and a block a bucket;
@@ -27,9 +35,15 @@ def test_compiled_rows_are_the_oracles_and_graphs_are_bounded() -> None:
     """Three decodes are padded to a bucket of four; one kind of layer has a window, both have biases."""
     spec = spec_of(layer(4, 2, bias=True), layer(4, 2, window=5, bias=True))
     runner = runner_of(model_of(spec, lane=Lane.INDUCTOR), max_num_seqs=3)
+    executor = runner.executor
     Oracle(runner)
-    generate(runner, [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)])
-    assert 0 < runner.executor.compiles <= GRAPHS
+    asked = [request("a", 5, 12), request("b", 19, 4), request("c", 3, 7)]
+    generate(runner, asked)
+    before = runner.executor.compiles
+    assert 0 < before <= GRAPHS
+    generate(runner, asked)
+    assert runner.executor.compiles == before, "the same work again adds no graph"
+    assert not cast(CompiledExecutor, executor)._watch.changed, "nor does it change the model"
     generate(runner, [request("d", 11, 9), request("e", 30, 6), request("f", 7, 3)])
     assert runner.executor.compiles <= GRAPHS, "new lengths must not compile anew"
     again = runner_of(model_of(spec, seed=1, lane=Lane.INDUCTOR), max_num_seqs=3)
@@ -51,3 +65,24 @@ def test_a_whole_step_is_one_graph() -> None:
     Oracle(block)
     generate(block, [request("a", 5, 3)])
     assert block.executor.compiles > 0, "blocks are other graphs than the whole step"
+
+
+INT8, INT4, BOTH = WeightFormat.of("int8"), WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)
+
+
+@pytest.mark.parametrize(
+    ("lane", "unit", "format"),
+    [
+        *((Lane.EAGER, "block", format) for format in (INT8, INT4, BOTH)),
+        (Lane.INDUCTOR, "block", BOTH), (Lane.INDUCTOR, "step", INT8),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_quantized_weights_are_the_oracles(lane: Lane, unit: Unit, format: WeightFormat) -> None:
+    if lane is Lane.INDUCTOR and problem is not None:
+        pytest.skip(f"inductor lane: {problem}; install a compiler to run this")
+    spec = spec_of(layer(4, 2, bias=True))
+    model = Transformer.from_state(spec, random_weights(spec, torch.float32), lane, format)
+    runner = runner_of(model, compile=unit)
+    Oracle(runner)
+    generate(runner, [request("a", 19, 4)])

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import workbench
-from compiled_kernels import Lane
-from tests.engine.tiny import VOCAB, spec_of
+from compiled_kernels import Lane, lane_problems
+from tests.engine.tiny import VOCAB, Oracle, request, spec_of
 from workbench.engine import lanes as lanes_module
+from workbench.engine import load as load_module
 from workbench.engine.lanes import Lanes, resolve_lanes
 from workbench.engine.load import SHIPPED, load
+from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
 from workbench.model.save import save_folder
 from workbench.model.weights import random_weights
@@ -254,6 +256,37 @@ def test_auto_takes_the_fastest_lane_that_works(monkeypatch: pytest.MonkeyPatch)
     assert resolve_lanes("eager") == Lanes.one(Lane.EAGER, "asked for")
     only(monkeypatch, *Lane)
     assert (resolve_lanes("auto").decode, resolve_lanes("auto").blocks) == (Lane.MLIR, Lane.INDUCTOR)
+
+
+def test_mlir_is_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA its kernels would be given the addresses of another memory."""
+    only(monkeypatch, *Lane)
+    for device in ("cuda", "mps"):
+        with pytest.raises(WorkbenchError, match=f"lane 'mlir' does not work here: .*device is '{device}'"):
+            resolve_lanes("mlir", device)
+    assert resolve_lanes("auto", "cuda") == Lanes.one(Lane.TRITON, "auto")
+    assert resolve_lanes("auto", "mps") == Lanes.one(Lane.INDUCTOR, "auto")
+    only(monkeypatch, Lane.EAGER, Lane.INDUCTOR, Lane.MLIR)
+    assert resolve_lanes("auto", "cuda") == Lanes.one(Lane.INDUCTOR, "auto")
+    monkeypatch.setattr(load_module, "_device", lambda name: torch.device(name))
+    with pytest.raises(WorkbenchError, match="lane 'mlir' does not work here"):
+        load("shape:tiny", lane="mlir", device="cuda")
+
+
+def test_a_unit_without_effect_is_told() -> None:
+    assert "compile: step has no effect, since eager decodes" in load("demo", lane="eager", compile="step").lanes.reason
+    assert load("demo", lane="eager").lanes.reason == "asked for"
+
+
+@pytest.mark.skipif(any(lane_problems()[lane] for lane in (Lane.INDUCTOR, Lane.MLIR)), reason="auto has one lane here")
+@pytest.mark.parametrize("weights", ["dense", "int8"])
+def test_auto_decodes_and_prefills_as_the_oracle(weights: str) -> None:
+    """Nothing stands in for anything: lanes are tried, compiled, and chosen."""
+    runner = load("shape:tiny", lane="auto", weights=weights, max_num_seqs=2, page_size=16, pages=16)
+    assert "a decode step takes" in runner.lanes.reason and "not chosen" not in runner.lanes.reason
+    Oracle(runner)
+    asked = [request("a", 5, 6), request("b", 39, 4)]
+    assert {event.reason for event in generate(runner, asked).values()} == {"length"}
 
 
 def test_pages_left_to_us_hold_every_sequence_in_full(folder: Path) -> None:

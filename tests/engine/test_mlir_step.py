@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Lane, lane_problems
+from compiled_kernels.mlir.artifacts import Artifacts, cache_directory
 from compiled_kernels.mlir_text import Target
 from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs, weights_of
 from workbench.engine import mlir_step
@@ -20,6 +21,7 @@ from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
+from workbench.trace.events import Stepped
 
 problem = lane_problems()[Lane.MLIR]
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
@@ -75,6 +77,33 @@ def test_a_context_that_threads_share_is_merged_right() -> None:
         assert ours.executor.inner.steps[1].step.shape.chunks == 2  # type: ignore[attr-defined]
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_step_tells_its_kernels_time_and_its_artifact() -> None:
+    ours = runner(spec_of(), max_num_seqs=2)
+    steps = [e for e in ours.stream([request("a", 5, 9), request("b", 3, 4)]) if isinstance(e, Stepped)]
+    for step in steps:
+        if step.phase == "decode":
+            assert step.kernel_seconds is not None and 0 < step.kernel_seconds < step.forward_seconds
+        else:
+            assert step.kernel_seconds is None
+    assert {step.phase for step in steps} == {"prefill", "decode"}
+    found = ours.executor.artifacts
+    assert set(found) == {"decode 1", "decode 2"} and len(set(found.values())) == 2
+    assert all(Artifacts(cache_directory()).load(digest) for digest in found.values())
+
+
+@pytest.mark.parametrize("size", [47, 48, 100])
+def test_a_page_may_hold_the_whole_context(size: int) -> None:
+    ours = runner(spec_of(layer(2, 1), layer(2, 1, window=9)), page_size=size, pages=8)
+    Oracle(ours)
+    generate(ours, [request("a", 5, 9), request("b", 40, 8)])
+
+
+def test_a_model_elsewhere_than_on_the_cpu_is_refused() -> None:
+    ours = runner(spec_of())
+    with pytest.raises(WorkbenchError, match="decodes on the CPU, and the model is on meta"):
+        MlirStep(ours.model.to("meta"), ours.store, 1)
 
 
 def test_steps_are_compiled_once_a_bucket_and_counted() -> None:

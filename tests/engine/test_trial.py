@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 
 from compiled_kernels import Lane
 from compiled_kernels.choice import Choice
+from compiled_kernels.masks import Causal
 from compiled_kernels.remembered import Remembered
-from tests.engine.tiny import model_of, spec_of
+from tests.engine.tiny import VOCAB, layer, model_of, spec_of
+from workbench.batch import TokenBatch
 from workbench.engine import trial
-from workbench.engine.executors import EagerExecutor
+from workbench.engine.executors import EagerExecutor, Unit
 from workbench.engine.lanes import Lanes
+from workbench.engine.packing import pack
 from workbench.errors import WorkbenchError
 
 BOTH = Lanes(Lane.MLIR, Lane.EAGER, Lane.MLIR, "auto")
@@ -30,33 +34,42 @@ class Clock:
 
 
 class Timed(EagerExecutor):
-    def __init__(self, model, store, clock: Clock, seconds: float, wrong: bool):
+    """Eager, at the clock's pace, and wrong: `spoil` changes its rows, `change` its batch before it computes them, and
+    where it is `blind` its layers have no windows."""
+
+    def __init__(self, model, store, clock: Clock, seconds: float, spoil=None, change=None, blind: bool = False):
         super().__init__(model, store)
-        self.clock, self.seconds, self.wrong = clock, seconds, wrong
+        self.clock, self.seconds, self.blind = clock, seconds, blind
+        self.spoil, self.change = spoil or (lambda rows: rows), change or (lambda batch: batch)
 
     def forward(self, plan):
         self.clock.now += self.seconds
-        rows = super().forward(plan)
-        return rows.flip(-1) if self.wrong else rows
+        batch = self.change(pack(plan, self.store.page_size, self.model.device))
+        with pytest.MonkeyPatch.context() as patch:
+            for block in self.model.blocks if self.blind else ():
+                patch.setattr(block.attention, "mask", Causal())
+            return self.spoil(self.model(batch, self.store))
 
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     kept = Remembered(tmp_path / "lanes.json")
 
-    def run(mlir: float = 1.0, eager: float = 2.0, wrong: bool = False, fails: bool = False) -> Lanes:
+    def run(mlir: float = 1.0, eager: float = 2.0, model=None, unit: Unit = "block", fails=(), **wrong) -> Lanes:
         clock = Clock()
+        model = model or model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
 
-        def executor_for(model, store, lanes):
-            lane = lanes.decode
-            if fails and lane is Lane.MLIR:
-                raise WorkbenchError("not for this model")
-            return Timed(model, store, clock, mlir if lane is Lane.MLIR else eager, wrong and lane is Lane.MLIR)
+        def executor_for(model, store, lanes, unit):
+            if lanes.decode in fails:
+                raise fails[lanes.decode]
+            if lanes.decode is Lane.MLIR:
+                return Timed(model, store, clock, mlir, **wrong)
+            return Timed(model, store, clock, eager)
 
         monkeypatch.setattr(trial, "executor_for", executor_for)
         monkeypatch.setattr(trial, "time", clock)
         monkeypatch.setattr(trial, "best_lane", lambda operator, arguments, lanes: Choice(lanes[0], "as told"))
-        return trial.measured(BOTH, model_of(spec_of()), 4, kept)
+        return trial.measured(BOTH, model, 4, unit, kept)
 
     return run, kept
 
@@ -73,13 +86,84 @@ def test_the_other_one_where_it_is_quicker(tried) -> None:
     assert run(mlir=3.0, eager=2.0).decode == Lane.EAGER
 
 
-def test_a_lane_that_is_wrong_or_fails_is_not_chosen(tried) -> None:
-    run, kept = tried
-    assert run(wrong=True).decode == Lane.EAGER
-    kept.file.unlink()
-    lanes = run(fails=True)
+def in_order(batch: TokenBatch) -> TokenBatch:
+    """As if pages were handed out in order."""
+    tables = tuple(torch.arange(1, table.shape[1] + 1, dtype=table.dtype)[None] for table in batch.page_tables)
+    return replace(batch, page_tables=tables)
+
+
+def one_short(batch: TokenBatch) -> TokenBatch:
+    return replace(batch, context_lengths=batch.context_lengths - 1)
+
+
+def another_place(batch: TokenBatch) -> TokenBatch:
+    return replace(batch, slots=tuple(slots + 1 for slots in batch.slots))
+
+
+def another_token(batch: TokenBatch) -> TokenBatch:
+    return replace(batch, ids=(batch.ids + 1) % VOCAB)
+
+
+@pytest.mark.parametrize("change", [in_order, one_short, another_place, another_token])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_lane_that_reads_or_writes_elsewhere_is_not_chosen(tried, change, dtype: torch.dtype) -> None:
+    run, _ = tried
+    lanes = run(model=model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype), change=change)
     assert lanes.decode == Lane.EAGER
-    assert "mlir not chosen: not for this model" in lanes.reason
+    assert "mlir not chosen: its logits are" in lanes.reason and "is allowed" in lanes.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_lane_that_ignores_windows_is_not_chosen(tried, dtype: torch.dtype) -> None:
+    run, kept = tried
+    model = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)), dtype=dtype)
+    assert run(model=model).decode == Lane.MLIR, "with its windows it is right"
+    kept.file.unlink()
+    lanes = run(model=model, blind=True)
+    assert lanes.decode == Lane.EAGER and "mlir not chosen: its logits are" in lanes.reason
+
+
+def test_a_lane_that_is_slightly_wrong_is_not_chosen(tried) -> None:
+    run, _ = tried
+    lanes = run(spoil=lambda rows: rows * 1.001)  # in float32
+    assert lanes.decode == Lane.EAGER and "mlir not chosen: its logits are" in lanes.reason
+    nowhere = run(spoil=lambda rows: rows * torch.nan, unit="step")
+    assert "nan away" in nowhere.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (WorkbenchError("not for this model"), "not for this model"),
+        (RuntimeError("LLVM ERROR:\n  out of luck"), "RuntimeError: LLVM ERROR: out of luck"),
+    ],
+)
+def test_a_lane_that_fails_is_not_chosen(tried, error: Exception, told: str) -> None:
+    run, _ = tried
+    lanes = run(fails={Lane.MLIR: error})
+    assert lanes.decode == Lane.EAGER and f"mlir not chosen: {told}" in lanes.reason
+
+
+def test_blocks_that_cannot_decode_do_not_prefill(tried) -> None:
+    run, _ = tried
+    lanes = run(fails={Lane.EAGER: RuntimeError("the compiler broke")})
+    assert (lanes.decode, lanes.blocks, lanes.reads) == (Lane.MLIR, Lane.EAGER, Lane.EAGER)
+    assert "eager not chosen: RuntimeError: the compiler broke, prefill on eager" in lanes.reason
+
+
+def test_where_none_is_left_that_is_an_error(tried) -> None:
+    run, kept = tried
+    broken = {lane: RuntimeError(f"{lane} broke") for lane in (Lane.MLIR, Lane.EAGER)}
+    with pytest.raises(WorkbenchError, match="no lane decodes tiny rightly here .mlir: RuntimeError: mlir broke"):
+        run(fails=broken)
+    assert not kept.file.exists()
+
+
+def test_units_are_tried_each(tried) -> None:
+    run, _ = tried
+    assert run(unit="block").decode == Lane.MLIR
+    assert run(mlir=9.0, unit="step").decode == Lane.EAGER, "what was found for blocks says nothing of steps"
+    assert run(mlir=9.0, unit="block").decode == Lane.MLIR
 
 
 def test_it_is_tried_once_and_a_damaged_memory_is_made_anew(tried) -> None:
@@ -87,8 +171,9 @@ def test_it_is_tried_once_and_a_damaged_memory_is_made_anew(tried) -> None:
     run(mlir=1.0, eager=2.0)
     assert run(mlir=9.0, eager=2.0).decode == Lane.MLIR, "remembered"
     entries = json.loads(kept.file.read_text())["entries"]
-    kept.file.write_text(json.dumps({"entries": {key: {"seconds": {"mlir": -1}} for key in entries}}))
-    assert run(mlir=9.0, eager=2.0).decode == Lane.EAGER
+    for damage in ({"seconds": {"mlir": -1}}, {"seconds": {}, "refused": {}}):
+        kept.file.write_text(json.dumps({"entries": dict.fromkeys(entries, damage)}))
+        assert run(mlir=9.0, eager=2.0).decode == Lane.EAGER
     kept.file.write_text("{")
     assert run(mlir=1.0, eager=2.0).decode == Lane.MLIR
 
@@ -107,7 +192,7 @@ def test_one_lane_needs_no_trial() -> None:
 
 def test_other_models_are_other_entries() -> None:
     keys = {
-        trial._key(model, BOTH, size)
+        trial._key(model, BOTH, size, "block")
         for model in (model_of(spec_of()), model_of(spec_of(tied=False)), model_of(spec_of(), dtype=torch.float64))
         for size in (4, 8)
     }

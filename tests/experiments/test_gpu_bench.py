@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from compiled_kernels import Lane, cases
 from compiled_kernels.lanes import lane_problems
-from experiments import gpu_bench, gpu_works
+from experiments import gpu_bench, gpu_kernels, gpu_models, gpu_timing
 
 
 def test_every_operator_of_the_lane_is_checked() -> None:
@@ -21,7 +23,7 @@ def test_torchs_forms_give_the_same(operator: str) -> None:
     suite = cases.suite_of(operator)
     exact = [case for case in suite.cases if case.arguments["dtype"] == torch.float32]
     inputs = suite.make(min(exact, key=lambda case: case.work.bytes))
-    form = gpu_works.torch_form(operator, inputs)
+    form = gpu_kernels.torch_form(operator, inputs)
     assert form is not None
     found, expected = form(), suite.call(*inputs, lane=Lane.EAGER)
     if operator == "add_rms_norm":
@@ -36,7 +38,7 @@ def test_attention_over_keys_in_order_gives_the_same(spans: tuple[int, int]) -> 
     suite = cases.suite_of("paged_attention")
     shape = {"groups": 2, "share": 2, "dim": 8, "size": 4, "dtype": torch.float32}
     inputs = suite.inputs(torch.Generator().manual_seed(0), contexts=(9, 9), spans=spans, **shape)
-    form = gpu_works.torch_form("paged_attention", inputs)
+    form = gpu_kernels.torch_form("paged_attention", inputs)
     assert form is not None
     found = form().transpose(1, 2).flatten(0, 1)
     torch.testing.assert_close(found, suite.call(*inputs, lane=Lane.EAGER), rtol=1e-5, atol=1e-5)
@@ -45,17 +47,17 @@ def test_attention_over_keys_in_order_gives_the_same(spans: tuple[int, int]) -> 
 def test_attention_of_ragged_contexts_has_no_form_in_order() -> None:
     suite = cases.suite_of("paged_attention")
     inputs = suite.make(next(case for case in suite.cases if case.shape == "decode 3 ragged"))
-    assert gpu_works.torch_form("paged_attention", inputs) is None
+    assert gpu_kernels.torch_form("paged_attention", inputs) is None
 
 
 def test_what_is_measured_has_names_of_its_own() -> None:
     for quick in (True, False):
-        names = [(suite.operator, case.name) for suite, case in gpu_works.llama_cases(quick)]
+        names = [(suite.operator, case.name) for suite, case in gpu_kernels.llama_cases(quick)]
         assert len(set(names)) == len(names) > 10
 
 
 def test_spread() -> None:
-    found = gpu_works.spread([float(number) for number in range(11)])
+    found = gpu_timing.spread([float(number) for number in range(11)])
     assert (found["seconds"], found["p10"], found["p90"]) == (5, 1, 9)
 
 
@@ -68,3 +70,53 @@ def test_a_part_that_breaks_says_so_and_keeps_its_rows(tmp_path: Path) -> None:
     assert "1 rows, 0 of them failed" in gpu_bench.told(found) and "ended with" in gpu_bench.told(found)
     slow = gpu_bench.Part("check rotary", False, tmp_path)
     assert "not done after" in slow.finished(0)["error"]
+
+
+def test_the_parts_fit_into_the_time_of_the_whole() -> None:
+    assert gpu_bench.CHECK_SECONDS + sum(gpu_bench.PARTS.values()) <= gpu_bench.SECONDS
+
+
+def test_engines_take_turns_and_their_medians_are_told() -> None:
+    order: list[tuple[str, int]] = []
+
+    def engine(name: str, seconds: list[float], fails: bool = False):
+        def turn(number: int) -> dict:
+            order.append((name, number))
+            if fails:
+                raise RuntimeError("out of\n memory")
+            return {"tokens": 8, "seconds": seconds[number]}
+
+        return lambda work, batch: turn
+
+    engines = {
+        "workbench": engine("workbench", [90, 1, 2, 4]), "transformers": engine("transformers", [90, 4, 8, 2]),
+        "broken": engine("broken", [], fails=True),
+    }  # fmt: skip
+    rows = {row["engine"]: row for row in gpu_models._in_turn(engines, "decode", 1, "int8", {})}
+    assert [name for name, _ in order] == ["workbench", "transformers", "broken", *["workbench", "transformers"] * 3]
+    assert rows["workbench"]["tokens_per_s"] == 4 and rows["workbench"]["spread"] == [2, 8]
+    assert rows["transformers"]["tokens_per_s"] == 2 and rows["transformers"]["weights"] == "dense"
+    assert rows["workbench"]["weights"] == "int8" and rows["workbench"]["runs"] == 3
+    assert rows["broken"]["error"] == "RuntimeError: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ([{"part": "a", "rows": [{"status": "ok"}, {"status": "gap"}]}], 0),
+        ([{"part": "a", "rows": [{"status": "ok"}]}, {"part": "b", "rows": [{"status": "failed"}]}], 1),
+        ([{"part": "a", "rows": [{"error": "broke"}]}], 1),
+        ([{"part": "a", "rows": [], "error": "not done after 9 s"}], 1),
+    ],
+)
+def test_it_ends_with_1_where_anything_failed(
+    parts: list, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_bench, "play", lambda quick: parts)
+    monkeypatch.setattr("workbench.study.environment.environment", lambda: {})
+    with pytest.raises(typer.Exit) as ended:
+        gpu_bench.main(tmp_path, False, None, None)
+    assert ended.value.exit_code == code
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text())["parts"] == parts

@@ -53,6 +53,14 @@ def test_a_model_that_is_slightly_wrong_does_not_pass(format: str, damage: str) 
     assert reference().disagreement(format, {"prefill": last_logits(state, kind)})["reason"]
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_null_with_its_reason(wrong: float) -> None:
+    found = reference()
+    logits = [wrong, wrong, *found.exact["bfloat16"].tolist()[2:]]
+    told = found.disagreement("bfloat16", {"prefill": logits})
+    assert told["errors"] == {"prefill": None} and told["reason"] == "prefill logits: 2 of 257 are not finite"
+
+
 def test_other_faults_are_told() -> None:
     found = reference()
     assert "the vocabulary has 257" in found.disagreement("bfloat16", {"prefill": [0.0]})["reason"]

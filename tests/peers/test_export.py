@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from workbench.model.parameters import stored_parts
 from workbench.model.weights import load_weights, random_weights
 from workbench.peers import export
 from workbench.peers.export import ExportFailure, Exports
+from workbench.peers.process import installed
 from workbench.peers.scripts import gguf_layout
 from workbench.prompt.tokenizer import Tokenizer
 
@@ -69,3 +72,24 @@ def test_a_failed_export_leaves_nothing_and_tells_its_status(tmp_path: Path, mon
         Exports(tmp_path, TINY, 0, 1).model("gguf", "int8", "")
     assert failure.value.status == "absent"
     assert not list(tmp_path.rglob("half.bin")) and not list(tmp_path.rglob("gguf*"))
+
+
+def test_other_versions_of_a_tool_export_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def exports(python: str, script: str, job: dict, **_: object) -> dict:
+        made.append(job["target"])
+        return {"status": "ok", "detail": ""}
+
+    monkeypatch.setattr(export, "run_script", exports)
+    for version in ("1.0", "1.0", "1.1"):
+        monkeypatch.setattr(export, "installed", lambda python, packages, version=version: f"{packages} {version}")
+        Exports(tmp_path, TINY, 0, 1).model("gguf", "int8", "", ["gguf"])
+    assert len(made) == 2
+
+
+def test_installed_versions_are_those_of_the_interpreter() -> None:
+    version, found = json.loads(installed(sys.executable, ("torch", "PyYAML", "no-such-distribution")))
+    assert version == sys.version and found["torch"] == metadata.version("torch")
+    assert found["no-such-distribution"] is None
+    assert installed("/no/such/python", ()) == ""

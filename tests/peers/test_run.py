@@ -84,7 +84,7 @@ def test_medians_spread_and_ratios() -> None:
     runs = [
         {
             **line, "peer": name, "round": turn, "load_seconds": 1.0, "peak_bytes": turn,
-            "others_cpu_share": 0.1 * turn, "weights": "", "how": "so",
+            "others_cpu_share": 0.1 * turn, "weights": "", "how": f"lane {turn}" if name == "workbench" else "so",
             "measured": [{"tokens": 8, "seconds": each} for each in own[2 * turn :][:2]],
         }
         for name, own in seconds.items()
@@ -93,8 +93,43 @@ def test_medians_spread_and_ratios() -> None:
     found = {row["peer"]: row for row in rows_of(lines, runs)}
     assert found["workbench"]["tokens_per_s"] == 3 and found["workbench"]["spread"] == [2, 6]
     assert found["workbench"]["peak_bytes"] == 1 and found["workbench"]["others_cpu_share"] == pytest.approx(0.1)
+    assert found["workbench"]["how"] == "lane 0; then lane 1" and found["a"]["how"] == "so", "auto may choose anew"
     assert [found[name]["of_workbench"] for name in seconds] == [1, 8 / 3, 4 / 3, 2 / 3]
     assert [found[name]["of_best_peer"] for name in seconds] == [3 / 4, 2, 1, 1 / 2]
+
+
+def test_a_peer_without_finite_logits_costs_its_rows_and_not_the_record(tmp_path, monkeypatch) -> None:
+    peers = [fake("honest", tmp_path / "note"), fake("nan", tmp_path / "note", logits=[float("nan")] * 257)]
+    record = bench(peers, tmp_path, monkeypatch)
+    kept = json.loads(write_record(record, tmp_path / "records").read_text())
+    found = {each["peer"]: each for each in kept["agreement"]}
+    assert found["nan"]["errors"] == {"prefill": None, "decode": None} and found["nan"]["status"] == "disagrees"
+    assert "257 of 257 are not finite" in rows(kept)["nan", "prefill 20"]["reason"]
+    assert rows(kept)["honest", "prefill 20"]["status"] == "ok"
+
+
+def test_the_record_is_kept_after_every_round(tmp_path, monkeypatch) -> None:
+    """In one file; a run that is ended in its second round leaves the first."""
+    peers = [fake("honest", tmp_path / "note", step=0.5)]
+    kept: list[dict] = []
+
+    def tell(line: str) -> None:
+        if line.startswith("round 2/3"):
+            raise KeyboardInterrupt
+
+    def keep(record: dict) -> None:
+        write_record(record, tmp_path / "records")
+        kept.append(record)
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(peers, tmp_path, monkeypatch, rounds=3, tell=tell, keep=keep)
+    (path,) = (tmp_path / "records").iterdir()
+    left = json.loads(path.read_text())
+    assert left["settings"]["rounds"] == 3 and left["settings"]["rounds_done"] == 1
+    assert rows(left)["honest", "decode at 0"]["tokens_per_s"] == pytest.approx(2.0)
+    whole = bench(peers, tmp_path, monkeypatch, rounds=3, keep=keep)
+    assert [each["settings"]["rounds_done"] for each in kept] == [1, 1, 2, 3] and kept[-1] == whole
+    assert len({each["date"] for each in kept[1:]}) == 1
 
 
 def test_record_and_tables(tmp_path, monkeypatch) -> None:

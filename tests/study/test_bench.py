@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,11 @@ def test_a_step_of_prefill_begins_at_every_depth() -> None:
 def test_rows_are_medians_and_shares(runner: Runner) -> None:
     each = [Figures(10, wall, wall / 2, 500.0 * wall, 25.0 * wall, 7, 0, (wall,)) for wall in (1.0, 4.0, 2.0)]
     row = row_of(Work("decode", 1), each, runner, CEILINGS)
-    assert row["tokens_per_s"] == 5.0 and row["spread"] == [2.5, 10.0] and row["overhead_share"] == 0.5
+    assert row["tokens_per_s"] == 5.0 and row["spread"] == [2.5, 10.0] and row["outside_forward_share"] == 0.5
+    assert row["outside_kernels_share"] is None, "a lane that does not tell is not taken to have no overhead"
+    told = [replace(figures, kernel_seconds=figures.wall_seconds / 4) for figures in each]
+    assert row_of(Work("decode", 1), told, runner, CEILINGS)["outside_kernels_share"] == 0.75
+    assert row_of(Work("decode", 1), [*told, each[0]], runner, CEILINGS)["outside_kernels_share"] is None
     assert row["share_of_read_ceiling"] == 0.5 and row["share_of_gemm_ceiling"] == 1.0
     assert row["share_of_roofline"] == 1.0 and row["step_seconds"]["p50"] == 2.0 and row["reason"] == ""
     compiling = [Figures(10, 1.0, 0.5, 1.0, 1.0, 7, compiles, (1.0,)) for compiles in (0, 1)]
@@ -133,6 +138,10 @@ def test_formats_hold_every_row(record: dict[str, Any]) -> None:
             assert float(told["tokens_per_s"]) == row["tokens_per_s"] and float(told["spread_max"]) == row["spread"][1]
             assert float(told["step_seconds_p50"]) == row["step_seconds"]["p50"]
     text = bench_text.markdown(record)
+    assert "| > " in text and bench_text.UNTOLD in text
+    told_row = {**record["rows"][0], "outside_kernels_share": 0.125}
+    assert "12.5%" in bench_text.markdown({**record, "rows": [told_row]})
+    assert bench_text.UNTOLD not in bench_text.markdown({**record, "rows": [told_row]})
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(record["rows"]) and len({line.count("|") for line in lines}) == 1
     assert "257 tokens, the model's context is 256" in text
@@ -150,7 +159,7 @@ def test_memory_and_starts_are_told(record: dict[str, Any]) -> None:
 
 def test_memory_by_formula(runner: Runner) -> None:
     spec = runner.model.spec
-    assert weight_bytes(runner) >= runner.model.weight_bytes
+    assert weight_bytes(runner) == 2 * spec.parameters + 8 * (16 // 2)  # and the rotary frequencies, in float64
     assert activation_bytes(spec, 2, 2) == 2 * activation_bytes(spec, 1, 2)
     assert activation_bytes(spec, 1, 2) == (2 * 64 + 3 * 128) * 2 + 4 * 257  # the feed-forward is the widest
     size, peak = resident_bytes(), peak_bytes()

@@ -17,9 +17,11 @@ import pytest
 from rich.console import Console
 
 import workbench.study.run as run_module
+from compiled_kernels import Lane, lane_problems
 from workbench.errors import WorkbenchError
 from workbench.study import report
 from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.study.decode_step_stages import decode_step_stages
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.reproduce import reproduce
@@ -109,6 +111,22 @@ def test_the_environment_names_the_lane_and_why(random_run: Record) -> None:
     assert random_run.environment["lane"] == {"name": "eager", "reason": "asked for"} == random_run.summary["lane"]
     assert random_run.environment["packages"]["torch"] and random_run.environment["threads"]["torch"]
     assert random_run.summary["instruments_share_of_decode"] > 0
+
+
+@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"lane mlir: {lane_problems()[Lane.MLIR]}")
+def test_what_ran_is_told_by_its_content(tmp_path: Path) -> None:
+    """The same hashes in the summary and in the trace; `kernels show decode_step` shows what they name."""
+    record = run(experiment(lane="mlir", model={"name": "demo-draft"}), tmp_path, progress=False)
+    trace = json.loads((record.path / "trace.json").read_text())
+    found = trace["otherData"]["artifacts"]
+    assert found == record.summary["artifacts"] and list(found) == ["decode 1"]
+    shown = decode_step_stages("demo-draft")
+    assert shown.artifact == found["decode 1"] and "llvm.func @decode_step" in shown.stages["llvm"].text
+    assert decode_step_stages("demo-draft", rows=3).artifact == decode_step_stages("demo-draft", rows=4).artifact
+
+
+def test_a_lane_without_artifacts_says_so(random_run: Record) -> None:
+    assert random_run.summary["artifacts"] == {}
 
 
 def test_the_resolved_experiment_is_the_one_that_ran(random_run: Record) -> None:

@@ -78,6 +78,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, as it is generated."""
+    from workbench.engine.patience import to_nobody, to_stderr
     from workbench.study.generation import generation
 
     sampling = {
@@ -89,7 +90,7 @@ def generate(
         "stop": tuple(stop or ()),
     }
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
-    result = generation(prompt, model, lane, dtype, sampling, show)
+    result = generation(prompt, model, lane, dtype, sampling, show, to_nobody if as_json else to_stderr)
     if as_json:
         print_json(result)
     else:

@@ -6,15 +6,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import platformdirs
 import typer
 from tqdm.auto import tqdm
 
-from workbench.cli.shared import console, lanes_told, print_json
+from workbench.cli.shared import AsJson, console, given, lanes_told, print_json
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from workbench.study.bench_works import Work
+
+
+WITH_PEERS = {"peer", "peer_python", "work", "rounds"}
+WITHOUT_PEERS = {"batch", "depth", "prompt", "generate", "mixed", "memory", "cold_start"}
 
 
 class Format(StrEnum):
@@ -25,30 +28,51 @@ class Format(StrEnum):
 
 
 def bench(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="a folder, demo, demo-draft, or shape:NAME")] = "shape:smollm2-135m",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = "auto",
-    weights: Annotated[str, typer.Option(help="dense, int8 or int4")] = "dense",
+    weights: Annotated[
+        str, typer.Option(help="dense, int8, int4; beside peers int4-head too, as under int4 a tool keeps its own head")
+    ] = "dense",
     lane: Annotated[str, typer.Option(help="auto, eager, inductor, triton or mlir")] = "auto",
     threads: Annotated[int | None, typer.Option(help="torch's present ones unless given")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="sequences at once; 1 and 16 unless given")] = None,
     depth: Annotated[list[int] | None, typer.Option(help="tokens before; 0 and 4096 unless given")] = None,
     prompt: Annotated[int, typer.Option(help="tokens that are prefilled")] = 512,
     generate: Annotated[int, typer.Option(help="tokens that are generated")] = 128,
-    repetitions: Annotated[int, typer.Option(help="of everything, in turn, after a warm-up")] = 3,
+    repetitions: Annotated[int, typer.Option(help="of everything (of each round, beside peers), after a warm-up")] = 3,
     mixed: Annotated[bool, typer.Option(help="also 16 requests of mixed lengths at once")] = False,
     memory: Annotated[bool, typer.Option(help="also memory in decode, in processes of their own")] = True,
     cold_start: Annotated[bool, typer.Option(help="also the first token after a cold and a warm start")] = False,
     peers: Annotated[bool, typer.Option(help="other tools instead, beside the workbench, on the same weights")] = False,
-    peer: Annotated[list[str] | None, typer.Option(help="this peer only; may be repeated")] = None,
-    peer_python: Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help="a peer's interpreter")] = None,
-    work: Annotated[list[str] | None, typer.Option(help="of peers: decode@DEPTH, prefill@TOKENS, mixed, all")] = None,
-    format: Annotated[Format, typer.Option(help="how to print it")] = Format.TABLE,
+    peer: Annotated[list[str] | None, typer.Option(help="with --peers: this one only; may be repeated")] = None,
+    peer_python: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="with --peers: the Python a tool lives in; also WORKBENCH_PEER_PYTHONS"),
+    ] = None,
+    work: Annotated[
+        list[str] | None, typer.Option(help="with --peers: decode@DEPTH, prefill@TOKENS, mixed, all; may be repeated")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="with --peers: how often each tool has its turn")] = 3,
+    format: Annotated[Format, typer.Option(help="how to print it; beside peers there is no csv")] = Format.TABLE,
+    as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
 ) -> None:
     """Prefill and decode rates of a model, as shares of what this machine can do."""
+    _refuse(given(context) & (WITHOUT_PEERS if peers else WITH_PEERS), peers)
+    if as_json:
+        if "format" in given(context) and format is not Format.JSON:
+            raise WorkbenchError(f"--json and --format {format}: give one of them")
+        format = Format.JSON
     quiet = format is Format.JSON
     if peers:
-        _peers(model, dtype, weights, lane, threads, repetitions, peer, peer_python, work, format, out)
+        if format is Format.CSV:
+            raise WorkbenchError("--format csv: peers have table, md and json")
+        if weights != "dense" and dtype not in ("auto", "bfloat16"):
+            raise WorkbenchError(f"--dtype {dtype} and --weights {weights}: peers quantize a bfloat16 model")
+        chosen = dtype if weights == "dense" else weights
+        formats = ("bfloat16" if chosen == "auto" else chosen,)
+        _peers(model, formats, lane, threads, rounds, repetitions, peer, peer_python, work, format, out)
         return
     from workbench.study import bench_text
     from workbench.study.bench import bench as run_bench
@@ -92,34 +116,44 @@ def _works(
     return *works, mixed_work(mixed_lengths().requests)
 
 
+def _refuse(options: set[str], peers: bool) -> None:
+    """Options that would be of no effect."""
+    if options:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
+        raise WorkbenchError(f"{names}: of no effect {'with' if peers else 'without'} --peers")
+
+
 def _peers(
-    model: str, dtype: str, weights: str, lane: str, threads: int | None, repetitions: int, peer: list[str] | None,
-    peer_python: list[str] | None, work: list[str] | None, format: Format, out: Path | None,
+    model: str, formats: tuple[str, ...], lane: str, threads: int | None, rounds: int, repetitions: int,
+    peer: list[str] | None, peer_python: list[str] | None, work: list[str] | None, format: Format, out: Path | None,
 ) -> None:  # fmt: skip
     import torch
 
+    from compiled_kernels.remembered import directory
     from workbench.peers.catalog import interpreters
     from workbench.peers.run import run_peers
     from workbench.peers.table import markdown, tables, write_record
     from workbench.peers.works import works_named
 
-    formats = ("bfloat16" if dtype == "auto" else dtype,) if weights == "dense" else (weights,)
-    folder = Path(platformdirs.user_cache_dir("inference-workbench", appauthor=False)) / "peers"
+    written: list[Path] = []
+
+    def keep(record: dict[str, Any]) -> None:
+        if out is not None:
+            written[:] = [write_record(record, out)]
+
     with lanes_told(), tqdm(bar_format="{desc} [{elapsed}]", disable=format is Format.JSON) as bar:
         record = run_peers(
-            model, works_named(work or ["all"]), formats, folder=folder, repetitions=repetitions,
-            threads=threads or torch.get_num_threads(), lanes=(lane,), peers=peer,
-            pythons=interpreters(peer_python or ()), tell=bar.set_description,
+            model, works_named(work or ["all"]), formats, folder=directory() / "peers", rounds=rounds,
+            repetitions=repetitions, threads=threads or torch.get_num_threads(), lanes=(lane,), peers=peer,
+            pythons=interpreters(peer_python or ()), tell=bar.set_description, keep=keep,
         )  # fmt: skip
-    if out is not None:
-        typer.echo(f"record  {write_record(record, out)}", err=True)
+    for path in written:
+        typer.echo(f"record  {path}", err=True)
     match format:
         case Format.JSON:
             print_json(record)
-        case Format.CSV:
-            raise WorkbenchError("--format csv: peers have table, md and json")
         case Format.MD:
             print(markdown(record), end="")
-        case Format.TABLE:
+        case _:
             for table in tables(record):
                 console().print(table)

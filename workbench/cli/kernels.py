@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from tqdm.auto import tqdm
 
-from workbench.cli.shared import AsJson, console, lanes_told, print_json
+from workbench.cli.shared import AsJson, console, given, lanes_told, print_json
+from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
     from compiled_kernels.lanes import Lane
+    from compiled_kernels.stages import Stages
 
+STEP = "decode_step"
+OF_STEP = {"model", "dtype", "weights", "head_weights", "rows", "page_size"}
 app = typer.Typer(
     help="Operators on their lanes: list them, check them, time them, see what compilers make of them.",
     no_args_is_help=True,
@@ -87,34 +91,83 @@ def bench(
 
 @app.command(epilog="Example: `workbench kernels show add_rms_norm --lane inductor --stage fusion`")
 def show(
-    operator: Annotated[str, typer.Argument(help="an operator, as `kernels list` names them")],
-    lane: Annotated[str, typer.Option(help="eager, inductor, triton or mlir")] = "inductor",
+    context: typer.Context,
+    operator: Annotated[str, typer.Argument(help="an operator, as `kernels list` names them, or decode_step")],
+    lane: Annotated[str | None, typer.Option(help="eager, inductor, triton or mlir; inductor unless given")] = None,
     stage: Annotated[str | None, typer.Option(help="its text; without one, the stages are listed")] = None,
     case: Annotated[str | None, typer.Option(help="which case; the first timed one unless given")] = None,
+    model: Annotated[str, typer.Option(help="decode_step's: as `load` names them")] = "demo",
+    dtype: Annotated[str, typer.Option(help="decode_step's: auto, float32 or bfloat16")] = "auto",
+    weights: Annotated[str, typer.Option(help="decode_step's: dense, int8 or int4")] = "dense",
+    head_weights: Annotated[str | None, typer.Option(help="decode_step's: as the weights unless given")] = None,
+    rows: Annotated[int, typer.Option(help="decode_step's: sequences that decode, 1, 2, 4, ...")] = 1,
+    page_size: Annotated[int, typer.Option(help="decode_step's: tokens a page")] = 64,
     as_json: AsJson = False,
 ) -> None:
-    """What a compiler makes of an operator, stage by stage, down to the code that runs."""
-    from compiled_kernels.cases import case_of, known, suite_of
-    from compiled_kernels.stages import stages_of
+    """What a compiler makes of an operator, or of a model's whole decode step, stage by stage, down to the code that
+    runs."""
     from workbench.study import kernel_tables
-    from workbench.study.kernel_show import overview
 
     with lanes_told():
-        suite = suite_of(operator)
-        which, (chosen,) = case_of(suite, case), _lanes([lane])
-        found = stages_of(suite, which, chosen)
-        name = None if stage is None else known(f"stage of {operator} on {lane}", stage, found.stages)
-        told: dict[str, Any] = {"operator": operator, "lane": lane, "case": which.name}
-        told |= {"artifact": found.artifact, "note": found.note}
-        if name is None:
-            told |= overview(suite, which, chosen, found)
-    if name is None:
+        if operator == STEP:
+            _refuse(given(context) & {"case"}, f"{STEP} has a --model and no cases")
+            name, told, found = _step(lane, model, dtype, weights, head_weights, rows, page_size)
+        else:
+            _refuse(given(context) & OF_STEP, f"only {STEP} has such")
+            name, told, found = _operator(operator, lane or "inductor", case, overview=stage is None)
+    if stage is None:
         print_json(told) if as_json else kernel_tables.show_stages(told, console())
-    elif as_json:
-        print_json({**told, "stage": name, "text": found.stages[name].text, "data": found.stages[name].data})
+        return
+    from compiled_kernels.cases import known
+
+    with lanes_told():
+        chosen = known(f"stage of {operator} on {told['lane']}", stage, found.stages)
+    if as_json:
+        print_json({**told, "stage": chosen, "text": found.stages[chosen].text, "data": found.stages[chosen].data})
     else:
-        typer.echo(f"{operator} {which.name} on {lane}, {name}; artifact {found.artifact} ({found.note})", err=True)
-        print(found.stages[name].text)
+        note = f"{operator} {name} on {told['lane']}, {chosen}; artifact {found.artifact} ({found.note})"
+        typer.echo(note, err=True)
+        print(found.stages[chosen].text)
+
+
+def _operator(operator: str, lane: str, case: str | None, overview: bool) -> tuple[str, dict[str, Any], Stages]:
+    """The case's name, what is told of it, and its stages."""
+    from compiled_kernels.cases import case_of, suite_of
+    from compiled_kernels.stages import stages_of
+    from workbench.study import kernel_show
+
+    suite = suite_of(operator)
+    which, (chosen,) = case_of(suite, case), _lanes([lane])
+    found = stages_of(suite, None if case is None else which, chosen)
+    told: dict[str, Any] = {"operator": operator, "lane": lane, "case": which.name}
+    told |= {"artifact": found.artifact, "note": found.note}
+    return which.name, {**told, **(kernel_show.overview(suite, which, chosen, found) if overview else {})}, found
+
+
+def _step(
+    lane: str | None, model: str, dtype: str, weights: str, head_weights: str | None, rows: int, page_size: int
+) -> tuple[str, dict[str, Any], Stages]:
+    from compiled_kernels.lanes import Lane
+    from workbench.model.quantized import WeightFormat
+    from workbench.study.decode_step_stages import decode_step_stages
+    from workbench.study.kernel_show import sizes
+
+    if lane not in (None, str(Lane.MLIR)):
+        _lanes([lane])
+        raise WorkbenchError(f"{STEP} --lane {lane}: one function only on lane mlir")
+    for name, value in (("rows", rows), ("page-size", page_size)):
+        if value < 1:
+            raise WorkbenchError(f"--{name} {value}: must be at least 1")
+    found = decode_step_stages(model, dtype, WeightFormat.of(weights, head_weights), rows, page_size)
+    name = f"{model}, rows {rows}, weights {weights}, pages of {page_size}"
+    told = {"operator": STEP, "lane": str(Lane.MLIR), "case": name, "artifact": found.artifact, "note": found.note}
+    return name, {**told, "stages": sizes(found)}, found
+
+
+def _refuse(options: set[str], why: str) -> None:
+    if options:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
+        raise WorkbenchError(f"{names}: of no effect here: {why}")
 
 
 def _lanes(names: list[str] | None) -> tuple[Lane, ...]:

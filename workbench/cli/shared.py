@@ -26,6 +26,12 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def given(context: typer.Context) -> set[str]:
+    """The parameters that stand on the command line, whatever their values."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 @contextmanager
 def lanes_told() -> Iterator[None]:
     """A lane that cannot do what was asked is the user's to know of, in one line."""

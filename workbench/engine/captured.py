@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.store import KVStore
+from workbench.engine.alike import Watch
 from workbench.engine.buckets import bucket_for
 from workbench.engine.compiled import settled
 from workbench.engine.packing import pack
@@ -44,15 +46,21 @@ class CapturedExecutor:
     """Steps of decodes are captured by rows and by the width of the page tables, both rounded up; other steps run as
     written. `compiles` counts the captures."""
 
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self, model: Transformer, store: KVStore, capture: Callable[[Replay], Replay] = cuda_graph):
         self.model, self.store, self._capture = model, store, capture
         self._captured: dict[tuple[int, int], tuple[TokenBatch, Replay]] = {}
+        self._made, self._watch = 0, Watch(model)
 
     @property
     def compiles(self) -> int:
-        return len(self._captured)
+        return self._made
 
     def forward(self, plan: StepPlan) -> Tensor:
+        if plan.phase != "decode" and self._watch.changed:
+            self._captured, self._watch = {}, Watch(self.model)
         if not plan.decode_only:
             logits = self.model(pack(plan, self.store.page_size, self.model.device), self.store)
         else:
@@ -66,6 +74,7 @@ class CapturedExecutor:
         if key not in self._captured:
             held = _moved(batch, self.model.device)
             self._captured[key] = held, self._capture(lambda: self.model(held, self.store))
+            self._made += 1
         held, replay = self._captured[key]
         for mine, given in zip(_tensors(held), _tensors(batch), strict=True):
             mine.copy_(given, non_blocking=True)

@@ -4,12 +4,15 @@ The unit of compilation is a block, or a whole step. As blocks, all layers of a 
 inputs: quick to compile. A whole step is one graph: fewer calls, long to compile. Either way a batch of decodes is
 padded to a bucket of rows; in any other batch the two sides of the attention are compiled once, with a symbolic
 number of rows, and attention walks the spans between them.
+
+A block that was changed in place (its mask, say) is compiled again; that is looked for in steps that prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -19,6 +22,7 @@ from compiled_kernels import Lane
 from compiled_kernels.graphs import compiled, graph_count
 from workbench.batch import TokenBatch
 from workbench.cache.store import KVStore, Layer
+from workbench.engine.alike import Watch, structure
 from workbench.engine.buckets import bucket_for
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
@@ -28,6 +32,9 @@ from workbench.model.transformer import Transformer
 
 class CompiledExecutor:
     """`compiles` counts the graphs since it was made."""
+
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -43,7 +50,7 @@ class CompiledExecutor:
         self.unit = unit if all(layer.traceable for layer in store.layers) else "block"
         self._before_this = graph_count()
         self._step = compiled(_step, dynamic=False)
-        self._sides = {block: _Sides.of(cast(Block, block), model.dtype) for block in model.blocks}
+        self._look()
         self._head = compiled(Transformer.logits_of, dynamic=False)
         for table in range(len(store.tables)):
             for pages in store.paged(table):
@@ -53,7 +60,13 @@ class CompiledExecutor:
     def compiles(self) -> int:
         return graph_count() - self._before_this
 
+    def _look(self) -> None:
+        self._sides = {block: _Sides.of(cast(Block, block)) for block in self.model.blocks}
+        self._watch = Watch(self.model)
+
     def forward(self, plan: StepPlan) -> Tensor:
+        if plan.phase != "decode" and self._watch.changed:
+            self._look()
         rows = bucket_for(len(plan.spans)) if plan.decode_only else None
         batch = pack(plan, self.store.page_size, self.model.device, rows)
         for table in batch.page_tables:
@@ -91,12 +104,12 @@ class _Sides:
     after: Callable[..., Tensor]
 
     @classmethod
-    def of(cls, block: Block, dtype: torch.dtype) -> _Sides:
-        alike = block.built_as, dtype
+    def of(cls, block: Block) -> _Sides:
+        kind, alike = type(block), structure(block)
         return cls(
-            compiled(Block.forward, dynamic=False, alike=alike),
-            compiled(Block.before, dynamic=True, alike=alike),
-            compiled(Block.after, dynamic=True, alike=alike),
+            compiled(kind.forward, dynamic=False, alike=alike),
+            compiled(kind.before, dynamic=True, alike=alike),
+            compiled(kind.after, dynamic=True, alike=alike),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from compiled_kernels import Lane
 from workbench.cache.store import KVStore
+from workbench.engine.alike import Watch
 from workbench.engine.buckets import bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
@@ -25,11 +28,19 @@ Unit = Literal["block", "step"]
 class Executor(Protocol):
     """`forward` gives the logits of each span's last `logit_rows` tokens, in the order of the spans: [sample, vocab].
 
-    They are valid until the next step. `compiles` counts what was compiled since it was made.
+    They are valid until the next step. `compiles` counts what was compiled since it was made. `kernel_seconds` is what
+    the last step spent in compiled code, None where that cannot be told from the Python around it. `artifacts` are the
+    content hashes of the code that ran, by what it ran, where the lane has such.
     """
 
     @property
     def compiles(self) -> int: ...
+
+    @property
+    def kernel_seconds(self) -> float | None: ...
+
+    @property
+    def artifacts(self) -> Mapping[str, str]: ...
 
     def forward(self, plan: StepPlan) -> Tensor: ...
 
@@ -38,6 +49,8 @@ class EagerExecutor:
     """Runs the modules as written."""
 
     compiles = 0
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, model: Transformer, store: KVStore):
         self.model, self.store = model, store
@@ -52,20 +65,31 @@ class MlirExecutor:
     def __init__(self, model: Transformer, store: KVStore, rest: Executor):
         self.model, self.store, self.rest = model, store, rest
         self.steps: dict[int, MlirStep] = {}
+        self.kernel_seconds: float | None = None
+        self._made, self._watch = 0, Watch(model)
 
     @property
     def compiles(self) -> int:
-        return self.rest.compiles + len(self.steps)
+        return self.rest.compiles + self._made
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return {**self.rest.artifacts, **{f"decode {rows}": step.artifact for rows, step in self.steps.items()}}
 
     def forward(self, plan: StepPlan) -> Tensor:
+        self.kernel_seconds = None
+        if plan.phase != "decode" and self._watch.changed:
+            self.steps, self._watch = {}, Watch(self.model)
         if not plan.decode_only:
             return self.rest.forward(plan)
         rows = bucket_for(len(plan.spans))
         if rows not in self.steps:
             self.steps[rows] = MlirStep(self.model, self.store, rows)
+            self._made += 1
         with torch.inference_mode():
             batch = pack(plan, self.store.page_size, self.model.device, rows)
             logits = self.steps[rows](batch)
+            self.kernel_seconds = self.steps[rows].seconds
             # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
             samples = len(batch.sample_rows)
             return logits[:samples] if samples == len(plan.spans) else logits[batch.sample_rows]

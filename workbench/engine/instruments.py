@@ -47,6 +47,7 @@ class Instruments:
         planned: float,
         computed: float,
         compiles: int,
+        kernel_seconds: float | None = None,
     ) -> Stepped:
         """Tell the listener of a whole step, and give the event: from `began` until now, computed in between.
 
@@ -71,6 +72,7 @@ class Instruments:
             predicted_bytes=cost.bytes,
             pages_idle=sum(len(pool.idle) for pool, _ in self._pools),
             compiles=compiles,
+            kernel_seconds=kernel_seconds,
         )
         self._seconds = 0.0
         if self.listener is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiled_kernels import Lane, lane_problems
 from compiled_kernels.lanes import AUTO
 from workbench.errors import WorkbenchError, nearest
+
+_OFF_CPU = ", ".join((Lane.TRITON, Lane.INDUCTOR, Lane.EAGER))
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,30 @@ class Lanes:
         return f"{self.decode} (prefill: {self.blocks}{attention})"
 
 
-def resolve_lanes(name: str) -> Lanes:
-    """What `name` means on this machine, and why: `auto`, or a lane, which is taken at its word.
+def resolve_lanes(name: str, device: str = "cpu") -> Lanes:
+    """What `name` means on this machine for a model on `device` (cpu, cuda), and why: `auto`, or a lane, which is
+    taken at its word.
 
     Where several lanes could decode, `auto` names the one that as a rule is fastest; trial.py compares them for
     one model. Raises WorkbenchError for a lane that is unknown or does not work here.
     """
-    problems = lane_problems()
+    problems = dict(lane_problems())
+    if device != "cpu":
+        problems[Lane.MLIR] = f"it runs on the CPU, and device is {device!r}; there {_OFF_CPU} work"
     if name == AUTO:
-        blocks = Lane.EAGER if problems[Lane.INDUCTOR] else Lane.INDUCTOR
-        reason = f"auto: inductor does not work here: {problems[Lane.INDUCTOR]}" if problems[Lane.INDUCTOR] else AUTO
-        quick = blocks if problems[Lane.MLIR] else Lane.MLIR
-        return Lanes(quick, blocks, quick, reason)
+        return _auto(problems, device)
     if name not in tuple(Lane):
         known = (AUTO, *Lane)
         raise WorkbenchError(f"unknown lane {name!r}{nearest(name, known)}; known here: {', '.join(known)}")
     if problem := problems[Lane(name)]:
         raise WorkbenchError(f"lane {name!r} does not work here: {problem}")
     return Lanes.one(Lane(name), "asked for")
+
+
+def _auto(problems: Mapping[Lane, str | None], device: str) -> Lanes:
+    if device == "cuda" and not problems[Lane.TRITON]:
+        return Lanes.one(Lane.TRITON, AUTO)
+    blocks = Lane.EAGER if problems[Lane.INDUCTOR] else Lane.INDUCTOR
+    reason = f"auto: inductor does not work here: {problems[Lane.INDUCTOR]}" if problems[Lane.INDUCTOR] else AUTO
+    quick = blocks if problems[Lane.MLIR] else Lane.MLIR
+    return Lanes(quick, blocks, quick, reason)

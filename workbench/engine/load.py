@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
 from workbench.cache.format import CacheFormat, cache_format
 from workbench.cache.settings import offload_from, prefix_from
@@ -20,6 +21,7 @@ from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.packed_lanes import fitted_to
+from workbench.engine.patience import to_stderr, told_if_long
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
@@ -64,6 +66,7 @@ def load(
     overflow: Overflow = "refuse",
     attention: AttentionPart | dict[str, Any] | None = None,
     note: Callable[[Event], None] | None = None,
+    tell: Callable[[str], None] = to_stderr,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
 
@@ -71,10 +74,11 @@ def load(
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
     is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
     compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
-    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are kept:
-    `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is `off` or
-    `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`, `memory`
-    or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
+    the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
+    kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
+    `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
+    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile. `note`
+    receives every event of the runner, `tell` a line on what takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -84,19 +88,24 @@ def load(
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
     prefix, offload = prefix_from(prefix), offload_from(offload)
-    format, lanes = WeightFormat.of(weights, head_weights, weight_group), resolve_lanes(lane)
-    kept, place = cache_format(cache), _device(device)
+    format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
+    kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
     source = _source(str(model), AttentionPart.of(attention))
     format.check(source.spec)
     kept.check(len(source.spec.layers), page_size)
     lanes = fitted(lanes, source.spec, auto=lane == AUTO)
-    state = source.state(torch_dtype, seed)
-    transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
+    with told_if_long(f"loading the weights of {model}", tell):
+        state = source.state(torch_dtype, seed)
+        transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
     lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO)
-    if lane == AUTO and device == "cpu":
-        lanes = measured(lanes, transformer, page_size, kept, cache_dtype)
+    if lane == AUTO:
+        with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
+            lanes = measured(lanes, transformer, page_size, compile, kept, cache_dtype)
+        transformer.run_on(lanes.blocks)
+    if compile == "step" and lanes.decode is not Lane.INDUCTOR:
+        lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     if pages == "auto":
         pages = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size)
@@ -123,7 +132,7 @@ def described(name: str) -> tuple[ModelSpec, str]:
     if name.startswith(SHAPE):
         return shapes.named_shape(name.removeprefix(SHAPE)), "bfloat16"
     folder = _folder(name)
-    return families.read_spec(folder), str(_stored_dtype(folder / "config.json")).removeprefix("torch.")
+    return families.read_spec(folder), str(stored_dtype(folder / "config.json")).removeprefix("torch.")
 
 
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -153,7 +162,7 @@ class _Source:
     def state(self, dtype: torch.dtype | None, seed: int) -> dict[str, Tensor]:
         if self.folder is None or self.trained is None:
             return random_weights(self.spec, dtype or torch.bfloat16, seed)
-        stored = load_weights(self.folder, self.trained, dtype or _stored_dtype(self.folder / "config.json"))
+        stored = load_weights(self.folder, self.trained, dtype or stored_dtype(self.folder / "config.json"))
         return stored if self.attention.changes_nothing else vary(self.trained, stored, self.attention)[1]
 
     def tokenizer(self) -> Tokenizer | None:
@@ -176,7 +185,7 @@ def _folder(name: str) -> Path:
     return folder
 
 
-def _stored_dtype(config: Path) -> torch.dtype:
+def stored_dtype(config: Path) -> torch.dtype:
     """What config.json says, under its new name or its old one; float32 where it says nothing."""
     fields = Fields(read_object(config), str(config))
     key = "torch_dtype" if fields.get("dtype") is None else "dtype"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import cast
 
@@ -10,11 +11,14 @@ from torch import Tensor
 
 from compiled_kernels import Lane
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
+from compiled_kernels.lanes import LaneError
+from compiled_kernels.masks import band
 from compiled_kernels.mlir_text import TYPES, Target
 from compiled_kernels.paged_attention import refusal
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
 from workbench.cache.store import KVStore
+from workbench.engine.packing import LEAST_TABLE
 from workbench.errors import WorkbenchError
 from workbench.model.feedforward import GatedFeedForward
 from workbench.model.layers import Attention as AttentionModule
@@ -36,6 +40,7 @@ MODEL = (
     "name", "vocab", "width", "layers", "context", "rotary", "norm_eps", "embedding_scale", "final_softcap", "tied",
     "end_ids",
 )  # fmt: skip
+OURS = ("workbench.model.layers", "workbench.model.parts", "workbench.model.feedforward", "torch.nn.modules.linear")
 FEW = 8  # with fewer rows times groups a thread, the context is split among threads
 
 
@@ -43,29 +48,20 @@ class MlirStep:
     """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
 
     def __init__(self, model: Transformer, store: KVStore, rows: int):
+        if model.device.type != "cpu":
+            raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
             kinds = f"{model.dtype} weights and {store.dtype} cache"
             raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
         if problem := step_problem(model.spec):
             raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
-        self.model = model
+        for part in model.blocks.modules():
+            if part is not model.blocks and type(part).__module__ not in OURS:
+                remedy = "load the model on lane inductor or eager"
+                raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
+        self.model, self.seconds = model, 0.0  # of the last call's compiled code
         blocks = [cast(Block, block) for block in model.blocks]
-        threads = torch.get_num_threads()
-        groups = min(block.attention.spec.groups for block in blocks)
-        shape = StepShape(
-            rows=rows,
-            width=model.spec.width,
-            vocab=model.spec.vocab,
-            eps=model.spec.norm_eps,
-            kind=TYPES[model.dtype],
-            layers=tuple(_layer(block, store.shapes[i].table, model.turns[i]) for i, block in enumerate(blocks)),
-            head=_weight(model.format.head, model.dtype, model.format.group),
-            size=store.page_size,
-            held=pages_for(model.spec.context, store.page_size),
-            chunks=threads if rows * groups < FEW * threads else 1,
-            target=Target.here(),
-        )
-        self.step = DecodeStep(shape, _tensors(model, blocks, store))
+        self.step = DecodeStep(step_shape(model, store.page_size, rows), _tensors(model, blocks, store))
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
@@ -77,8 +73,36 @@ class MlirStep:
         for turn, (cos, sin) in step.angles.items():
             for mine, angle in zip((cos, sin), self.model.rotary[turn](batch.positions), strict=True):
                 mine.copy_(angle)
+        began = time.perf_counter()
         step()
+        self.seconds = time.perf_counter() - began
         return self.model.capped(step.logits)
+
+    @property
+    def artifact(self) -> str:
+        """The content hash of the code that runs (see compiled_kernels/mlir/artifacts.py)."""
+        return self.step.kernel.digest
+
+
+def step_shape(model: Transformer, page_size: int, rows: int) -> StepShape:
+    """What the step of `rows` is compiled for; of the model only shapes and types are read."""
+    tables = [shape.table for shape in model.cache_shapes()]  # a dense cache's: no other is carried out
+    blocks = [cast(Block, block) for block in model.blocks]
+    threads = torch.get_num_threads()
+    groups = min(kind.attention.groups for kind in model.spec.layers)
+    return StepShape(
+        rows=rows,
+        width=model.spec.width,
+        vocab=model.spec.vocab,
+        eps=model.spec.norm_eps,
+        kind=TYPES[model.dtype],
+        layers=tuple(_layer(block, tables[i], model.turns[i]) for i, block in enumerate(blocks)),
+        head=_weight(model.format.head, model.dtype, model.format.group),
+        size=page_size,
+        held=max(LEAST_TABLE, pages_for(model.spec.context, page_size)),
+        chunks=threads if rows * groups < FEW * threads else 1,
+        target=Target.here(),
+    )
 
 
 def step_problem(spec: ModelSpec) -> str | None:
@@ -109,6 +133,7 @@ def _unknown(given: Value, known: Iterable[str]) -> str | None:
 def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
     attention, feedforward = cast(AttentionModule, block.attention), cast(GatedFeedForward, block.feedforward)
     spec = attention.spec
+    window, sinks = band(attention.mask, "mlir")
     return LayerShape(
         heads=spec.heads,
         groups=spec.groups,
@@ -119,8 +144,8 @@ def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
         output=_stored(attention.output),
         gate_up=_stored(feedforward.gate_up),
         down=_stored(feedforward.down),
-        window=spec.window or 0,
-        sinks=spec.sinks,
+        window=window,
+        sinks=sinks,
         softcap=spec.softcap,
         sink_logits=spec.sink_logits,
         qk_norm=spec.qk_norm,

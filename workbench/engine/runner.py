@@ -235,7 +235,8 @@ class Runner:
                 self._finish(span.sequence, FinishReason.ERROR, _told(error))
         else:
             self._commit(plan, choices, self.clock())
-        stepped = self.instruments.step(plan, held, began, planned, computed, self.executor.compiles)
+        compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
+        stepped = self.instruments.step(plan, held, began, planned, computed, compiles, kernels)
         if box is not None:
             box.append(stepped)
 

@@ -15,7 +15,7 @@ from workbench.cache.store import Layer
 from workbench.model.feedforward import feedforward
 from workbench.model.latent import LatentAttention
 from workbench.model.latent_spec import LatentAttention as LatentSpec
-from workbench.model.own_parts import identities, load_module, mask_of, score_of
+from workbench.model.own_parts import load_module, mask_of, score_of
 from workbench.model.parts import Linear, Norm
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import AnyAttention, LayerKind
@@ -107,7 +107,6 @@ class Block(nn.Module):
     def __init__(self, kind: LayerKind, width: int, eps: float, lane: Lane, format: WeightFormat, offset: float = 0.0):
         """`offset` is added to the weights of the norms."""
         super().__init__()
-        self.built_as = kind, width, eps, lane, format, offset, identities(kind.attention)
         norm = width, eps, lane, offset
         self.attention_norm = Norm(*norm)
         self.attention = attention_of(kind.attention, width, lane, format, eps, offset)

@@ -12,7 +12,7 @@ from compiled_kernels.scores import ALiBi, Score, Then
 from workbench.errors import WorkbenchError
 from workbench.model.spec import AnyAttention
 from workbench.request import UserPart
-from workbench.user_parts import find, identity, load, takes
+from workbench.user_parts import find, load, takes
 
 
 def mask_of(spec: AnyAttention) -> Mask:
@@ -47,11 +47,6 @@ def load_module(part: UserPart) -> type[nn.Module]:
     if missing:
         raise WorkbenchError(f"module {part.path}: has no {missing[0]}; extend workbench.model.layers.Attention")
     return found
-
-
-def identities(spec: AnyAttention) -> tuple[object, ...]:
-    """What tells the spec's own parts from others of the same name."""
-    return tuple(identity(part) for part in (spec.mask, spec.score, spec.module) if part is not None)
 
 
 def _callable(part: UserPart, kind: str, count: int, shape: str) -> Callable[..., Any]:

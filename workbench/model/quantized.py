@@ -40,11 +40,11 @@ class WeightFormat:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises WorkbenchError where INT4 groups do not divide a matrix's columns."""
-        widths = {"width": spec.width} if "int4" in (self.blocks, self.head) else {}
+        widths = [("width", spec.width)] if "int4" in (self.blocks, self.head) else []
         if self.blocks == "int4":
             for kind in spec.layers:
-                widths |= _columns(kind)
-        for name, columns in widths.items():
+                widths += _columns(kind).items()
+        for name, columns in widths:
             if columns % self.group:
                 raise WorkbenchError(
                     f"{spec.name}: INT4 groups of {self.group} do not divide its {name} of {columns}; set weight_group"

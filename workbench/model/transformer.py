@@ -22,7 +22,7 @@ from workbench.model.layers import STORED, Angles, Block, attention_module
 from workbench.model.parts import Linear, Norm
 from workbench.model.quantized import WeightFormat, dequantize, quantize
 from workbench.model.rotary import RotaryTable, Turn, turn_of, turns_of
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import Attention, ModelSpec
 
 DENSE = WeightFormat()
 RunBlock = Callable[[Block, Tensor, Angles, Angles, TokenBatch, Layer], Tensor]
@@ -70,6 +70,12 @@ class Transformer(nn.Module):
         # Not part of any state: computed here, in float64.
         model.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns_of(spec))
         return model.requires_grad_(False).to(model.device).eval()
+
+    def run_on(self, lane: Lane) -> None:
+        """From now on every part's operators run on `lane`."""
+        for part in self.modules():
+            if "lane" in vars(part):
+                vars(part)["lane"] = lane
 
     @property
     def dtype(self) -> torch.dtype:
@@ -211,9 +217,10 @@ def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
     construction gives them, under a fixed seed. The names of these parameters."""
     names = set()
     for index, block in enumerate(cast("list[Block]", list(model.blocks))):
-        kind, width, eps, lane, format, offset, *_ = block.built_as
-        if kind.attention.module is not None:
-            block.attention = attention_module(kind.attention, width, lane, format, eps, offset, dtype)
+        spec, attention = model.spec, model.spec.layers[index].attention
+        if isinstance(attention, Attention) and attention.module is not None:
+            built = attention, spec.width, model.lane, model.format, spec.norm_eps, spec.norm_offset, dtype
+            block.attention = attention_module(*built)
             own = (name for name, _ in block.attention.named_parameters() if not name.startswith(STORED))
             names |= {f"blocks.{index}.attention.{name}" for name in own}
     return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 
@@ -57,16 +58,22 @@ class Reference:
         return _last(spec, rounded, ids, torch.bfloat16)
 
     def disagreement(self, format: str, logits: Mapping[str, Sequence[float]]) -> dict:
-        """The relative error of each row against our float32 logits, the bound, and what is wrong ("" if nothing)."""
+        """The relative error of each row against our float32 logits (None: not finite), the bound, and what is wrong
+        ("" if nothing)."""
         exact = self.exact["float32" if format == "float32" else "bfloat16"]
-        bound, errors, reason = self.bounds[format], {}, ""
+        bound, reason = self.bounds[format], ""
+        errors: dict[str, float | None] = {}
         for name, values in logits.items():
             if len(values) != len(exact):
                 reason = f"{name}: {len(values)} logits, the vocabulary has {len(exact)}"
                 continue
-            errors[name] = relative_error(torch.tensor(values, dtype=torch.float64), exact)
-            if not errors[name] <= bound:
-                reason = f"{name} logits are {errors[name]:.2g} (relative) away from ours, {bound:.2g} is allowed"
+            found = torch.tensor(values, dtype=torch.float64)
+            error = relative_error(found, exact)
+            errors[name] = error if math.isfinite(error) else None  # JSON has no NaN
+            if not math.isfinite(error):
+                reason = f"{name} logits: {int((~found.isfinite()).sum())} of {len(found)} are not finite"
+            elif error > bound:
+                reason = f"{name} logits are {error:.2g} (relative) away from ours, {bound:.2g} is allowed"
         return {"errors": errors, "bound": bound, "reason": reason or ("" if errors else "no logits were given")}
 
 

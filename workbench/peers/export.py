@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from workbench.model.save import save_folder
 from workbench.model.spec import ModelSpec
 from workbench.model.weights import random_weights
 from workbench.peers.catalog import SCRIPTS
-from workbench.peers.process import run_script
+from workbench.peers.process import installed, run_script
 
 DONE = "export.json"
 EXPORTERS = {"gguf": "export_gguf.py", "openvino": "export_openvino.py", "onnx": "export_onnx.py"}
@@ -43,9 +43,9 @@ class Exports:
     seed: int
     threads: int
 
-    def model(self, reads: str, format: str, python: str) -> tuple[Path, str]:
+    def model(self, reads: str, format: str, python: str, packages: Sequence[str] = ()) -> tuple[Path, str]:
         """Where the model lies for a tool that reads `reads` (a file for gguf, else a folder), and what its
-        weights are. Raises ExportFailure."""
+        weights are. `packages` are those of the tool: other versions of them export anew. Raises ExportFailure."""
         if reads == "none":
             return self.folder, ""
         dense = "float32" if format == "float32" else "bfloat16"
@@ -54,6 +54,7 @@ class Exports:
             return source, f"weights {format}"
         script = EXPORTERS[reads]
         code = "".join((SCRIPTS / name).read_text() for name in (script, "gguf_layout.py"))
+        code += installed(python, tuple(packages))
 
         def make(target: Path) -> str:
             job = {"source": str(source), "target": str(target), "format": format}

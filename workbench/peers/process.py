@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -12,6 +13,9 @@ from pathlib import Path
 
 from workbench.peers.catalog import SCRIPTS
 
+VERSIONS = """import json, sys; from importlib import metadata
+have = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions() if each.name}
+print(json.dumps([sys.version, {name: have.get(name) for name in sys.argv[1:]}]))"""
 LAST_LINES = 3  # of what a dead process said, in its reason
 MOST_LETTERS = 400  # of a reason
 POOLS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB", "RAYON")
@@ -49,6 +53,18 @@ def run_script(
     except OSError as error:
         answer = {"status": "failed", "reason": f"{python} could not be started ({error.strerror})"}
     return {**answer, "reason": without_folders(answer["reason"])} if "reason" in answer else answer
+
+
+@functools.cache
+def installed(python: str, packages: tuple[str, ...]) -> str:
+    """The versions `python` has of these distributions, as JSON; empty where it does not start."""
+    try:
+        done = subprocess.run(
+            [python, "-c", VERSIONS, *packages], capture_output=True, text=True, env=surroundings(1, {}), check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def without_folders(text: str) -> str:

@@ -46,7 +46,7 @@ def _measured(line: Row, runs: Sequence[dict]) -> Row:
         "load_seconds": statistics.median(run["load_seconds"] for run in runs),
         "peak_bytes": max(run["peak_bytes"] for run in runs),
         "others_cpu_share": max(shares) if shares else None,
-        "how": ", ".join(told for told in (runs[0]["weights"], runs[0]["how"]) if told),
+        "how": "; then ".join(dict.fromkeys(", ".join(filter(None, (run["weights"], run["how"]))) for run in runs)),
     }
 
 

@@ -40,49 +40,58 @@ def run_peers(
     settings: Mapping[str, Any] | None = None,
     timeout: float = 900.0,
     tell: Callable[[str], None] = lambda line: None,
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
     """Time `peers` (None: all known) and the workbench on `lanes` on `model`, a `shape:NAME`; the record as a dict.
 
     Works default to the standard five. Exports are kept in `folder`. In each round and for each work and format
     every peer has one process: a warm-up, then `repetitions`. Never are two at work at once. `pythons` says which
-    interpreter a tool lives in (default: this one). `tell` receives a line before each process. A peer that is
-    absent, cannot do a work, disagrees with our logits or breaks is a row that says so. `settings` are further ones
-    of `workbench.load` (`weight_group`, `compile`).
+    interpreter a tool lives in (default: this one). `tell` receives a line before each process, `keep` the record
+    so far after each round. A peer that is absent, cannot do a work, disagrees with our logits or breaks is a row
+    that says so. `settings` are further ones of `workbench.load` (`weight_group`, `compile`).
     """
     spec = _checked(model, formats, rounds, repetitions, threads)
     works, pythons = standard_works() if works is None else works, pythons or {}
     every = (*(workbench_peer(lane, model, seed, settings or {}) for lane in lanes), *foreign_peers(peers))
-    before, surroundings = cpu_times(), environment()
+    before, surroundings, date = cpu_times(), environment(), datetime.now(UTC).isoformat(timespec="seconds")
     bench = _Bench(Exports(folder, spec, seed, threads), pythons, threads, timeout, tell)
     entries = [fitting(Entry(peer, format, work), spec) for work in works for format in formats for peer in every]
     pairs = to_compare(entries)
     agreement = bench.agree(pairs, Reference(spec, seed, [format for _, format in pairs]))
     entries = [agreeing(entry, agreement) for entry in entries]
     runs: list[dict] = []
+
+    def told(rounds_done: int) -> dict[str, Any]:
+        return {
+            "question": "How fast are other tools on the same model, the same machine and the same threads?",
+            "date": date,
+            "model": {"name": model, "seed": seed, "spec": spec.model_dump(mode="json")},
+            "works": [{**asdict(work), "requests": [list(pair) for pair in work.requests]} for work in works],
+            "settings": {
+                "rounds": rounds,
+                "rounds_done": rounds_done,
+                "repetitions": repetitions,
+                "threads": threads,
+                "formats": list(formats),
+                "workbench": dict(settings or {}),
+            },
+            "peers": {peer.name: _versions(peer, runs, agreement) for peer in every},
+            "agreement": agreement,
+            "rows": rows_of([line_of(entry) for entry in entries], runs),
+            "runs": list(runs),
+            "others_cpu_share": others_cpu_share(before),
+            "environment": surroundings,
+        }
+
+    record = told(0)
     for turn in range(rounds):
         broken = {(run["peer"], run["format"], run["work"]) for run in runs if run["status"] != "ok"}
         for entry in entries if turn % 2 == 0 else entries[::-1]:  # a machine that drifts favours nobody
             if entry.status == "ok" and (entry.peer.name, entry.format, entry.work.name) not in broken:
                 runs.append(bench.measure(entry, turn, repetitions, rounds))
-    return {
-        "question": "How fast are other tools on the same model, the same machine and the same threads?",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": {"name": model, "seed": seed, "spec": spec.model_dump(mode="json")},
-        "works": [{**asdict(work), "requests": [list(pair) for pair in work.requests]} for work in works],
-        "settings": {
-            "rounds": rounds,
-            "repetitions": repetitions,
-            "threads": threads,
-            "formats": list(formats),
-            "workbench": dict(settings or {}),
-        },
-        "peers": {peer.name: _versions(peer, runs, agreement) for peer in every},
-        "agreement": agreement,
-        "rows": rows_of([line_of(entry) for entry in entries], runs),
-        "runs": runs,
-        "others_cpu_share": others_cpu_share(before),
-        "environment": surroundings,
-    }
+        record = told(turn + 1)
+        keep(record)
+    return record
 
 
 class _Bench:
@@ -118,7 +127,7 @@ class _Bench:
     def _run(self, peer: Peer, format: str, job: dict) -> dict:
         python = python_of(peer, self.pythons)
         try:
-            model, weights = self.exports.model(peer.reads, format, python)
+            model, weights = self.exports.model(peer.reads, format, python, peer.packages)
         except ExportFailure as failure:
             answer = {"status": failure.status, "reason": f"export: {failure}"}
         else:

@@ -63,7 +63,9 @@ def bench(
         tell("loading")
         spec, budget = _spec(model), step_tokens(works)
         possible = [work for work in works if most_tokens(work, budget) <= spec.context]
-        runner = load(**settings, max_num_batched_tokens=budget, page_size=PAGE, **_room(possible, budget))
+        runner = load(
+            **settings, max_num_batched_tokens=budget, page_size=PAGE, **_room(possible, budget), tell=tell
+        )  # fmt: skip
         found: dict[Work, list[Figures]] = {work: [] for work in possible}
         for turn in range(repetitions + 1):
             for work in possible:
@@ -85,6 +87,7 @@ def bench(
             "model": {"name": model, "parameters": spec.parameters, "weight_bytes": runner.model.weight_bytes},
             "settings": {**settings, "threads": used, "repetitions": repetitions, "lane_used": str(runner.lanes)},
             "lane_reason": runner.lanes.reason,
+            "artifacts": dict(runner.executor.artifacts),
             "rows": rows,
             "memory": [],
             "cold_start": None,

@@ -13,10 +13,13 @@ from workbench.study.metrics import percentile
 
 
 def row_of(work: Work, figures: Sequence[Figures], runner: Runner, ceilings: Ceilings) -> dict[str, Any]:
-    """Medians over the repetitions. Rates per step's wall time; shares of ceilings per forward time; `overhead_share`
-    is the part of the wall time outside the forward pass."""
+    """Medians over the repetitions. Rates per step's wall time; shares of ceilings per forward time.
+    `outside_forward_share` is the part of the wall time in the scheduler, the choice of tokens and the events;
+    `outside_kernels_share` adds what the forward pass itself does in Python (packing, copies, checks), and is None
+    where that cannot be told from the compiled code."""
     read, gemm = ceilings.reads[0], ceilings.gemms[0]
     rates = [each.tokens / each.wall_seconds for each in figures]
+    outside = [1 - each.kernel_seconds / each.wall_seconds for each in figures if each.kernel_seconds is not None]
     roofline = [max(each.flops / gemm.value, each.bytes / read.value) / each.forward_seconds for each in figures]
     return {
         **_name(work),
@@ -31,7 +34,8 @@ def row_of(work: Work, figures: Sequence[Figures], runner: Runner, ceilings: Cei
         "share_of_read_ceiling": median(each.bytes / each.forward_seconds / read.value for each in figures),
         "share_of_gemm_ceiling": median(each.flops / each.forward_seconds / gemm.value for each in figures),
         "share_of_roofline": median(roofline),
-        "overhead_share": median(1 - each.forward_seconds / each.wall_seconds for each in figures),
+        "outside_forward_share": median(1 - each.forward_seconds / each.wall_seconds for each in figures),
+        "outside_kernels_share": median(outside) if len(outside) == len(figures) else None,
         "read_ceiling_bytes_per_s": read.value,
         "read_level": read.level,
         "gemm_ceiling_flops_per_s": gemm.value,

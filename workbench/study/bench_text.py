@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 BUSY = 0.1  # share of the processor that others took above which times are not to be trusted
-COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step ms", "of read", "of GEMM", "overhead")
+COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step ms", "of read", "of GEMM", "not kernels")
+UNTOLD = "where a lane does not tell its kernels' time, `not kernels` is at least the part outside the forward pass (>)"
 
 
 def show(record: Mapping[str, Any], console: Console) -> None:
@@ -65,6 +66,8 @@ def remarks(record: Mapping[str, Any]) -> list[str]:
         read, gemm = rows[0]["read_ceiling_bytes_per_s"], rows[0]["gemm_ceiling_flops_per_s"]
         rates = f"read {read / 1e9:,.1f} GB/s, GEMM in {rows[0]['gemm_dtype']} {gemm / 1e9:,.0f} GFLOP/s"
         lines.append(f"ceilings: {rates}")
+        if any(row["outside_kernels_share"] is None for row in rows):
+            lines.append(UNTOLD)
     busy = record["others_cpu_share"]
     if busy is not None and busy > BUSY:
         lines.append(f"others took {busy:.0%} of the processor: do not trust these times")
@@ -95,8 +98,14 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['step_seconds']['p50'] * 1e3:,.2f}",
         f"{row['share_of_read_ceiling']:.0%}",
         f"{row['share_of_gemm_ceiling']:.0%}",
-        f"{row['overhead_share']:.1%}",
+        _outside(row),
     ]
+
+
+def _outside(row: Mapping[str, Any]) -> str:
+    """The share of a step's time outside kernels, or the least it can be."""
+    share = row["outside_kernels_share"]
+    return f"> {row['outside_forward_share']:.1%}" if share is None else f"{share:.1%}"
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

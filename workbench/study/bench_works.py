@@ -49,11 +49,13 @@ class Figures:
     kv_bytes: int
     compiles: int
     step_seconds: tuple[float, ...]
+    kernel_seconds: float | None = None  # of the forward seconds, in compiled code; None where that was not told
 
 
 def repetition(runner: Runner, work: Work, seed: int) -> Figures:
     """Run `work` once with prompts of its own. Raises WorkbenchError where a request does not run."""
     before, steps = runner.executor.compiles, list(_measured_steps(runner, work, seed))
+    kernels = [step.kernel_seconds for step in steps if step.kernel_seconds is not None]
     return Figures(
         tokens=_tokens(work, steps),
         wall_seconds=math.fsum(step.wall_seconds for step in steps),
@@ -63,6 +65,7 @@ def repetition(runner: Runner, work: Work, seed: int) -> Figures:
         kv_bytes=max(step.kv_bytes for step in steps),
         compiles=runner.executor.compiles - before,
         step_seconds=tuple(step.wall_seconds for step in steps),
+        kernel_seconds=math.fsum(kernels) if len(kernels) == len(steps) else None,
     )
 
 

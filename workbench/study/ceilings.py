@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
+from compiled_kernels.remembered import directory
 from workbench.errors import WorkbenchError
 from workbench.study.machine import cpu_model, last_level_cache
 from workbench.study.measure_ceilings import (
@@ -73,7 +73,7 @@ def ceilings_for(
     anew; where none can be written, everything is measured each time.
     """
     threads = threads or torch.get_num_threads()
-    file = (cache_dir or Path(platformdirs.user_cache_dir("inference-workbench", appauthor=False))) / FILE
+    file = (cache_dir or directory()) / FILE
     kept = {} if refresh else _load(file)
     measured: dict[str, Ceiling] = {}
 

@@ -17,6 +17,7 @@ from workbench.study.environment import environment
 EXTRAS = {
     "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
     "mlir": ("torch_mlir", "kernels compiled through MLIR"),
+    "peers": ("llama_cpp", "other tools to compare with"),
     "lab": ("jupyterlab", "notebooks and widgets"),
     "dev": ("pytest", "the test suite"),
 }
@@ -27,7 +28,7 @@ def findings() -> dict:
     auto = resolve_lanes("auto")
     return {
         "lanes": {str(name): problem for name, problem in lane_problems().items()},
-        "auto_lane": {"name": str(auto), "reason": auto.reason},
+        "auto_lane": {"tries": list(dict.fromkeys((auto.decode, auto.blocks))), "reason": auto.reason},
         "extras": {
             extra: None
             if importlib.util.find_spec(module)
@@ -49,7 +50,12 @@ def show(found: dict, console: Console) -> None:
             table.add_row(kind[:-1], name, Text(problem) if problem else Text("works", style="green"))
     console.print(table)
     surroundings = found["environment"]
-    console.print(Text(f"lane auto is {found['auto_lane']['name']} here ({found['auto_lane']['reason']})"))
+    first, *others = found["auto_lane"]["tries"]
+    if others:
+        told = f"tries {first} and {', '.join(others)} on each model's decode step and takes the quickest that is right"
+    else:
+        told = f"is {first} here ({found['auto_lane']['reason']})"
+    console.print(Text(f"lane auto {told}"))
     console.print(
         Text(
             f"Python {surroundings['python']}, torch {surroundings['packages']['torch']}, "

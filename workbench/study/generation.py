@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.engine.load import load
+from workbench.engine.patience import to_stderr
 from workbench.study.metrics import summarize
 from workbench.trace.events import Finished, Planned
 from workbench.trace.recorder import Recorder
@@ -18,13 +19,14 @@ def generation(
     dtype: str,
     sampling: dict[str, Any],
     show: Callable[[str], None],
+    tell: Callable[[str], None] = to_stderr,
 ) -> dict:
     """Continue `prompt`; returns text, ids, finish reason, usage, metrics.
 
-    `show` gets the prompt once it is known to run, then each piece of text.
+    `show` gets the prompt once it is known to run, then each piece of text; `tell` as in `load`.
     """
     recorder = Recorder()
-    runner = load(model, lane=lane, dtype=dtype, max_num_seqs=1, note=recorder.note)
+    runner = load(model, lane=lane, dtype=dtype, max_num_seqs=1, note=recorder.note, tell=tell)
     finished = Finished(0.0)
     for event in runner.stream(prompt, **sampling):
         admitted = isinstance(event, Planned) and event.action == "admitted"

@@ -18,12 +18,17 @@ def overview(suite: Suite, case: Case, lane: Lane, found: Stages, budget_seconds
     timing = measured.timings.get(lane)
     fusion = found.stages.get("fusion")
     return {
-        "stages": [
-            {"stage": name, "lines": stage.text.count("\n") + 1, "characters": len(stage.text)}
-            for name, stage in found.stages.items()
-        ],
+        "stages": sizes(found),
         "predicted": {"bytes": case.work.bytes, "flops": case.work.flops},
         "generated": {"bytes": sum(each["bytes"] for each in fusion.data["kernels"])} if fusion else None,
         "measured": times(case, measured, timing) if timing else None,
         "not_measured": "" if timing else measured.refused[lane],
     }
+
+
+def sizes(found: Stages) -> list[dict[str, Any]]:
+    """Lines and characters of each stage, in order."""
+    return [
+        {"stage": name, "lines": stage.text.count("\n") + 1, "characters": len(stage.text)}
+        for name, stage in found.stages.items()
+    ]

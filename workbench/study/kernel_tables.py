@@ -75,6 +75,8 @@ def show_stages(told: Mapping[str, Any], console: Console) -> None:
     for stage in told["stages"]:
         table.add_row(stage["stage"], f"{stage['lines']:,}", f"{stage['characters']:,}")
     console.print(table)
+    if "predicted" not in told:
+        return
     predicted, generated, measured = told["predicted"], told["generated"], told["measured"]
     console.print(f"at the least  {predicted['bytes']:,} bytes, {predicted['flops']:,} FLOPs")
     if generated:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from compiled_kernels import Lane, lane_problems
 from workbench.engine.load import load
+from workbench.engine.patience import to_nobody, to_stderr
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request
@@ -39,7 +40,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     folder.write_text("experiment.yaml", experiment.to_yaml())
     with threads(experiment.measure.threads):
         try:
-            runner = runner_for(experiment)
+            runner = runner_for(experiment, to_stderr if progress else to_nobody)
             requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
         except WorkbenchError:
             shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
@@ -57,6 +58,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         runner.instruments.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
         summary["lane"] = {"name": lane, "reason": reason}
+        artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
         summary["others_cpu_share"] = busy
         summary["model"] = _model_figures(runner)
         summary["kv"] = _cache_figures(runner, summary)
@@ -66,14 +68,14 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     folder.write_table("steps.parquet", recorder.steps())
     folder.write_table("tokens.parquet", recorder.tokens())
     folder.write_table("decisions.parquet", recorder.decisions())
-    trace = {**chrome_trace(recorder), "otherData": {"lane": lane, "lane_reason": reason}}
+    trace = {**chrome_trace(recorder), "otherData": {"lane": lane, "lane_reason": reason, "artifacts": artifacts}}
     folder.write_json("trace.json", trace, indent=None)
     folder.write_json("summary.json", summary)
     return Record.open(folder.finish())
 
 
-def runner_for(experiment: Experiment) -> Runner:
-    """The runner an experiment describes."""
+def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr) -> Runner:
+    """The runner an experiment describes; `tell` as in `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
     return load(
         model.name,
@@ -94,6 +96,7 @@ def runner_for(experiment: Experiment) -> Runner:
         offload=cache.offload,
         overflow=schedule.overflow,
         attention=experiment.attention,
+        tell=tell,
     )
 
 

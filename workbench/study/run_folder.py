@@ -59,7 +59,7 @@ class RunFolder:
 
     def write_json(self, name: str, value: object, indent: int | None = 2) -> None:
         """`value` as strict JSON: numbers that are not finite become null."""
-        text = json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
         self.write_text(name, text + "\n")
 
     def write_table(self, name: str, rows: Sequence[Mapping], schema: pa.Schema | None = None) -> None:
@@ -144,11 +144,12 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _strict(value: object) -> object:
+def strict(value: object) -> object:
+    """`value` as JSON can hold it: null where a number is not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _strict(inner) for key, inner in value.items()}
+        return {key: strict(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(inner) for inner in value]
+        return [strict(inner) for inner in value]
     return value

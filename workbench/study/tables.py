@@ -53,6 +53,7 @@ SCHEMAS = {
         predicted_bytes=NUMBER,
         pages_idle=COUNT,
         compiles=COUNT,
+        kernel_seconds=SECONDS,
     ),
     "tokens.parquet": _schema(
         request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT

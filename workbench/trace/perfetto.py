@@ -13,7 +13,7 @@ ENGINE, REQUESTS = 1, 2  # process ids of the trace
 STEP_TRACK = 1
 STEP_ARGUMENTS = (
     "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds",
-    "forward_seconds", "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
+    "forward_seconds", "kernel_seconds", "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
     stdin   {"peer", "format", "model", "threads", "cores", "packages", "options", "kind", "prompt" or "repetitions"}
     stdout  {"status": "ok", "versions", "load_seconds", "how", "peak_bytes", and "logits" or
-             "warm_up", "measured", "others_cpu_share" (while measuring)}
+             "warm_up", "measured", "artifacts", "others_cpu_share" (while measuring)}
             {"status": "absent" | "unsupported" | "failed", "reason", "versions"}
 
 `kind` is `logits` (one `prompt`) or `decode`, `prefill`, `mixed` with `repetitions`: each a list of requests
@@ -32,7 +32,8 @@ class Unsupported(Exception):
 
 
 class Engine(Protocol):
-    """A tool with the model loaded. `how` tells what a reader of the figures must know (cache format, batching)."""
+    """A tool with the model loaded. `how` tells what a reader of the figures must know (cache format, batching); it may
+    have `artifacts` too, content hashes of the compiled code that ran."""
 
     how: str
 
@@ -91,6 +92,7 @@ def _work(make: Callable[[dict], Engine], job: dict) -> dict:
     answer["warm_up"] = measured(engine, job["kind"], first)
     before = processor_seconds()
     answer["measured"] = [measured(engine, job["kind"], each) for each in others]
+    answer["artifacts"] = getattr(engine, "artifacts", {})
     return {**answer, "others_cpu_share": others_cpu_share(before, processor_seconds())}
 
 

@@ -38,6 +38,10 @@ class Workbench:
         told = [f"{name} {settings[name]}" for name in TOLD if name in settings]
         self.how = ", ".join([*told, f"lane {self.runner.lanes}"])
 
+    @property
+    def artifacts(self) -> dict[str, str]:
+        return dict(self.runner.executor.artifacts)
+
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
         """What the runner's own steps gave: of the whole prompt, and of its last token decoded."""
         whole = self._rows(prompt, max_tokens=1)[-1]

@@ -1,0 +1,88 @@
+"""When a lane is right: row by row, its error against float64 is at most that of the eager lane in the same precision,
+plus a rounding term. A row is what lies along an output's last axis.
+
+The rounding term is `scale` x (`terms` x the epsilon of float32 + the epsilon of the output's type): sums in float32 in
+another order, and one rounding. n additions, each rounded by at most half an epsilon one way or the other, are a random
+walk: of terms of either sign they leave about sqrt(n / 8), of one sign sqrt(n / 12) epsilons of the sum's own size as a
+standard deviation (Higham and Mary, 2019), so that `terms` of sqrt(n) and a small constant are three deviations.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.lanes import Lane
+
+if TYPE_CHECKING:
+    from compiled_kernels.cases import Case, Suite
+
+
+def disagreement(
+    suite: Suite, case: Case, inputs: tuple, lane: Lane, form: Callable[..., Any] | None = None
+) -> str | None:
+    """What is wrong with `lane` on these inputs, in words; None where it is right.
+
+    `form(*inputs)` stands in for the suite's call on that lane: what a compiler made of it. Otherwise memory that the
+    lane takes from torch is NaN before it writes there.
+    """
+    with poisoned() if form is None else nullcontext():
+        ours = _outputs(form(*inputs) if form else suite.call(*inputs, lane=lane))
+    exact, eager = _outputs(suite.exact(*inputs)), _outputs(suite.call(*inputs, lane=Lane.EAGER))
+    scale = None if suite.scale is None else suite.scale(*inputs)
+    terms = suite.terms(**case.arguments)
+    for index, (true, plain, given) in enumerate(zip(exact, eager, ours, strict=True)):
+        if given.shape != plain.shape or given.dtype != plain.dtype:
+            return f"output {index} is {list(given.shape)} {given.dtype}, not {list(plain.shape)} {plain.dtype}"
+        if not plain.is_floating_point():
+            if not torch.equal(plain, given):
+                return f"output {index} differs in {int((plain != given).sum())} of {plain.numel()} integers"
+            continue
+        rounding = terms * torch.finfo(torch.float32).eps + torch.finfo(plain.dtype).eps
+        if wrong := _beyond(true, plain.double(), given.double(), scale, rounding):
+            return f"output {index}: {wrong}"
+    return None
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """torch.empty and its kin give NaN (of integers the largest), so that what nobody wrote is seen."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of operations that are not deterministic: that is not what is asked here
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _outputs(outputs: Any) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def _beyond(true: Tensor, plain: Tensor, given: Tensor, scale: Tensor | None, rounding: float) -> str | None:
+    for word, odd in (("NaN", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
+        if not torch.equal(odd(true), odd(given)):
+            return f"{int(odd(given).sum())} {word} where the specification has {int(odd(true).sum())}, or elsewhere"
+    if not true.numel():
+        return None
+    finite = true.isfinite()
+    true, plain, given = (torch.where(finite, part, 0.0) for part in (true, plain, given))
+    size = true.abs().amax(-1, keepdim=True)
+    if scale is not None:
+        size = torch.maximum(size, torch.where(finite, scale, 0.0))
+    eager_error, error = (plain - true).abs().amax(-1, keepdim=True), (given - true).abs()
+    bound = eager_error + size * rounding + torch.finfo(torch.float32).tiny
+    over = error / bound
+    if bool((over <= 1).all()):
+        return None
+    at = int(over.nan_to_num(torch.inf).argmax())
+    place = [int(each) for each in torch.unravel_index(torch.tensor(at), over.shape)]
+    ours, theirs, most = (float(part.expand_as(over).flatten()[at]) for part in (error, eager_error, bound))
+    return f"error {ours:.2e} against float64 at {place}; eager makes {theirs:.2e} in that row, bound {most:.2e}"

@@ -1,0 +1,74 @@
+"""Parts of a graph as compiled functions, and their place in it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.passes.utils.fuser_utils import fuse_as_graphmodule
+
+from compiled_kernels.lanes import LaneError
+from compiled_kernels.mlir.compile import compile_text
+from compiled_kernels.mlir.lower import lower_graph
+
+
+class SubgraphKernel(torch.nn.Module):
+    """One subgraph as one compiled function on the tensors' own memory."""
+
+    def __init__(self, module: GraphModule, outputs: Sequence[Node]):
+        super().__init__()
+        name = "subgraph"  # one name, so that equal subgraphs are one artifact
+        stages = lower_graph(module.graph, name, lanes=64)
+        text = stages.pop("bufferized")
+        self.kernel = compile_text(text, name, lowered_from="bufferized", before=stages)
+        self.shapes = [(tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in outputs]
+        places = len(module.graph.find_nodes(op="placeholder"))
+        self.run = self.kernel.function(places + len(outputs))
+
+    def forward(self, *inputs: Tensor) -> Any:
+        read = [each.contiguous() for each in inputs]
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self.shapes]
+        self.run(*[each.data_ptr() for each in read], *[each.data_ptr() for each in made])
+        return made[0] if len(made) == 1 else tuple(made)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part's kernel, called `name`, with the nodes it reads and those that it stands for."""
+
+    name: str
+    kernel: SubgraphKernel
+    inputs: Sequence[Node]
+    outputs: Sequence[Node]
+
+
+def compiled_part(graph: GraphModule, part: Sequence[Node], name: str) -> Placed | str:
+    """A part compiled, the graph left as it is; why not, where it does not lower."""
+    module, inputs, outputs = fuse_as_graphmodule(graph, list(part), name)
+    for given, node in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        given.meta = dict(node.meta)
+    try:
+        return Placed(name, SubgraphKernel(module, outputs), tuple(inputs), tuple(outputs))
+    except (LaneError, ValueError, RuntimeError) as error:  # MLIR raises all of these
+        return " ".join(str(error).split())[:300]
+
+
+def put_in_place(graph: GraphModule, part: Sequence[Node], placed: Placed, standing: dict[Node, Node]) -> None:
+    """Let a kernel take the place of its part; `standing` holds what stands for nodes that other kernels replaced."""
+    graph.add_submodule(placed.name, placed.kernel)
+    with graph.graph.inserting_before(part[0]):
+        called = graph.graph.call_module(placed.name, tuple(standing.get(node, node) for node in placed.inputs))
+        results = [called] if len(placed.outputs) == 1 else [
+            graph.graph.call_function(operator.getitem, (called, at)) for at in range(len(placed.outputs))
+        ]  # fmt: skip
+    for old, new in zip(placed.outputs, results, strict=True):
+        new.meta = dict(old.meta)
+        old.replace_all_uses_with(new)
+        standing[old] = new
+    for node in reversed(part):
+        graph.graph.erase_node(node)

@@ -1,0 +1,119 @@
+"""Each Triton kernel on a GPU: held to its specification, then timed beside torch's form and the card's ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from compiled_kernels import Lane, cases
+from compiled_kernels.cases import Case, Suite, Work, disagreement, suite_of
+from compiled_kernels.check import check, moved
+from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
+from compiled_kernels.paged_attention import cases as attention_cases
+from experiments.gpu_timing import Form, Row, ceilings, or_error, spread, timed
+
+# (rows out, width) of Llama 3.1 8B: QKV, output, gate and up, down.
+MATRICES = [(6144, 4096), (4096, 4096), (28_672, 4096), (4096, 14_336)]
+CONTEXTS = [(1, 4096), (1, 32_768), (16, 4096), (64, 4096)]
+
+
+def checked(operator: str) -> Iterator[Row]:
+    """(a) Every case of one operator on the device, against the specification in float64."""
+    for row in check((Lane.TRITON,), operator):
+        yield asdict(row)
+
+
+def kernels(quick: bool) -> Iterator[Row]:
+    """(b) The timed cases, and those of Llama 3.1 8B, beside torch's own forms and the card's ceilings."""
+    repetitions = 10 if quick else 50
+    limits = ceilings(repetitions)
+    yield {"part": "ceilings", **limits}
+    for suite, case in (*llama_cases(quick), *timed_cases(quick)):
+        yield from or_error({"part": "kernels", "operator": suite.operator, "case": case.name}, measured, suite, case,
+                             limits, repetitions)  # fmt: skip
+
+
+def measured(suite: Suite, case: Case, limits: Row, repetitions: int) -> Iterator[Row]:
+    inputs = moved(suite.make(case), "cuda")
+    if wrong := disagreement(suite, case, inputs, Lane.TRITON):
+        raise RuntimeError(f"not timed, since it is not correct: {wrong}")
+    call = suite.timed_call or suite.call
+    forms: dict[str, Form] = {"triton": lambda: call(*inputs, lane=Lane.TRITON)}
+    if (torchs := torch_form(suite.operator, inputs)) is not None:
+        forms["torch"] = torchs
+    for name, seconds in timed(forms, repetitions).items():
+        figures = spread(seconds)
+        work, median = case.work, figures["seconds"]
+        rates = {"bytes_per_s": work.bytes / median, "flops_per_s": work.flops / median}
+        shares = {
+            "share_of_read": rates["bytes_per_s"] / limits["read_bytes_per_s"],
+            "share_of_matrix": rates["flops_per_s"] / limits["matrix_flops_per_s"],
+        }
+        yield {"form": name, **figures, **rates, **shares}
+
+
+def timed_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
+    for suite in cases.suites():
+        for case in suite.cases:
+            if case.timed and case.arguments["dtype"] == torch.bfloat16 and suite.operator != "linear" and not quick:
+                yield suite, case
+
+
+def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
+    """Products, attention and the choice of tokens at the shapes of Llama 3.1 8B."""
+    for operator, bits, more in (("linear_int8", 8, {}), ("linear_int4", 4, {"group": 64})):
+        for tokens in (1, 512) if quick else (1, 4, 16, 64, 512, 2048):
+            for out, width in MATRICES:
+                arguments = {"tokens": tokens, "width": width, "out": out, "dtype": torch.bfloat16, "bias": False}
+                rows = 2 * tokens * (width + out)
+                work = Work(out * width * bits // 8 + rows, 2 * tokens * width * out)
+                yield suite_of(operator), Case(f"{tokens}x{width}x{out}", {**arguments, **more}, work)
+    heads: dict[str, Any] = {"groups": 8, "share": 4, "dim": 128}
+    attention = suite_of("paged_attention")
+    for seqs, context in CONTEXTS[:2] if quick else CONTEXTS:
+        for size in (16, 64):
+            name = f"decode {seqs} at {context}, pages of {size}"
+            shape = heads | {"size": size}
+            yield attention, attention_cases.case(name, (context,) * seqs, (1,) * seqs, torch.bfloat16, **shape)
+    for tokens in (512, 2048):
+        yield attention, attention_cases.case(f"prefill {tokens}, 8B", (tokens,), (tokens,), torch.bfloat16, **heads)
+    arguments = {"samples": 16, "vocab": 128_256, "count": 5, "dtype": torch.float32}
+    yield suite_of("top_logprobs"), Case("16x128256 top 5", arguments, Work(16 * 128_256 * 4, 4 * 16 * 128_256))
+
+
+def torch_form(operator: str, inputs: tuple) -> Form | None:
+    """torch's own way to the same result; products with a dense weight, attention over keys that lie in order."""
+    x, *rest = inputs
+    if operator == "rms_norm":
+        return lambda: F.rms_norm(x, (x.shape[1],), rest[0], rest[1])
+    if operator == "add_rms_norm":
+        return lambda: F.rms_norm(x + rest[0], (x.shape[1],), rest[1], rest[2])
+    if operator in ("linear_int8", "linear_int4"):
+        dense = (dequantize_int8 if operator == "linear_int8" else dequantize_int4)(rest[0], rest[1]).to(x.dtype)
+        return lambda: F.linear(x, dense, rest[2])
+    if operator == "top_logprobs":
+        return lambda: torch.log_softmax(x, dim=-1).topk(rest[0])
+    return dense_attention(inputs) if operator == "paged_attention" else None
+
+
+def dense_attention(inputs: tuple) -> Form | None:
+    """scaled_dot_product_attention for contexts of one length, whole prompts or single tokens; None for others."""
+    q, keys, values, table, starts, lengths, scale = inputs[:7]
+    seqs, context = len(lengths), int(lengths[0])
+    span = int(starts[1])
+    if not bool((lengths == context).all()) or len(q) != seqs * span or span not in (1, context):
+        return None
+
+    def in_order(pages: Tensor) -> Tensor:
+        held = pages[table.long()].transpose(1, 2)  # [seq, group, page, offset, dim]
+        return held.flatten(2, 3)[:, :, :context].contiguous()
+
+    k, v = in_order(keys), in_order(values)
+    grouped = q.view(seqs, span, *q.shape[1:]).transpose(1, 2)
+    causal = span > 1
+    return lambda: F.scaled_dot_product_attention(grouped, k, v, is_causal=causal, scale=scale, enable_gqa=True)

@@ -1,0 +1,56 @@
+"""What a compiled decode step is bound to: exactly the tensors it names, each as it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from compiled_kernels import LaneError
+from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
+from compiled_kernels.decode_step.step import _read
+from compiled_kernels.decode_step.text import given
+from compiled_kernels.mlir_text import PAGES, Target
+
+DENSE, INT8, INT4 = Weight("bf16", bias=True), Weight("i8"), Weight("i4", group=4)
+LAYER = LayerShape(
+    heads=2, groups=1, dim=4, hidden=8, scale=0.5, qkv=DENSE, output=INT8, gate_up=INT4, down=Weight("bf16")
+)
+SHAPE = StepShape(
+    rows=1, width=8, vocab=16, eps=1e-5, kind="bf16", layers=(LAYER,), head=INT8, size=4, held=2, chunks=1,
+    target=Target(),
+)  # fmt: skip
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors() -> Tensors:
+    found = {}
+    for name, kind in given(SHAPE):
+        sizes, types = _read(kind)
+        sizes = tuple(3 if size == PAGES else size for size in sizes)
+        found[name] = torch.zeros(sizes, dtype=types[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda each: each.pop("down0_0"), "lacks down0_0 .1 of 1"),
+        (lambda each: each.update(bias_0=torch.zeros(3)), "has no place for bias_0"),
+        (lambda each: each.update(qkv0_0=torch.zeros(16, 8)), "qkv0_0 as .16, 8. bfloat16 .* .16, 8. float32"),
+        (lambda each: each.update(output1_0=torch.zeros(7)), "output1_0 as .8. float32"),
+        (lambda each: each.update(keys_0=each["keys_0"].mT.contiguous().mT), "keys_0 as .* not contiguous given"),
+        (lambda each: each.update(values_0=torch.zeros(3, 2, 4, 4).bfloat16()), "values_0 as .3, 1, 4, 4."),
+    ],
+)
+def test_other_tensors_are_refused_before_anything_is_compiled(
+    change: Callable[[Tensors], object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compiled_kernels.decode_step.step.compile_text", None)
+    wrong = tensors()
+    change(wrong)
+    with pytest.raises(LaneError, match=f"decode step: .*{words}"):
+        DecodeStep(SHAPE, wrong)
+    with pytest.raises(TypeError):  # the right ones come as far as the compiler
+        DecodeStep(SHAPE, tensors())

@@ -1,0 +1,108 @@
+"""Native code is never given what it was not compiled for: wrong arguments are named, and memory stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import compiled_kernels
+from compiled_kernels import Lane, LaneError, lane_problems
+from compiled_kernels.cases import case_of, suite_of
+from compiled_kernels.expect import expect
+
+problem = lane_problems()[Lane.MLIR]
+needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+CASES = {
+    "linear": "3x128x7 float32",
+    "linear_int8": "3x128x7 bfloat16",
+    "linear_int4": "3x128x7 group 32 bfloat16",
+    "kv_write": "5x1x6 float32",
+    "paged_attention": "mixed float32",
+}
+Change = Callable[[torch.Tensor], torch.Tensor]
+narrower: Change = lambda part: part[..., :-1].contiguous()  # noqa: E731
+strided: Change = lambda part: torch.stack([part, part], dim=-1)[..., 0]  # noqa: E731
+WRONG: list[tuple[str, int, Change, str]] = [
+    ("linear", 0, narrower, "weight as .7, 127. .* .7, 128. float32"),
+    ("linear", 0, torch.Tensor.double, "wants x as .* float32 or bfloat16 on the CPU; .* float64 on cpu given"),
+    ("linear", 2, narrower, "bias as .7."),
+    ("linear_int8", 1, torch.Tensor.short, "values as .* int8 on the CPU; .* int16"),
+    ("linear_int8", 2, torch.Tensor.bfloat16, "scales as .7. float32"),
+    ("linear_int8", 2, narrower, "scales as .7. float32"),
+    ("linear_int4", 1, narrower, "packed as .7, 64. uint8"),
+    ("linear_int4", 1, torch.Tensor.char, "packed as .7, 64. uint8"),
+    ("linear_int4", 2, torch.Tensor.float, "scales as .7, 4. float16"),
+    ("linear_int4", 2, narrower, "3 scales a row do not divide 128 columns"),
+    ("kv_write", 0, strided, "pages as .*contiguous; .* not contiguous given"),
+    ("kv_write", 0, torch.Tensor.double, "pages as .*float64"),
+    ("kv_write", 1, narrower, "rows as .5, 1, 6."),
+    ("kv_write", 2, torch.Tensor.float, "slots as .5. int32 or int64"),
+    ("kv_write", 2, lambda slots: slots + 99, "slots must lie in 0..14; .* given"),
+    ("kv_write", 2, lambda slots: slots - 99, "slots must lie in 0..14; .* given"),
+    ("paged_attention", 0, torch.Tensor.half, "q as .* float32 or bfloat16 .* float16"),
+    ("paged_attention", 0, narrower, "keys as"),
+    ("paged_attention", 1, strided, "keys as .*not contiguous"),
+    ("paged_attention", 2, strided, "values as .*not contiguous"),
+    ("paged_attention", 2, torch.Tensor.bfloat16, "values as .* float32 on the CPU, contiguous; .* bfloat16"),
+    ("paged_attention", 2, lambda values: values[:1], "values as"),
+    ("paged_attention", 3, lambda table: table[:, :1], "a context of 30 does not fit the table's 1 pages of 4"),
+    ("paged_attention", 4, lambda starts: starts + 1, "spans end at 23, after 22 queries"),
+    ("paged_attention", 5, narrower, "context_lengths as .4."),
+]
+
+
+@needs_mlir
+@pytest.mark.parametrize(("operator", "place", "change", "words"), WRONG)
+def test_wrong_arguments_are_refused_in_words(operator: str, place: int, change: Change, words: str) -> None:
+    suite = suite_of(operator)
+    inputs = list(suite.make(case_of(suite, CASES[operator])))
+    inputs[place] = change(inputs[place])
+    call = compiled_kernels.kv_write if operator == "kv_write" else suite.call
+    with pytest.raises(LaneError, match=f"{operator}: .*{words}"):
+        call(*inputs, lane=Lane.MLIR)
+
+
+@needs_mlir
+@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4"])
+def test_layouts_that_are_slices_are_read_right(operator: str) -> None:
+    suite = suite_of(operator)
+    inputs = suite.make(case_of(suite, CASES[operator]))
+    sliced = tuple(strided(part) if isinstance(part, torch.Tensor) else part for part in inputs)
+    assert torch.equal(suite.call(*sliced, lane=Lane.MLIR), suite.call(*inputs, lane=Lane.MLIR))
+
+
+@needs_mlir
+def test_a_slot_beyond_the_pages_touches_nothing() -> None:
+    around = torch.full((12, 1, 3, 6), 7.0)
+    pages, rows = around[4:8], torch.ones(3, 1, 6)
+    with pytest.raises(LaneError, match="slots must lie in 0..11; -3..12 given"):
+        compiled_kernels.kv_write(pages, rows, torch.tensor([12, 5, -3]), Lane.MLIR)
+    assert (around[:4] == 7).all() and (around[8:] == 7).all()
+    assert (pages[1, :, 2] == 1).all() and (pages == 1).sum() == 6
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_residual_of_another_shape_is_refused(lane: Lane) -> None:
+    with pytest.raises(LaneError, match=r"x \[1, 8\] and residual \[5, 8\] must have one shape"):
+        compiled_kernels.add_rms_norm(torch.ones(1, 8), torch.ones(5, 8), torch.ones(8), 1e-5, lane)
+
+
+@needs_mlir
+def test_outputs_are_as_large_as_what_is_written() -> None:
+    """bfloat16 and a float32 residual: the sum once came back wider than the memory taken for it."""
+    x, residual = torch.randn(9, 640).bfloat16(), torch.randn(9, 640)
+    given = x, residual, torch.ones(640), 1e-5
+    theirs = compiled_kernels.add_rms_norm(*given, Lane.EAGER)
+    ours = compiled_kernels.add_rms_norm(*given, Lane.MLIR)
+    assert [each.dtype for each in ours] == [torch.bfloat16] * 2
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_what_is_right_passes() -> None:
+    expect("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,), dense=False)
+    with pytest.raises(LaneError, match="any: lane mlir wants part as .3, 2. float32 on the CPU, contiguous; .3, 2. "):
+        expect("any", "part", torch.ones(2, 3).t(), (3, 2), (torch.float32,))
+    with pytest.raises(LaneError, match="on the CPU, contiguous; .2. float32 on meta given"):
+        expect("any", "part", torch.ones(2, device="meta"), (2,), (torch.float32,))

@@ -1,0 +1,45 @@
+"""A line is told where the waiting is long, and none where it is not."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from workbench.engine import load as load_module
+from workbench.engine.load import load
+from workbench.engine.patience import told_if_long
+
+
+def test_told_once_it_takes_long() -> None:
+    told, heard = [], threading.Event()
+
+    def tell(line: str) -> None:
+        told.append(line)
+        heard.set()
+
+    with told_if_long("compiling", tell, seconds=0.01):
+        assert heard.wait(30)
+    with told_if_long("quick", tell, seconds=60):
+        pass
+    with pytest.raises(ValueError), told_if_long("broken", tell, seconds=60):
+        raise ValueError
+    assert told == ["compiling"]
+
+
+def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    heard, told = threading.Event(), []
+
+    def slow(lanes, *_):
+        assert heard.wait(30)
+        return lanes
+
+    def tell(line: str) -> None:
+        told.append(line)
+        heard.set()
+
+    monkeypatch.setattr(load_module, "measured", slow)
+    load("shape:tiny", lane="auto", tell=tell)
+    assert told[-1].startswith("trying which lane decodes shape:tiny fastest here")
+    load("shape:tiny", lane="eager")
+    assert capsys.readouterr().err == ""

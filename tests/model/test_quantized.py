@@ -1,0 +1,23 @@
+"""Which weights can be stored how."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.tiny import layer, spec_of
+from workbench.errors import WorkbenchError
+from workbench.model.quantized import WeightFormat
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_every_layer_is_looked_at(place: int) -> None:
+    """One layer of three has a feed-forward that groups of 4 do not divide, or heads."""
+    format = WeightFormat.of("int4", group=4)
+    kinds = [layer()] * 3
+    format.check(spec_of(*kinds))
+    for wrong, told in (
+        (layer().model_copy(update={"hidden": 14}), "do not divide its hidden of 14"),
+        (layer(3, 1, 2), "do not divide its heads x dim of 6"),
+    ):
+        with pytest.raises(WorkbenchError, match=told):
+            format.check(spec_of(*kinds[:place], wrong, *kinds[place + 1 :]))

@@ -1,0 +1,67 @@
+"""When two blocks may share what was compiled for one of them, and whether a model changed since it was compiled.
+
+Both are read from the live modules: what a person puts into a block counts, not what the block was built with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import is_dataclass
+from enum import Enum
+from typing import Any
+
+from torch import Tensor, nn
+
+from workbench.model.spec import Value
+
+_TORCHS_OWN = vars(nn.Module()).keys() - {"training"}
+_PLAIN = (int, float, str, type(None), Enum, Value)
+_OURS = ("workbench", "compiled_kernels", "torch")  # whose code does not change while it runs
+
+
+def structure(module: nn.Module) -> Hashable | None:
+    """Equal for modules that compute the same from their inputs and weights: classes, attributes, parts, and the
+    weights' shapes and types. None where that cannot be told: code of others may read what changes unseen."""
+    own = {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
+    parts = {name: None if part is None else structure(part) for name, part in module._modules.items()}
+    missing = [name for name, part in module._modules.items() if part is not None and parts[name] is None]
+    if missing or not _ours(module) or not all(map(_fixed, own.values())):
+        return None
+    tensors = {name: _kind(tensor) for name, tensor in (*module._parameters.items(), *module._buffers.items())}
+    return type(module), *(tuple(sorted(each.items(), key=lambda item: item[0])) for each in (own, parts, tensors))
+
+
+def _fixed(value: Any) -> bool:
+    """Whether a value stays what it is: numbers and names, and frozen values of such."""
+    if isinstance(value, tuple):
+        return all(map(_fixed, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+        return _ours(value) and frozen and all(map(_fixed, vars(value).values()))
+    return isinstance(value, _PLAIN)
+
+
+def _ours(value: object) -> bool:
+    return type(value).__module__.split(".")[0] in _OURS
+
+
+def _kind(tensor: Tensor | None) -> Hashable:
+    return tensor if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+class Watch:
+    """Whether anybody put another module, parameter or attribute into a model since this was made."""
+
+    def __init__(self, model: nn.Module):
+        self._sizes: list[tuple[dict, int]] = []
+        self._values: list[tuple[dict, str, Any]] = []
+        for module in model.modules():
+            for place in (vars(module), module._modules, module._parameters, module._buffers):
+                self._sizes.append((place, len(place)))
+                self._values += [(place, name, place[name]) for name in place.keys() - _TORCHS_OWN]
+
+    @property
+    def changed(self) -> bool:
+        if any(len(place) != size for place, size in self._sizes):
+            return True
+        return any(place.get(name) is not value for place, name, value in self._values)

@@ -1,0 +1,42 @@
+"""What `auto` runs where lane mlir decodes: the stages of a model's whole decode step, read from its artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from compiled_kernels import Lane, LaneError, lane_problems
+from compiled_kernels.stages import Stage, Stages
+from workbench.engine.buckets import bucket_for
+from workbench.engine.load import SHAPE, SHIPPED, parse_dtype, stored_dtype
+from workbench.model.families import read_spec
+from workbench.model.quantized import WeightFormat
+from workbench.model.shapes import named_shape
+from workbench.model.transformer import Transformer
+
+
+def decode_step_stages(
+    model: str, dtype: str = "auto", weights: WeightFormat | None = None, rows: int = 1, page_size: int = 64
+) -> Stages:
+    """The stages of the step that decodes `rows` sequences (their bucket: 1, 2, 4, ...) on torch's present threads;
+    compiled where it is not at hand, without any weights. Raises LaneError where lane mlir does not work here."""
+    if problem := lane_problems()[Lane.MLIR]:
+        raise LaneError(f"lane mlir does not work here: {problem}")
+    from compiled_kernels.decode_step.step import library, step_text
+    from compiled_kernels.mlir import compile_text
+    from workbench.engine.mlir_step import step_shape
+
+    if model.startswith(SHAPE):
+        spec, stored = named_shape(model.removeprefix(SHAPE)), torch.bfloat16
+    else:
+        folder = SHIPPED.get(model, Path(model))
+        spec, stored = read_spec(folder), stored_dtype(folder / "config.json")
+    format = weights or WeightFormat()
+    format.check(spec)
+    with torch.device("meta"):
+        shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
+    shape = step_shape(shapes, page_size, bucket_for(rows))
+    kernel = compile_text(step_text(shape), "decode_step", libraries=(library(),))
+    texts = {name: Stage(text) for name, text in kernel.stages.items()}
+    return Stages(kernel.digest, "the entry in the cache of artifacts that runs", texts)
