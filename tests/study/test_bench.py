@@ -16,6 +16,7 @@ import workbench
 import workbench.study.bench as bench_module
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.model.memory import activation_bytes
 from workbench.study import bench_text
 from workbench.study.bench import bench, canonical, mixed_work, step_tokens
 from workbench.study.bench_rows import row_of
@@ -23,7 +24,7 @@ from workbench.study.bench_works import Figures, Work, most_tokens, repetition
 from workbench.study.ceilings import Ceiling, Ceilings
 from workbench.study.dated_record import write_dated
 from workbench.study.fresh_process import in_fresh_process, memory_in_decode
-from workbench.study.memory import activation_bytes, peak_bytes, resident_bytes, weight_bytes
+from workbench.study.memory import peak_bytes, resident_bytes, weight_bytes
 
 BUDGET = 16
 

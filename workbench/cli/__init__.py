@@ -1,4 +1,4 @@
-"""The command line: `workbench run | generate | reproduce | inspect | doctor | bench | kernels`.
+"""The command line: `workbench run | generate | reproduce | inspect | doctor | bench | quality | memory | kernels`.
 
 Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
 70 a fault of the workbench itself, 130 interrupted.
@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from workbench.cli import bench, kernels
-from workbench.cli.shared import AsJson, print_json
+from workbench.cli import bench, kernels, memory, quality
+from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
 
 app = typer.Typer(
@@ -33,6 +33,8 @@ Sets = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="folder in which the run folder is made")]
 app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135m --format md`")(bench.bench)
+app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
+app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.add_typer(kernels.app, name="kernels")
 
 
@@ -51,9 +53,12 @@ def run(
     experiment = Experiment.read(file, tuple(set_ or ()))
     record = run_experiment(experiment, out, file.stem, progress=not as_json)
     if as_json:
-        print_json({"run": str(record.path), "summary": record.summary, "requests": record.requests.to_pylist()})
+        requests = {} if experiment.compares else {"requests": record.requests.to_pylist()}
+        print_json({"run": str(record.path), "summary": record.summary, **requests})
     else:
-        report.show(record, Console())
+        report.show(record, console() if experiment.compares else Console())
+    if experiment.compares:
+        return
     failed = record.summary["requests"]["by_finish_reason"]
     raise typer.Exit(1 if failed.get("refused") or failed.get("error") else 0)
 

@@ -22,7 +22,7 @@ Unit = Literal["block", "step"]
 
 
 class Executor(Protocol):
-    """`forward` gives the logits of the plan's sampled rows, in the order of its spans: [sample, vocab].
+    """`forward` gives the logits of each span's last `logit_rows` tokens, in the order of the spans: [sample, vocab].
 
     They are valid until the next step. `compiles` counts what was compiled since it was made.
     """

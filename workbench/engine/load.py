@@ -116,6 +116,14 @@ def load(
     )
 
 
+def described(name: str, attention: AttentionPart | dict[str, Any] | None = None) -> tuple[ModelSpec, str]:
+    """The architecture called `name`, its attention changed, and the type that `dtype="auto"` loads it as; no weights
+    are read."""
+    source = _source(name, AttentionPart.of(attention))
+    stored = torch.bfloat16 if source.folder is None else _stored_dtype(source.folder / "config.json")
+    return source.spec, str(stored).removeprefix("torch.")
+
+
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:
     name = str(name).removeprefix("torch.")
     if name not in DTYPES:
@@ -153,12 +161,17 @@ class _Source:
 def _source(name: str, attention: AttentionPart) -> _Source:
     if name.startswith(SHAPE):
         return _Source(vary_spec(shapes.named_shape(name.removeprefix(SHAPE)), attention), attention)
+    folder = _folder(name)
+    trained = families.read_spec(folder)
+    return _Source(vary_spec(trained, attention), attention, folder, trained)
+
+
+def _folder(name: str) -> Path:
     folder = SHIPPED.get(name, Path(name))
     if not folder.is_dir():
         known = ", ".join([*SHIPPED, f"{SHAPE}NAME"])
         raise WorkbenchError(f"no model {name!r}: not a folder here, nor one of {known}{nearest(name, SHIPPED)}")
-    trained = families.read_spec(folder)
-    return _Source(vary_spec(trained, attention), attention, folder, trained)
+    return folder
 
 
 def _stored_dtype(config: Path) -> torch.dtype:

@@ -21,8 +21,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         positions += range(span.start, span.end)
         starts.append(len(ids))
         lengths.append(span.end)
-        if span.samples:
-            samples.append(len(ids) - 1)
+        samples += range(len(ids) - span.logit_rows, len(ids))
     ids += [0] * padding
     positions += [0] * padding
     starts += range(starts[-1] + 1, starts[-1] + 1 + padding)

@@ -16,6 +16,7 @@ class Span:
     start: int
     length: int
     samples: bool  # whether the last token's logits are wanted: everything known is then computed
+    scored: int | None = None  # last tokens whose logits are wanted; None: one where it samples, else none
 
     @classmethod
     def of(cls, sequence: Sequence, length: int) -> Span:
@@ -25,6 +26,10 @@ class Span:
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    @property
+    def logit_rows(self) -> int:
+        return int(self.samples) if self.scored is None else self.scored
 
     @property
     def decodes(self) -> bool:

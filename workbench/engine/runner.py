@@ -25,6 +25,7 @@ from workbench.cache.store import KVStore
 from workbench.cache.tables import tables_of
 from workbench.engine import intake
 from workbench.engine.executors import Unit, executor_for
+from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments
 from workbench.engine.lanes import Lanes
 from workbench.engine.output import Output
@@ -189,6 +190,27 @@ class Runner:
         """Give up every page that is kept for later requests; what runs keeps its own."""
         if (index := self.scheduler.holdings.prefix) is not None:
             index.clear()
+
+    def inspect(
+        self,
+        request_id: str,
+        rows: Iterable[int] = (-1,),
+        *,
+        layers: Iterable[int] | None = None,
+        heads: Iterable[int] | None = None,
+        hidden: Iterable[int] | None = None,
+    ) -> Inspection:
+        """Attention weights and hidden states of a request that is being served, for the positions `rows` of its text
+        (negative ones from the last computed): recomputed from the cache's pages, and costing nothing until then.
+
+        `layers` and `heads` choose the weights (all unless given, none for `()`), `hidden` the blocks before which
+        hidden states are wanted, the number of layers for what leaves the last. WorkbenchError for what is not there."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            known = ", ".join(self._sequences) or "none"
+            raise WorkbenchError(f"request {request_id!r} is not being served; served now: {known}")
+        asked = (None if each is None else tuple(each) for each in (layers, heads, hidden))
+        return inspect(self.model, self.store, sequence, tuple(rows), *asked)
 
     def step(self, box: deque[Event] | None = None) -> None:
         """Compute one step. Events about the whole step go to `box`, those of a request to its own."""

@@ -5,22 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
 from workbench.errors import WorkbenchError, explain
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
-from workbench.request import SamplingParameters
+from workbench.request import SamplingParameters, UserPart
 from workbench.study import yaml_text
+from workbench.study.parts import Count, Part
+from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 
-Count = Annotated[int, Field(ge=1)]
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ModelPart(Part):
@@ -72,7 +69,9 @@ class RandomWorkload(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-Workload = Annotated[PromptsWorkload | RandomWorkload, Field(discriminator="kind")]
+Workload = Annotated[
+    PromptsWorkload | RandomWorkload | QualityWorkload | SharedPrefixWorkload, Field(discriminator="kind")
+]
 
 
 class MeasurePart(Part):
@@ -96,6 +95,20 @@ class Experiment(Part):
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
     measure: MeasurePart = MeasurePart()
+    variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
+    judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
+
+    @property
+    def compares(self) -> bool:
+        """Whether a run of it is a table of variants, and not one of requests."""
+        return bool(self.variants) or isinstance(self.workload, QualityWorkload | SharedPrefixWorkload)
+
+    def variant(self, name: str) -> Experiment:
+        """The experiment that the variant `name` is: this one with its changes, and no variants."""
+        values = self.model_dump(mode="json", exclude={"variants", "judge"})
+        for path, value in self.variants[name].items():
+            _set(values, path, value, f"variants.{name}.{path}")
+        return Experiment.of(values, f"variants.{name}")
 
     @classmethod
     def from_yaml(cls, text: str, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
@@ -145,10 +158,16 @@ def _override(values: dict[str, Any], override: str) -> None:
         value = yaml_text.read(text)
     except ValueError:
         value = text  # a prompt may hold anything
+    _set(values, path, value, f"--set {override}")
+
+
+def _set(values: dict[str, Any], path: str, value: object, where: str) -> None:
     *parents, last = path.split(".")
     place = values
     for parent in parents:
-        place = place.setdefault(parent, {})
+        if place.get(parent) is None:
+            place[parent] = {}
+        place = place[parent]
         if not isinstance(place, dict):
-            raise WorkbenchError(f"--set {override}: {parent} is a value, not a group of settings")
+            raise WorkbenchError(f"{where}: {parent} is a value, not a group of settings")
     place[last] = value

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.study.memory import activation_bytes, peak_bytes, resident_bytes, weight_bytes
+from workbench.study.memory import peak_bytes, resident_bytes, weight_bytes
 from workbench.trace.events import Decoded, Finished, Stepped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +58,8 @@ def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | N
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """What one process saw: `seconds` since the job began, and `memory`."""
     import torch
+
+    from workbench.model.memory import activation_bytes
 
     torch.set_num_threads(job["threads"])
     seconds = {"imported": time.time() - job["began"]}

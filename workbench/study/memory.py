@@ -1,4 +1,4 @@
-"""What a model needs in memory while it decodes, by formula, and what its process has."""
+"""What a loaded model takes in memory, and what its process has. By formula: workbench/model/memory.py."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a fresh process notes the time before it imports torch
     from workbench.engine.runner import Runner
-    from workbench.model.spec import ModelSpec
 
 
 def weight_bytes(runner: Runner) -> int:
     """Every parameter and buffer of the model, each storage once."""
     tensors = [*runner.model.parameters(), *runner.model.buffers()]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
-
-
-def activation_bytes(spec: ModelSpec, rows: int, itemsize: int) -> int:
-    """Rows in and out of a layer, the widest layer's own rows (attention's or the feed-forward's), and logits of
-    every row in float32."""
-    widest = max(
-        max((2 * kind.attention.heads + 2 * kind.attention.groups) * kind.attention.dim, 3 * kind.hidden)
-        for kind in spec.layers
-    )
-    return rows * ((2 * spec.width + widest) * itemsize + 4 * spec.vocab)
 
 
 def resident_bytes() -> int | None:

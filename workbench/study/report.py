@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from workbench.study import comparison_text
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.trace.recorder import row_name
@@ -24,6 +25,9 @@ BUSY = 0.1  # share of the processor that others took above which timings are no
 def show(record: Record, console: Console) -> None:
     """Print the report of a finished run."""
     experiment = Experiment.from_yaml(record.experiment_text)
+    if experiment.compares:
+        comparison_text.show(record, console)
+        return
     for part in _parts(record, experiment):
         console.print(part, soft_wrap=isinstance(part, Text))  # a path must not be broken by lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run import run
@@ -43,6 +44,11 @@ def reproduce(record: Record, out: Path | None = None, progress: bool = True) ->
     """
     record.verify()
     experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml")
+    if experiment.compares:
+        raise WorkbenchError(
+            f"{record.path}: a table of variants, not one run of requests; "
+            "`workbench run` of its experiment.yaml makes it anew"
+        )
     again = run(experiment, out or record.path.resolve().parent, "reproduce", progress)
     return compare(record, again)
 

@@ -31,9 +31,13 @@ from workbench.trace.recorder import Recorder
 
 def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", progress: bool = True) -> Record:
     """Run `experiment` and write its folder below `out`; nothing is computed before the folder exists."""
+    if experiment.compares:
+        from workbench.study.comparison import run_comparison  # which runs variants by what is here
+
+        return run_comparison(experiment, out, name, progress)
     folder = RunFolder.create(Path(out), name)
     folder.write_text("experiment.yaml", experiment.to_yaml())
-    with _threads(experiment.measure.threads):
+    with threads(experiment.measure.threads):
         try:
             runner = runner_for(experiment)
             requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
@@ -169,7 +173,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
 
 
 @contextmanager
-def _threads(wanted: int | str) -> Iterator[None]:
+def threads(wanted: int | str) -> Iterator[None]:
     """Threads of torch for the length of a run, put back after it."""
     before = torch.get_num_threads()
     if isinstance(wanted, int):

@@ -54,6 +54,9 @@ class RunFolder:
         # Output text may hold a lone surrogate; told as an escape, it cannot lose the rest of the file.
         self._write(name, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
+    def write_bytes(self, name: str, content: bytes) -> None:
+        self._write(name, lambda file: file.write(content))
+
     def write_json(self, name: str, value: object, indent: int | None = 2) -> None:
         """`value` as strict JSON: numbers that are not finite become null."""
         text = json.dumps(_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,141 @@
+"""Inside requests that are being served: weights and hidden states are those of Hugging Face's own Llama, on requests
+in the midst of chunked, batched, paged serving; and looking changes nothing."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
+from workbench.engine import naive
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.model.families import config_from_spec
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.model.weights import random_weights
+from workbench.model.save import save_folder
+from workbench.trace.events import Decoded, Event
+
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2), layer(4, 2)))
+
+
+def serving(runner: Runner, tokens: int = 3) -> None:
+    """Three requests under way, each with at least `tokens` output tokens."""
+    box: deque[Event] = deque()
+    for i in range(3):
+        runner.submit(request(f"r{i}", 7 + 5 * i, 12), box)
+    decoded = dict.fromkeys(("r0", "r1", "r2"), 0)
+    while min(decoded.values()) < tokens:
+        runner.step(box)
+        while box:
+            if isinstance(event := box.popleft(), Decoded):
+                decoded[event.request_id] += 1
+
+
+def test_it_is_hugging_faces_attention(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    folder = tmp_path / "model"
+    save_folder(folder, MODEL.spec, random_weights(MODEL.spec, torch.float32, 0), torch.float32)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").double()
+    ours = Transformer.from_state(MODEL.spec, random_weights(MODEL.spec, torch.float32, 0)).double()
+    runner = runner_of(ours)
+    serving(runner)
+    for name in ("r0", "r1", "r2"):
+        found = runner.inspect(name, range(0, 9), hidden=range(4))
+        ids = torch.tensor([found.token_ids])
+        with torch.no_grad():
+            exact = theirs.model(ids, output_attentions=True, output_hidden_states=True)
+        assert found.rows == tuple(range(9)) and found.heads == (0, 1, 2, 3)
+        for number in range(3):
+            weights = exact.attentions[number][0][:, list(found.rows)]
+            assert (found.weights[number] - weights).abs().max() < 1e-5
+            hidden = exact.hidden_states[number][0][list(found.rows)]
+            assert (found.hidden[number] - hidden).abs().max() < 1e-9
+
+
+@settings(max_examples=25)
+@given(specs, st.integers(1, 6), st.randoms())
+def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, page: int, draw: random.Random) -> None:
+    """Random models, windows among them: hidden states through norm and head are what the oracle says of each row."""
+    model = model_of(spec, draw.randrange(9), dtype=torch.float64)
+    runner = runner_of(model, page_size=page, pages=60)
+    serving(runner, 1)
+    name, last = draw.choice(["r0", "r1", "r2"]), len(spec.layers)
+    found = runner.inspect(name, (-1,), hidden=(0, last))
+    ids = torch.tensor(found.token_ids)
+    exact = naive.logits(model, ids)[list(found.rows)]
+    assert (model.logits_of(found.hidden[last]) - exact).abs().max() < 1e-9
+    assert torch.equal(found.hidden[0], model.embed(ids[list(found.rows)]))
+    for number, kind in enumerate(spec.layers):
+        weights = found.weights[number]
+        assert weights.shape == (kind.attention.heads, 1, found.rows[0] + 1)
+        assert (weights.sum(-1) - 1).abs().max() < 1e-5
+        if kind.attention.window is not None:
+            assert not weights[..., : max(0, found.rows[0] + 1 - kind.attention.window)].any()
+
+
+def test_only_what_was_asked_for() -> None:
+    runner = runner_of(MODEL)
+    serving(runner)
+    every = runner.inspect("r1", (3, -1))
+    some = runner.inspect("r1", (3, -1), layers=(-1,), heads=(2, 0))
+    assert list(some.weights) == [2] and some.hidden == {} and some.heads == (2, 0)
+    assert torch.equal(some.weights[2], every.weights[2][[2, 0]])
+    none = runner.inspect("r1", (3,), layers=(), hidden=(1,))
+    assert none.weights == {} and list(none.hidden) == [1]
+
+
+def test_looking_changes_nothing() -> None:
+    requests = [request(f"r{i}", 7 + 5 * i, 12, temperature=0.8, seed=i) for i in range(3)]
+    plain = finals(runner_of(MODEL), requests)
+    runner, done = runner_of(MODEL), {}
+    pages = [tensor.clone() for tensor in runner.store.paged(0)]
+    for event in runner.stream(requests):
+        for name, sequence in list(runner._sequences.items()):
+            if sequence.computed:
+                pages = [tensor.clone() for tensor in runner.store.paged(0)]
+                runner.inspect(name, (0, -1), hidden=(0, 3))
+                now = runner.store.paged(0)
+                assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(pages, now, strict=True))
+        if event.kind == "finished":
+            done[event.request_id] = event.token_ids  # type: ignore[attr-defined]
+    assert done == plain
+
+
+def test_nothing_is_computed_when_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.engine.runner.inspect", lambda *_: pytest.fail("somebody looked"))
+    serving(runner_of(MODEL))
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"request_id": "r9"}, "request 'r9' is not being served; served now: r0, r1, r2"),
+        ({"rows": (99,)}, "row 99: .* tokens are computed"),
+        ({"rows": ()}, "no rows to inspect"),
+        ({"layers": (3,)}, "layer 3: the model has 3"),
+        ({"heads": (4,)}, "head 4: there are 4"),
+        ({"hidden": (4,)}, "hidden state 4: there are 4"),
+    ],
+)
+def test_what_is_not_there_is_told(asked: dict, words: str) -> None:
+    runner = runner_of(MODEL)
+    serving(runner)
+    with pytest.raises(WorkbenchError, match=words):
+        runner.inspect(**{"request_id": "r0", **asked})
+
+
+def test_a_row_behind_the_window_is_gone() -> None:
+    runner = runner_of(model_of(spec_of(layer(window=5))), page_size=2)
+    serving(runner)
+    last = runner._sequences["r2"].computed - 1
+    assert runner.inspect("r2", (last,)).weights[0].shape[-1] == last + 1
+    with pytest.raises(WorkbenchError, match="row 6 cannot be inspected any more; .* window of 5 tokens"):
+        runner.inspect("r2", (6,))

@@ -1,0 +1,131 @@
+"""`workbench memory`: published figures, units, configs of families that are not read, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import WorkbenchError
+from workbench.model.any_config import spec_from_any_config
+from workbench.model.families import config_from_spec
+from workbench.model.shapes import SHAPES, named_shape
+from workbench.study.memory_report import of_name, parse_bytes
+
+
+def test_llama_3_70b() -> None:
+    found = of_name("shape:llama-3-70b", context=128_000, dtype="float16")
+    assert found["cache_bytes_per_token"] == 327_680
+    assert found["cache_bytes"] == 41_943_040_000  # 41.9 GB
+    assert found["weight_bytes"] == 2 * 70_553_706_496
+    assert found["grouped_saving"] == 8.0
+    assert found["beyond_model_context"] and "made for 8,192 positions" in found["remarks"][0]
+
+
+def test_llama_2_13b() -> None:
+    found = of_name("shape:llama-2-13b", context=8192, dtype="bfloat16")
+    assert round(found["cache_bytes"] / 1e9, 1) == 6.7
+    assert found["grouped_saving"] == 1.0
+
+
+def test_what_fits_into_a_memory() -> None:
+    one = of_name("shape:llama-3.1-8b", context=8192, memory="80GB")
+    rest = 80 * 10**9 - one["weight_bytes"] - one["activation_bytes"]
+    assert one["sequences"] == rest // (8192 * 131_072) > 0
+    full = of_name("shape:llama-3.1-8b", context=8192, batch=one["sequences"], memory="80GB")
+    assert full["total_bytes"] <= 80 * 10**9 < full["total_bytes"] + full["cache_bytes_per_sequence"]
+    none = of_name("shape:llama-3-70b", context=128_000, memory="80GB")
+    assert none["sequences"] == 0 and "weights and activations alone exceed 80.0 GB" in none["remarks"]
+
+
+@pytest.mark.parametrize(("text", "size"), [("80GB", 80 * 10**9), ("1.5 GiB", 3 * 2**29), ("64mib", 2**26), ("12", 12)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "80 PB", "-1GB", "0", "1e400GB", "nan"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(WorkbenchError, match="such as 80GB"):
+        parse_bytes(text)
+
+
+def written(folder: Path, config: dict) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_family_that_is_read_is_exact(name: str, tmp_path: Path) -> None:
+    spec, remarks = spec_from_any_config(written(tmp_path / name, config_from_spec(named_shape(name))))
+    assert (spec, remarks) == (named_shape(name), [])
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-2-13b"])
+def test_shared_fields_give_the_same_shape(name: str, tmp_path: Path) -> None:
+    """The config of a known model under an unknown family's name: the same count of everything."""
+    config = config_from_spec(named_shape(name)) | {"model_type": "nobody-knows"}
+    spec, remarks = spec_from_any_config(written(tmp_path / name, config))
+    assert (spec.parameters, spec.layers, spec.context) == (
+        named_shape(name).parameters, named_shape(name).layers, named_shape(name).context,
+    )  # fmt: skip
+    assert "family 'nobody-knows' is not read" in remarks[0]
+
+
+def test_gpt2_with_its_own_names(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    spec, remarks = spec_from_any_config(written(tmp_path / "gpt2", config))
+    assert spec.parameters == pytest.approx(124.4e6, rel=0.01)
+    assert (spec.context, len(spec.layers), spec.layers[0].attention.groups) == (1024, 12, 12)
+    assert any("two matrices" in remark for remark in remarks)
+
+
+def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
+    inner = {
+        "model_type": "x", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "head_dim": 32, "intermediate_size": 128, "vocab_size": 100, "sliding_window": 16, "sliding_window_pattern": 3,
+        "num_experts": 4, "moe_intermediate_size": 32, "tie_word_embeddings": True,
+    }  # fmt: skip
+    spec, remarks = spec_from_any_config(written(tmp_path / "m", {"model_type": "outer", "text_config": inner}))
+    assert [kind.attention.window for kind in spec.layers] == [16, 16, None, 16, 16, None]
+    assert spec.layers[0].hidden == 4 * 32 and spec.tied
+    assert any("only the decoder in text_config" in remark for remark in remarks)
+    kinds = ["full_attention", "sliding_attention"] * 3
+    spec, _ = spec_from_any_config(written(tmp_path / "n", inner | {"layer_types": kinds}))
+    assert [kind.attention.window for kind in spec.layers] == [None, 16] * 3
+    spec, _ = spec_from_any_config(written(tmp_path / "o", inner | {"use_sliding_window": False}))
+    assert [kind.attention.window for kind in spec.layers] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": None}, "has none of hidden_size, n_embd"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be an integer of at least 1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must be a divisor"),
+        ({"vocab_size": "many"}, 'vocab_size is "many"'),
+    ],
+)
+def test_a_config_that_cannot_be_counted(change: dict, words: str, tmp_path: Path) -> None:
+    config = {
+        "model_type": "x", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+    }  # fmt: skip
+    with pytest.raises(WorkbenchError, match=words.replace("[", "\\[")):
+        spec_from_any_config(written(tmp_path / "m", config | change))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": "shape:llama-3-70"}, "did you mean 'llama-3-70b'"),
+        ({"name": "no-such-folder"}, "no config.json there"),
+        ({"name": "demo", "dtype": "float17"}, "did you mean 'float1"),
+        ({"name": "demo", "weights": "int5"}, "unknown weight format 'int5'"),
+        ({"name": "demo", "cache": "int5"}, "cache.format"),
+        ({"name": "demo", "changes": ("cache.grup=2",)}, "cache.grup: unknown key"),
+    ],
+)
+def test_mistakes_are_told(given: dict, words: str) -> None:
+    with pytest.raises(WorkbenchError, match=words):
+        of_name(**given)

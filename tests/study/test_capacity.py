@@ -1,0 +1,69 @@
+"""Sequences in a fixed pool: what the sizes promise is what the scheduler can run at once, and not one more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.cache.tables import Table
+from workbench.errors import WorkbenchError
+from workbench.study.capacity import page_bytes, pages_within, sequences_at_once, stored_bytes_per_token
+
+SIZES = st.integers(1, 5)
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 60), st.integers(1, 24), st.integers(1, 8), st.integers(1, 6))
+def test_a_full_layer_holds_what_its_pages_hold(tokens: int, chunk: int, page: int, fit: int) -> None:
+    tables = (Table((0,)),)
+    one = -(-tokens // page)
+    pages, promised = pages_within(tables, (10,), 10 * (one * fit + 1) + 9, tokens, chunk, page)
+    assert (promised, pages) == (fit, (fit * one,))
+    assert sequences_at_once(tables, pages, page, tokens, chunk, fit + 1) == fit
+
+
+def test_a_pool_too_small_is_told() -> None:
+    with pytest.raises(WorkbenchError, match="holds no sequence of 64 tokens: one takes 40"):
+        pages_within((Table((0,)),), (10,), 49, 64, 16, 16)
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(1, 80), st.integers(1, 24), st.integers(1, 8), st.integers(1, 5), st.integers(1, 30), st.integers(0, 6)
+)
+def test_windowed_and_late_tables_together(
+    tokens: int, chunk: int, page: int, fit: int, back: int, lag: int
+) -> None:
+    """What `pages_within` promises runs; where the last step's pages decide, one more may not."""
+    tables = (Table((0,)), Table((1,), back=back, first=2), Table((2,), lag=lag, group=page), Table((2,), back=lag + page))
+    sizes = (10, 7, 3, 5)
+    one = sum(table.most(tokens, chunk, page) * size for table, size in zip(tables, sizes, strict=True))
+    pages, promised = pages_within(tables, sizes, sum(sizes) + fit * one, tokens, chunk, page)
+    assert promised == fit
+    assert sum(size * (count + 1) for size, count in zip(sizes, pages, strict=True)) <= sum(sizes) * 2 + fit * one
+    assert sequences_at_once(tables, pages, page, tokens, chunk, fit) == fit
+
+
+def test_a_scheduler_that_is_short_says_so() -> None:
+    assert sequences_at_once((Table((0,)),), (7,), 4, 16, 8, 3) == 1
+
+
+class Store:
+    """A cache of two tables: quantized pages, and recent ones of the same layer."""
+
+    def __init__(self, torch) -> None:
+        self.page_size = 4
+        self.tables = (Table((0, 1), lag=4, group=4), Table((0, 1), back=8))
+        self._tensors = ([torch.zeros(3, 4, 5, dtype=torch.uint8)] * 2, [torch.zeros(2, 4, 5)])
+
+    def paged(self, table: int):
+        return self._tensors[table]
+
+
+def test_bytes_are_counted_from_the_tensors() -> None:
+    import torch
+
+    store = Store(torch)
+    assert page_bytes(store) == (2 * 20, 80)  # type: ignore[arg-type]
+    assert stored_bytes_per_token(store) == 10.0  # type: ignore[arg-type]

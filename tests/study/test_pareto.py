@@ -1,0 +1,39 @@
+"""The picture of a comparison: the points none beats, and a file that is a picture."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.study import pareto
+
+POINTS = st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(0, 9).map(float)), min_size=1, max_size=12)
+
+
+def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+@given(POINTS)
+def test_the_frontier_is_what_none_beats(points: list[tuple[float, float]]) -> None:
+    best = set(pareto.frontier(points))
+    for index, point in enumerate(points):
+        assert (index in best) == (not any(beats(other, point) for other in points))
+
+
+ROWS = [
+    {"variant": "float32", "bytes_per_token": 6144.0, "kl_mean": 0.0},
+    {"variant": "int8", "bytes_per_token": 1700.0, "kl_mean": 1e-4},
+    {"variant": "worse", "bytes_per_token": 2000.0, "kl_mean": 1e-3},
+]
+
+
+@pytest.mark.skipif(pareto.plotting_problem() is not None, reason="pip install 'inference-workbench[plots]'")
+def test_it_is_drawn_with_every_name() -> None:
+    text = pareto.svg(ROWS, "what does it cost?")
+    assert text.startswith("<svg") and all(name in text for name in ("float32", "int8", "worse", "what does it cost?"))
+    assert pareto.png(ROWS, "what does it cost?").startswith(b"\x89PNG")
+    values = {value["variant"]: value for value in pareto.chart(ROWS, "").to_dict()["data"]["values"]}
+    assert [values[name]["best"] for name in ("float32", "int8", "worse")] == [True, True, False]
+    assert values["float32"]["kl"] == pytest.approx(1e-5)  # a logarithm has no zero: a decade below the smallest

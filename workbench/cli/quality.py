@@ -1,0 +1,103 @@
+"""`workbench quality`: what attention variants and cache formats cost and buy."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.shared import console, lanes_told, print_json
+from workbench.errors import WorkbenchError
+
+QUESTION = "What do these variants cost in quality, and what do they buy in memory and speed?"
+CANONICAL = ("model.dtype=bfloat16", "cache.format=int8", "cache.format=int4")
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    MD = "md"
+    CSV = "csv"
+    JSON = "json"
+
+
+def quality(
+    variants: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME:] PATH=VALUE ...", help="one variant each, quoted: its settings, a name before"),
+    ] = None,
+    model: Annotated[str, typer.Option(help="a folder with a tokenizer, demo or demo-draft")] = "demo",
+    dtype: Annotated[str, typer.Option(help="of the variants: auto, float32 or bfloat16")] = "float32",
+    lane: Annotated[str, typer.Option(help="of the variants: eager starts at once; auto, inductor, mlir")] = "eager",
+    text: Annotated[
+        list[Path] | None, typer.Option(help="score this file; the demo's held-out modules unless given")
+    ] = None,
+    windows: Annotated[int, typer.Option(help="of the model's context, the second half of each scored")] = 12,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="of all variants; may be repeated")
+    ] = None,
+    speed: Annotated[bool, typer.Option(help="also decode speed at several contexts")] = True,
+    pool: Annotated[bool, typer.Option(help="also the sequences that fit into a fixed memory")] = True,
+    format: Annotated[Format, typer.Option(help="how to print it")] = Format.TABLE,
+    plot: Annotated[Path | None, typer.Option(help="also write the Pareto picture here: NAME.svg or NAME.png")] = None,
+    out: Annotated[Path, typer.Option(help="folder in which the run folder is made")] = Path("runs"),
+) -> None:
+    """Each variant against the same model in float32 with a dense cache: bits per byte on held-out text, KL divergence,
+    agreement of the top token, greedy output, copying by depth; beside bytes a token, decode speed, sequences that fit.
+
+    Without variants: bfloat16, an INT8 and an INT4 cache."""
+    from workbench.study import comparison_text, pareto, report
+    from workbench.study.comparison import run_comparison
+    from workbench.study.experiment import Experiment
+
+    if plot is not None and plot.suffix not in (".svg", ".png"):
+        raise WorkbenchError(f"--plot {plot}: must end in .svg or .png")
+    if plot is not None and (problem := pareto.plotting_problem()):
+        raise WorkbenchError(f"--plot {plot}: {problem}")
+    work: dict = {"kind": "quality", "windows": windows, "texts": [str(path) for path in text or ()]}
+    work |= {} if speed else {"speed": None}
+    work |= {} if pool else {"pool": None}
+    experiment = Experiment.of(
+        {
+            "question": QUESTION,
+            "model": {"name": model, "dtype": dtype},
+            "lane": lane,
+            "workload": work,
+            "variants": dict(variant_of(words) for words in variants or CANONICAL),
+        },
+        "quality",
+    ).with_(*(set_ or ()))
+    with lanes_told():
+        record = run_comparison(experiment, out, "quality", progress=format is not Format.JSON)
+    rows = record.summary["rows"]
+    if plot is not None:
+        plot.write_bytes(pareto.png(rows, QUESTION) if plot.suffix == ".png" else pareto.svg(rows, QUESTION).encode())
+    match format:
+        case Format.JSON:
+            print_json({"run": str(record.path), **record.summary})
+        case Format.MD:
+            print(comparison_text.markdown(rows), end="")
+        case Format.CSV:
+            print(comparison_text.comma_separated(rows), end="")
+        case Format.TABLE:
+            report.show(record, console())
+
+
+def variant_of(words: str) -> tuple[str, dict]:
+    """`[NAME:] PATH=VALUE PATH=VALUE ...` as a name and its settings; values as in YAML, quoted where they have spaces."""
+    from workbench.study import yaml_text
+
+    name, colon, rest = words.partition(": ")
+    try:
+        settings = shlex.split(rest if colon else words)
+    except ValueError as error:
+        raise WorkbenchError(f"variant {words!r}: {error}") from None
+    changes = {}
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals or not path:
+            raise WorkbenchError(f"variant {words!r}: write PATH=VALUE, for example cache.format=int8, not {setting!r}")
+        changes[path] = yaml_text.read(value)
+    return (name if colon else words), changes

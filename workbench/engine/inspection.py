@@ -1,0 +1,158 @@
+"""Inside a request that is being served: attention weights and hidden states, recomputed when asked for.
+
+Nothing is kept while the model runs. Keys and values of all layers and positions stand in the cache, so the rows asked
+for can be computed again on their own, each as the query it was; the pages are read and never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.paged_attention.reference import attend, context_of
+from workbench.batch import TokenBatch
+from workbench.cache.pages import NULL_PAGE
+from workbench.cache.store import DenseLayer, KVStore
+from workbench.errors import WorkbenchError
+from workbench.model.layers import Block
+from workbench.model.transformer import Transformer
+from workbench.request import Sequence as Served
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was asked for of one request. `weights[layer]` is [head, row, context], float32, zero where a row may not
+    look and less than one in all where sink logits take their share; `hidden[layer]` is [row, width], what enters block
+    `layer`, and under the number of layers what leaves the last one."""
+
+    request_id: str
+    rows: tuple[int, ...]  # positions in the text
+    token_ids: tuple[int, ...]  # of all positions up to the last row
+    heads: tuple[int, ...]
+    weights: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    hidden: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+
+@torch.inference_mode()
+def inspect(
+    model: Transformer,
+    store: KVStore,
+    sequence: Served,
+    rows: Sequence[int],
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    hidden: Sequence[int] | None = None,
+) -> Inspection:
+    """Attention weights of `layers` and `heads` (all unless given) and hidden states before the blocks `hidden` (none
+    unless given) for the positions `rows`, which may be negative, counted from the last one computed.
+
+    Raises WorkbenchError for what is not there: positions not computed yet, layers or heads the model lacks, rows whose
+    context has left a window.
+    """
+    count = len(model.blocks)
+    places = tuple(
+        _index(row, sequence.computed, f"row {row}: {sequence.computed} tokens are computed") for row in rows
+    )
+    if not places:
+        raise WorkbenchError(f"request {sequence.request_id}: no rows to inspect")
+    weighed = {
+        _index(n, count, f"layer {n}: the model has {count}") for n in (range(count) if layers is None else layers)
+    }
+    wanted = {_index(n, count + 1, f"hidden state {n}: there are {count + 1}") for n in hidden or ()}
+    for row in places:
+        _check_held(store, sequence, row)
+    batch = _batch(store, sequence, places, model.device)
+    looked: dict[int, _Looked] = {}
+    states: dict[int, Tensor] = {}
+    numbers = {block: number for number, block in enumerate(model.blocks)}
+
+    def run(block: Block, x: Tensor, cos: Any, sin: Any, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+        number = numbers[block]
+        if number in wanted:
+            states[number] = x.clone()
+        q, _, _ = block.before(x, cos, sin)
+        look = _Looked(cache) if number in weighed else cache
+        mixed = block.attention.read(q, batch, cast(DenseLayer, look))
+        if isinstance(look, _Looked):
+            looked[number] = look
+        return block.after(x, mixed)
+
+    last = model.hidden(batch, store, run)
+    if count in wanted:
+        states[count] = last
+    found = {number: look.weights() for number, look in sorted(looked.items())}
+    total = max((len(weights) for weights in found.values()), default=0)
+    chosen = tuple(
+        _index(head, total, f"head {head}: there are {total}") for head in (range(total) if heads is None else heads)
+    )
+    kept = {number: weights[list(chosen)] for number, weights in found.items()}
+    known = tuple(sequence.token_ids[: max(places) + 1])
+    return Inspection(sequence.request_id, places, known, chosen, kept, dict(sorted(states.items())))
+
+
+class _Looked:
+    """A layer's cache that is read as ever, and remembers with what."""
+
+    def __init__(self, layer: DenseLayer):
+        self.layer = layer
+        self.read: tuple | None = None
+
+    def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Any, lane: Any, *rest: Any) -> Tensor:
+        self.read = q, batch, (scale, mask, *rest)
+        return self.layer.attend(q, batch, scale, mask, lane, *rest)
+
+    def weights(self) -> Tensor:
+        """[head, row, context]: attention of the specification, with a basis vector a position in place of values."""
+        if self.read is None:
+            raise WorkbenchError(
+                "this layer's attention module does not read its cache by `attend`: it has no weights to show"
+            )
+        q, batch, rule = self.read
+        longest = int(batch.context_lengths.max())
+        out = torch.zeros(q.shape[1], len(q), longest, device=q.device)
+        for row, length in enumerate(batch.context_lengths.tolist()):
+            keys = context_of(self.layer.keys, batch.page_tables[self.layer.table][row], length)
+            basis = torch.eye(length, device=q.device, dtype=torch.float32)[:, None].expand(-1, keys.shape[1], -1)
+            exact = q[row : row + 1].to(torch.promote_types(q.dtype, torch.float32))
+            out[:, row, :length] = attend(exact, keys, basis.to(exact.dtype), length - 1, *rule)[0]
+        return out
+
+
+def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.device) -> TokenBatch:
+    """Each row as a span of its own over what was known when it was computed."""
+    positions = torch.tensor(rows, device=device)
+    nowhere = torch.full_like(positions, NULL_PAGE)
+    widest = max(2, *(len(pages) for pages in sequence.pages))
+    tables = [[*pages, *[NULL_PAGE] * (widest - len(pages))] for pages in sequence.pages]
+    return TokenBatch(
+        ids=torch.tensor([sequence.token_ids[row] for row in rows], device=device),
+        positions=positions,
+        span_starts=torch.arange(len(rows) + 1, dtype=torch.int32, device=device),
+        context_lengths=(positions + 1).to(torch.int32),
+        page_tables=tuple(torch.tensor([table] * len(rows), dtype=torch.int32, device=device) for table in tables),
+        slots=(nowhere,) * len(tables),
+        sample_rows=positions[:0],
+        decode_only=True,
+    )
+
+
+def _check_held(store: KVStore, sequence: Served, row: int) -> None:
+    """Refuse a row whose query reads a page that was given back."""
+    for table, pages in zip(store.tables, sequence.pages, strict=True):
+        first, others = table.held(row, row + 1, store.page_size)
+        if any(place >= len(pages) or pages[place] == NULL_PAGE for place in (*first, *others)):
+            raise WorkbenchError(
+                f"request {sequence.request_id}: row {row} cannot be inspected any more; what it saw has left the "
+                f"window of {table.back} tokens"
+            )
+
+
+def _index(number: int, count: int, wrong: str) -> int:
+    place = number + count if number < 0 else number
+    if not 0 <= place < count:
+        raise WorkbenchError(wrong)
+    return place

@@ -1,0 +1,34 @@
+"""The cache that a spec and an experiment's settings describe, as tensors that take no memory: to count it."""
+
+from __future__ import annotations
+
+import torch
+
+from workbench.cache.store import KVStore
+from workbench.engine.load import DTYPES, described
+from workbench.model.memory import TableBytes
+from workbench.model.spec import ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.study.capacity import page_bytes
+from workbench.study.experiment import CachePart, Experiment
+
+
+def spec_of(experiment: Experiment) -> tuple[ModelSpec, str]:
+    """The architecture an experiment describes, and the type of its numbers; nothing is loaded."""
+    spec, stored = described(experiment.model.name)
+    dtype = stored if experiment.model.dtype == "auto" else experiment.model.dtype
+    return spec, dtype
+
+
+def store_of(spec: ModelSpec, cache: CachePart, dtype: str, pages: int = 1) -> KVStore:
+    """The cache of `spec` in `cache`'s format on torch's meta device, `pages` pages a table."""
+    with torch.device("meta"):
+        shapes = Transformer(spec).cache_shapes()
+    tables = max(shape.table for shape in shapes) + 1
+    return KVStore(shapes, (pages,) * tables, cache.page_size, DTYPES[dtype], "meta")
+
+
+def parts_of(store: KVStore) -> tuple[TableBytes, ...]:
+    """What each table keeps of a token."""
+    sizes = zip(store.tables, page_bytes(store), strict=True)
+    return tuple(TableBytes(table, size / store.page_size) for table, size in sizes)

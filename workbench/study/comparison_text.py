@@ -1,0 +1,167 @@
+"""A table of variants as a reader, a document or a spreadsheet has it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from workbench.study.record import Record
+
+BUSY = 0.1  # share of the processor that others took above which times are not to be trusted
+Rows = Sequence[Mapping[str, Any]]
+Cell = Callable[[Any], str]
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _small(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}" if value < 1e-3 else f"{value:.4f}"
+
+
+def _ms(value: float) -> str:
+    return f"{value * 1e3:,.2f}"
+
+
+# What a row may hold, in the order of its table; a figure that no row has is no column.
+QUALITY: tuple[tuple[str, str, Cell], ...] = (
+    ("bits_per_byte", "bits/byte", "{:.4f}".format),
+    ("kl_mean", "KL mean", _small),
+    ("kl_p99", "KL p99", _small),
+    ("kl_max", "KL max", _small),
+    ("same_top", "same top token", _share),
+    ("greedy_equal", "greedy equal", _share),
+    ("first_divergence", "parts at token", "{:.1f}".format),
+    ("copied", "copied", _share),
+    ("copy_gain", "copy gain", "{:.2f}".format),
+)
+COSTS: tuple[tuple[str, str, Cell], ...] = (
+    ("lane", "lane", str),
+    ("bytes_per_token", "bytes/token", _whole),
+    ("stored_bytes_per_token", "stored for good", _whole),
+    ("sequences", "sequences that fit", _whole),
+    ("ttft_first_s", "first TTFT ms", _ms),
+    ("ttft_s", "TTFT ms", _ms),
+    ("ttft_s_p50", "TTFT ms", _ms),
+    ("tpot_s_p50", "TPOT ms", _ms),
+    ("cached_tokens", "cached tokens", _whole),
+    ("requests_per_s", "requests/s", "{:.2f}".format),
+    ("output_tokens_per_s", "output tokens/s", _whole),
+    ("same_tokens", "same tokens", str),
+    ("kv_bytes_peak", "cache bytes", _whole),
+)
+Found = tuple[list[str], list[list[str]]]
+
+
+def tables(rows: Rows) -> list[Found]:
+    """Headings and cells: quality, copying by depth, costs; those of which the rows have anything."""
+    contexts = list(dict.fromkeys(context for row in rows for context in row.get("decode_tokens_per_s", {})))
+    costs = _table("what it costs and buys", COSTS, rows)
+    costs[0].extend(f"tok/s at {int(context):,}" for context in contexts)
+    for row, cells in zip(rows, costs[1], strict=True):
+        cells.extend(_cell(row.get("decode_tokens_per_s", {}).get(context), _whole) for context in contexts)
+    found = [_table("quality", QUALITY, rows), _by_depth(rows), costs]
+    return [each for each in found if len(each[0]) > 1]
+
+
+def _table(name: str, known: Sequence[tuple[str, str, Cell]], rows: Rows) -> Found:
+    columns = [column for column in known if any(row.get(column[0]) is not None for row in rows)]
+    cells = [[row["variant"], *(_cell(row.get(key), tell) for key, _, tell in columns)] for row in rows]
+    return [name, *(heading for _, heading, _ in columns)], cells
+
+
+def _cell(value: Any, tell: Cell) -> str:
+    return "-" if value is None else tell(value)
+
+
+def _by_depth(rows: Rows) -> Found:
+    """Share of the names' tokens that are the most likely ones, and the gain in nats a token, 0% the text's beginning."""
+    depths = list(dict.fromkeys(depth for row in rows for depth in row.get("copying", {})))
+    cells = [[row["variant"], *(_copied(row.get("copying", {}).get(depth)) for depth in depths)] for row in rows]
+    return ["copied (gain), from depth", *(f"{float(depth):.0%}" for depth in depths)], cells
+
+
+def _copied(found: Mapping[str, float] | None) -> str:
+    return "-" if found is None else f"{found['copied']:.0%} ({found['gain']:+.2f})"
+
+
+def markdown(rows: Rows) -> str:
+    return "\n".join(_markdown(*found) for found in tables(rows))
+
+
+def comma_separated(rows: Rows) -> str:
+    """One line a variant, every number as it was measured; groups of figures are named group.figure."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def show(record: Record, console: Console) -> None:
+    """Question, table, verdicts, what is to be known, and where the run lies."""
+    summary = record.summary
+    question = next(line for line in record.experiment_text.splitlines() if line.startswith("question:"))
+    console.print(Text(question.removeprefix("question:").strip(" '\""), style="bold"), soft_wrap=True)
+    for found in tables(summary["rows"]):
+        console.print(_rich(*found))
+    for verdict in summary["verdicts"]:
+        console.print(Text(f"{verdict['claim']}: {verdict['outcome']}", style="bold"), soft_wrap=True)
+        for name in ("says", "rule", "because"):
+            console.print(Text(f"  {name:8}{verdict[name]}"), soft_wrap=True)
+    for line in remarks(summary):
+        console.print(Text(line), soft_wrap=True)
+    console.print(Text(f"run folder  {record.path}", style="bold"), soft_wrap=True)
+
+
+def remarks(summary: Mapping[str, Any]) -> list[str]:
+    lines = [f"{summary['wall_s']:.0f} s in all"]
+    about, picture = summary["about"], summary.get("picture")
+    if about.get("texts") == "held-out modules":
+        lines.append(
+            f"text: {about['known']} of {about['listed']} held-out modules are here as the model's card has them"
+        )
+    if picture:
+        lines.append(f"picture: {picture.get('svg') or picture['problem']}")
+    busy = summary["others_cpu_share"]
+    if busy is not None and busy > BUSY:
+        lines.append(f"other processes took {busy:.0%} of the processor: do not trust these times")
+    return lines
+
+
+def _rich(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> Table:
+    made = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in made.columns:
+        column.justify = "left" if column.header == "lane" or column is made.columns[0] else "right"
+    for row in cells:
+        made.add_row(*row)
+    return made
+
+
+def _markdown(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *cells]
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
+
+
+def _flat(row: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{front}{name}.")
+        else:
+            flat[front + name] = value
+    return flat

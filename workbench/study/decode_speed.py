@@ -1,0 +1,64 @@
+"""Decode of one sequence at several depths of context, many runners in turn on one machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Finished, Stepped
+
+Tell = Callable[[str], None]
+
+
+def decode_speed(
+    runners: Mapping[str, Runner], contexts: Sequence[int], tokens: int, rounds: int, tell: Tell = lambda line: None
+) -> list[dict]:
+    """One row a runner and context: seconds of each decode step. Every round has `tokens` steps of each runner in turn,
+    after one round that does not count."""
+    rows = []
+    for context in contexts:
+        open_ones: dict[str, Iterator[Stepped]] = {}
+        try:
+            for name, runner in runners.items():
+                tell(f"decode at {context:,}: {name}")
+                open_ones[name] = _decoding(runner, context, tokens * (rounds + 1))
+                _take(open_ones[name], tokens)  # prefill, and what is compiled
+            seconds: dict[str, list[float]] = {name: [] for name in runners}
+            for _ in range(rounds):
+                for name, steps in open_ones.items():
+                    seconds[name] += [step.wall_seconds for step in _take(steps, tokens)]
+        finally:
+            for steps in open_ones.values():
+                steps.close()  # type: ignore[attr-defined]
+        rows += [
+            {
+                "variant": name, "context": context, "lane": str(runner.lanes),
+                "tokens_per_s": 1 / median(seconds[name]), "step_s": seconds[name],
+            }
+            for name, runner in runners.items()
+        ]  # fmt: skip
+    return rows
+
+
+def _take(steps: Iterator[Stepped], count: int) -> list[Stepped]:
+    return [next(steps) for _ in range(count)]
+
+
+def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
+    """The decode steps of one sequence from `context` known tokens on."""
+    draw = random.Random(context)
+    prompt = tuple(draw.randrange(runner.model.spec.vocab) for _ in range(context))
+    sampling = SamplingParameters(temperature=0.0, max_tokens=tokens + 1, ignore_eos=True)
+    events = runner.stream([Request(f"decode-{context}", prompt, sampling)])
+    try:
+        for event in events:
+            if isinstance(event, Finished) and event.reason != "length":
+                raise WorkbenchError(f"decode at a context of {context}: {event.error or event.reason}")
+            if isinstance(event, Stepped) and event.phase == "decode":
+                yield event
+    finally:
+        events.close()  # type: ignore[attr-defined]

@@ -1,0 +1,81 @@
+"""How far a model's next-token distributions are from another's, place by place over the same texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from workbench.engine.runner import Runner
+from workbench.study.forced import Text, score
+from workbench.study.metrics import percentile
+
+
+@dataclass
+class Distributions:
+    """Logits at every scored place, [token, vocab] a text, as one runner gives them."""
+
+    texts: Sequence[Text]
+    rows: list[list[Tensor]] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def of(cls, runner: Runner, texts: Sequence[Text]) -> Distributions:
+        found = cls(texts, [[] for _ in texts])
+        score(runner, texts, lambda index, _, logits: found.rows[index].append(logits.cpu().clone()))
+        return found
+
+    def at(self, index: int, first: int, count: int) -> Tensor:
+        """Rows of `count` tokens of a text from token `first` on."""
+        if len(self.rows[index]) > 1:
+            self.rows[index] = [torch.cat(self.rows[index])]
+        start = first - self.texts[index].first
+        return self.rows[index][0][start : start + count]
+
+
+@dataclass
+class Places:
+    """A column a figure, a row a scored token: nats of the token, KL(reference || this) in nats, and whether both have
+    the same most likely token."""
+
+    text: list[int] = field(default_factory=list)
+    token: list[int] = field(default_factory=list)
+    nats: list[float] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+    same_top: list[bool] = field(default_factory=list)
+
+    def summary(self, sizes: int) -> dict[str, float]:
+        """`sizes` is how many bytes the scored tokens stand for."""
+        return {
+            "bits_per_byte": math.fsum(self.nats) / math.log(2) / sizes,
+            "kl_mean": math.fsum(self.kl) / len(self.kl),
+            "kl_p99": percentile(self.kl, 99) or 0.0,
+            "kl_max": max(self.kl),
+            "same_top": sum(self.same_top) / len(self.same_top),
+            "scored_tokens": len(self.kl),
+        }
+
+
+def compare(runner: Runner, reference: Distributions) -> Places:
+    """Run `reference`'s texts through `runner` and hold every place against it. Memory: one step's logits."""
+    places = Places()
+
+    def note(index: int, first: int, logits: Tensor) -> None:
+        ids = torch.tensor(reference.texts[index].ids[first : first + len(logits)])
+        enter(places, index, first, reference.at(index, first, len(logits)), logits.cpu(), ids)
+
+    score(runner, reference.texts, note)
+    return places
+
+
+def enter(places: Places, text: int, first: int, exact: Tensor, found: Tensor, ids: Tensor) -> None:
+    """Add rows of logits [token, vocab] of both, and the tokens that came; all of it in float64."""
+    p, q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
+    kl = (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
+    places.text += [text] * len(ids)
+    places.token += range(first, first + len(ids))
+    places.nats += (-q.gather(-1, ids[:, None])[:, 0]).tolist()
+    places.kl += kl.tolist()
+    places.same_top += (p.argmax(-1) == q.argmax(-1)).tolist()

@@ -1,0 +1,32 @@
+"""Where greedy output first departs from a reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+
+
+def greedy_outputs(runner: Runner, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[tuple[int, ...]]:
+    """`tokens` most likely tokens after each prompt."""
+    sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    ends = generate(runner, [Request(str(index), prompt, sampling) for index, prompt in enumerate(prompts)])
+    for name, end in ends.items():
+        if end.reason != "length":
+            raise WorkbenchError(f"greedy prompt {name}: {end.error or end.reason}")
+    return [ends[str(index)].token_ids for index in range(len(prompts))]
+
+
+def first_divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The index of the first token that differs; None where all are equal."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+
+
+def divergence_summary(found: Sequence[int | None], tokens: int) -> dict[str, float]:
+    """`greedy_equal` is the share of outputs without a difference; they count with their whole length in the mean."""
+    return {
+        "greedy_equal": sum(place is None for place in found) / len(found),
+        "first_divergence": sum(tokens if place is None else place for place in found) / len(found),
+    }

@@ -1,0 +1,97 @@
+"""Text that the demo model never saw: modules of Python's standard library, as the model's card lists them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.engine.load import DEMO
+from workbench.errors import WorkbenchError
+from workbench.prompt.tokenizer import Tokenizer
+
+BEGIN, END = "<|begin|>", "<|end|>"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Texts by name. `known` of the `listed` modules are byte for byte those of the card; others are left out."""
+
+    texts: dict[str, str]
+    listed: int
+
+    @property
+    def known(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of one text; tokens from index `first` on count, and have `bytes` bytes of text."""
+
+    ids: tuple[int, ...]
+    first: int
+    bytes: int
+    name: str
+
+
+def held_out_modules(manifest: Path = DEMO / "corpus.json", library: Path | None = None) -> HeldOut:
+    """The held-out modules that this Python has, each verified by its SHA-256.
+
+    Raises WorkbenchError where none is left: another version of Python has other sources.
+    """
+    library = library or Path(sysconfig.get_path("stdlib"))
+    corpus = json.loads(manifest.read_text())
+    listed = [entry for entry in corpus["files"] if entry["side"] == "held_out"]
+    texts = {}
+    for entry in listed:
+        path = library / entry["name"]
+        content = path.read_bytes() if path.is_file() else b""
+        if hashlib.sha256(content).hexdigest() == entry["sha256"]:
+            texts[entry["name"]] = content.decode("utf-8")
+    if not texts:
+        raise WorkbenchError(
+            f"none of the {len(listed)} held-out modules of Python {corpus['python']} is here; run with that version, "
+            "or give a text of your own with --text"
+        )
+    return HeldOut(texts, len(listed))
+
+
+def windows(tokenizer: Tokenizer, name: str, text: str, context: int) -> Iterator[Window]:
+    """Windows of `context` + 1 tokens, half of them new: no token but a text's first ones is predicted from less than
+    half a context, and every token but the beginning counts in exactly one window."""
+    begin, end = _ends(tokenizer)
+    body = tokenizer.encode(text)
+    ids = (*begin, *body, *end)
+    sizes = [*[0] * len(begin), *(len(tokenizer.token_bytes(token)) for token in body), *[0] * len(end)]
+    known = max(1, len(begin))
+    for start in range(0, len(ids) - 1, context // 2):
+        cut = ids[start : start + context + 1]
+        if known < start + len(cut):
+            yield Window(cut, known - start, sum(sizes[known : start + len(cut)]), name)
+        known = start + len(cut)
+        if known == len(ids):
+            return
+
+
+def sample_windows(
+    tokenizer: Tokenizer, texts: dict[str, str], context: int, count: int, seed: int, least: int = 0
+) -> Sequence[Window]:
+    """`count` windows drawn without repetition from all of at least `least` tokens; the same ones for the same seed."""
+    every = [w for name, text in sorted(texts.items()) for w in windows(tokenizer, name, text, context)]
+    long = [window for window in every if len(window.ids) >= least]
+    if len(long) < count:
+        raise WorkbenchError(f"{len(long)} windows of at least {least} tokens in these texts, {count} are asked for")
+    return random.Random(seed).sample(long, count)
+
+
+def _ends(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What stands before and after a text; a model in use is given its tokenizer's own beginning."""
+    control = tokenizer.control_ids
+    if BEGIN in control and END in control:
+        return (control[BEGIN],), (control[END],)
+    return tokenizer.begin_ids, ()

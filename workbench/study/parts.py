@@ -1,0 +1,15 @@
+"""What every group of an experiment's settings is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,88 @@
+"""What variants take in memory and time: bytes a token, sequences that fit into a pool, decode at several depths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.study.cache_of import spec_of, store_of
+from workbench.study.capacity import page_bytes, pages_within, sequences_at_once, stored_bytes_per_token
+from workbench.study.decode_speed import decode_speed
+from workbench.study.experiment import Experiment
+from workbench.study.quality_workload import PoolPart, SpeedPart
+from workbench.study.run import runner_for
+from workbench.study.variants import REFERENCE
+from workbench.trace.events import Finished, Stepped
+
+OUTPUT = 4  # tokens after the text whose memory is looked at
+
+
+def kept_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
+    """Bytes of the pages that one sequence of len(ids) tokens holds while it decodes, counted from the tensors: in all
+    and a token; and `stored_bytes_per_token`, of the pages where tokens stay."""
+    sizes, pools = page_bytes(runner.store), runner.scheduler.pools
+    sampling = SamplingParameters(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True)
+    held = tokens = 0
+    for event in runner.stream([Request("kept", tuple(ids[:-OUTPUT]), sampling)]):
+        if isinstance(event, Finished) and event.reason != "length":
+            raise WorkbenchError(f"memory of one sequence: {event.error or event.reason}")
+        if (
+            isinstance(event, Stepped)
+            and event.phase == "decode"
+            and (used := [pool.used for pool in pools]) != [0] * len(pools)
+        ):
+            tokens = runner.scheduler.running[0].computed
+            held = sum(count * size for count, size in zip(used, sizes, strict=True))
+    return {
+        "kv_bytes": held,
+        "kv_tokens": tokens,
+        "bytes_per_token": held / tokens,
+        "stored_bytes_per_token": stored_bytes_per_token(runner.store),
+    }
+
+
+def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[str, Any]]:
+    """For each variant `sequences` that the scheduler ran at once in pools of `pool.bytes`, `sequences_predicted` from
+    their sizes, and `pool_bytes` that were allocated."""
+    rows = []
+    for variant in variants.values():
+        variant = _with_model(variant, pool.model, pool.dtype)
+        page, chunk = variant.cache.page_size, variant.schedule.max_num_batched_tokens
+        spec, dtype = spec_of(variant)
+        store = store_of(spec, variant.cache, dtype)
+        tokens = pool.context or spec.context
+        sizes = page_bytes(store)
+        pages, fit = pages_within(store.tables, sizes, pool.bytes, tokens, chunk, page)
+        ran = sequences_at_once(store.tables, pages, page, tokens, chunk, fit + 1)
+        rows.append({
+            "sequences": ran, "sequences_predicted": fit, "sequence_tokens": tokens,
+            "pool_bytes": sum((count + 1) * size for count, size in zip(pages, sizes, strict=True)),
+        })  # fmt: skip
+    return rows
+
+
+def speed(
+    variants: Mapping[str, Experiment], lane: str, part: SpeedPart, tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Rows of decode_speed; the reference decodes on the lane of the others."""
+    runners = {}
+    for name, variant in variants.items():
+        tell(f"loading for decode: {name}")
+        variant = _with_model(variant, part.model, part.dtype if name != REFERENCE else None)
+        schedule = variant.schedule.model_copy(update={"max_num_seqs": 1})
+        changes: dict[str, Any] = {"schedule": schedule}
+        if part.lane is not None or name == REFERENCE:
+            changes["lane"] = part.lane or lane
+        runners[name] = runner_for(variant.model_copy(update=changes))
+        context = runners[name].model.spec.context
+        if (longest := max(part.contexts) + part.tokens * (part.rounds + 1)) > context:
+            raise WorkbenchError(f"workload.speed: {longest:,} tokens exceed the model's context of {context:,}")
+    return decode_speed(runners, part.contexts, part.tokens, part.rounds, tell)
+
+
+def _with_model(experiment: Experiment, name: str | None, dtype: str | None) -> Experiment:
+    changes = {key: value for key, value in (("name", name), ("dtype", dtype)) if value is not None}
+    return experiment.model_copy(update={"model": experiment.model.model_copy(update=changes)})

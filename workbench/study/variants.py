@@ -1,0 +1,32 @@
+"""An experiment's variants: the experiments they are, the one all are held against, and their names for a table."""
+
+from __future__ import annotations
+
+import json
+
+from workbench.study.experiment import Experiment
+
+REFERENCE = "float32"
+
+
+def every_variant(experiment: Experiment) -> dict[str, Experiment]:
+    """Each variant by name, checked: WorkbenchError names the variant and the path that is wrong."""
+    return {name: experiment.variant(name) for name in experiment.variants}
+
+
+def reference_of(experiment: Experiment) -> Experiment:
+    """The same model in float32 with a dense cache and dense weights, on the lane eager."""
+    values = experiment.model_dump(mode="json", exclude={"variants", "judge"})
+    values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None}
+    kept = {"page_size", "pages"}
+    values["cache"] = {name: value for name, value in values["cache"].items() if name in kept}
+    values["lane"] = "eager"
+    return Experiment.of(values, "reference")
+
+
+def settings_text(experiment: Experiment, name: str) -> str:
+    """What a variant changes, on one line."""
+    changes = experiment.variants.get(name, {})
+    return " ".join(
+        f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in changes.items()
+    )

@@ -1,0 +1,54 @@
+"""From measured numbers to a verdict on a claim, by a rule that was written down before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+from workbench.errors import WorkbenchError
+from workbench.request import UserPart
+from workbench.sampling.user import find
+
+Outcome = Literal["holds", "holds-with-limits", "refuted", "not-testable-here"]
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`claim` is its name in the ledger, `says` the claim in our words, `rule` what decides, `because` the numbers."""
+
+    claim: str
+    says: str
+    rule: str
+    outcome: Outcome
+    because: str
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.claim}: {self.outcome} ({self.because})"
+
+
+Judge = Callable[[Rows], Sequence[Verdict]]
+
+
+def verdicts(judge: UserPart | None, rows: Rows) -> list[Verdict]:
+    """What `judge` makes of the rows; none without one. Raises WorkbenchError for a judge that gives something else."""
+    if judge is None:
+        return []
+    found = list(cast(Judge, find(judge.path))(rows, **judge.arguments))
+    if wrong := [each for each in found if not isinstance(each, Verdict)]:
+        raise WorkbenchError(f"judge {judge.path}: gives {type(wrong[0]).__name__}, must give Verdict values")
+    return found
+
+
+def row_of(rows: Rows, variant: str) -> Mapping[str, Any]:
+    """The row of one variant; WorkbenchError where the run had none of that name."""
+    for row in rows:
+        if row["variant"] == variant:
+            return row
+    raise WorkbenchError(
+        f"the verdict needs a variant {variant!r}; this run has {', '.join(row['variant'] for row in rows)}"
+    )
