@@ -12,15 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
+from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of, specs
 from workbench.engine import naive
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
-from workbench.model.families import config_from_spec
+from workbench.model.save import save_folder
 from workbench.model.spec import ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
-from workbench.model.save import save_folder
 from workbench.trace.events import Decoded, Event
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2), layer(4, 2)))
@@ -52,12 +51,12 @@ def test_it_is_hugging_faces_attention(tmp_path: Path) -> None:
         ids = torch.tensor([found.token_ids])
         with torch.no_grad():
             exact = theirs.model(ids, output_attentions=True, output_hidden_states=True)
-        assert found.rows == tuple(range(9)) and found.heads == (0, 1, 2, 3)
+        assert found.rows == tuple(range(9))
         for number in range(3):
             weights = exact.attentions[number][0][:, list(found.rows)]
-            assert (found.weights[number] - weights).abs().max() < 1e-5
+            assert (found.weights[number] - weights).abs().max() < 1e-5  # theirs norms in float32, whatever the model
             hidden = exact.hidden_states[number][0][list(found.rows)]
-            assert (found.hidden[number] - hidden).abs().max() < 1e-9
+            assert (found.hidden[number] - hidden).abs().max() < 1e-5
 
 
 @settings(max_examples=25)
@@ -68,17 +67,24 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
     runner = runner_of(model, page_size=page, pages=60)
     serving(runner, 1)
     name, last = draw.choice(["r0", "r1", "r2"]), len(spec.layers)
+    row = runner._sequences[name].computed - 1
+    windows = [kind.attention.window for kind in spec.layers]
+    if any(w is not None and row + 2 > w and (row + 2 - w) % page == 0 for w in windows):
+        with pytest.raises(WorkbenchError, match="cannot be inspected any more"):  # the page was just given back
+            runner.inspect(name)
+        return
     found = runner.inspect(name, (-1,), hidden=(0, last))
+    assert found.rows == (row,)
     ids = torch.tensor(found.token_ids)
-    exact = naive.logits(model, ids)[list(found.rows)]
+    exact = naive.logits(model, ids)[[row]]
     assert (model.logits_of(found.hidden[last]) - exact).abs().max() < 1e-9
-    assert torch.equal(found.hidden[0], model.embed(ids[list(found.rows)]))
-    for number, kind in enumerate(spec.layers):
+    assert torch.equal(found.hidden[0], model.embed(ids[[row]]))
+    for number, window in enumerate(windows):
         weights = found.weights[number]
-        assert weights.shape == (kind.attention.heads, 1, found.rows[0] + 1)
+        assert weights.shape == (spec.layers[number].attention.heads, 1, row + 1)
         assert (weights.sum(-1) - 1).abs().max() < 1e-5
-        if kind.attention.window is not None:
-            assert not weights[..., : max(0, found.rows[0] + 1 - kind.attention.window)].any()
+        if window is not None:
+            assert not weights[..., : max(0, row + 1 - window)].any()
 
 
 def test_only_what_was_asked_for() -> None:
@@ -86,7 +92,7 @@ def test_only_what_was_asked_for() -> None:
     serving(runner)
     every = runner.inspect("r1", (3, -1))
     some = runner.inspect("r1", (3, -1), layers=(-1,), heads=(2, 0))
-    assert list(some.weights) == [2] and some.hidden == {} and some.heads == (2, 0)
+    assert list(some.weights) == [2] and some.hidden == {}
     assert torch.equal(some.weights[2], every.weights[2][[2, 0]])
     none = runner.inspect("r1", (3,), layers=(), hidden=(1,))
     assert none.weights == {} and list(none.hidden) == [1]

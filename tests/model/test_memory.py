@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +14,6 @@ from torch.utils._pytree import tree_leaves
 from tests.engine.tiny import layer, model_of, runner_of, spec_of
 from tests.model.strategies import llama_specs
 from workbench.cache.pages import pages_for
-from workbench.errors import WorkbenchError
-from workbench.model.any_config import spec_from_any_config
-from workbench.model.families import config_from_spec
 from workbench.model.memory import activation_bytes, memory, weight_bytes
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import SHAPES, named_shape
@@ -26,7 +21,6 @@ from workbench.model.spec import Attention, LayerKind, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.study.cache_of import parts_of, store_of
 from workbench.study.experiment import CachePart
-from workbench.study.memory_report import of_name, parse_bytes
 
 DTYPES = st.sampled_from(["float32", "bfloat16", "float64"])
 
@@ -42,7 +36,12 @@ def test_weights_are_the_models_tensors(spec: ModelSpec, dtype: str) -> None:
 
 
 @settings(max_examples=30)
-@given(st.sampled_from(["dense", "int8", "int4"]), st.sampled_from(["dense", "int8", "int4"]), st.booleans(), st.integers(1, 3))
+@given(
+    st.sampled_from(["dense", "int8", "int4"]),
+    st.sampled_from(["dense", "int8", "int4"]),
+    st.booleans(),
+    st.integers(1, 3),
+)
 def test_quantized_weights_are_the_models_tensors(blocks: str, head: str, tied: bool, layers: int) -> None:
     kind = LayerKind(attention=Attention(heads=4, groups=2, dim=8), hidden=64)
     spec = ModelSpec(name="x", vocab=48, width=32, layers=(kind,) * layers, context=64, tied=tied)
@@ -50,7 +49,9 @@ def test_quantized_weights_are_the_models_tensors(blocks: str, head: str, tied: 
     with torch.device("meta"):
         model = Transformer(spec, format=format).to(torch.bfloat16)
     for name, parameter in model.named_parameters():
-        if name.endswith("scales"):  # of float32 for a row in INT8, of float16 for a group in INT4: whatever the model's
+        if name.endswith(
+            "scales"
+        ):  # of float32 for a row in INT8, of float16 for a group in INT4: whatever the model's
             wide = (head if name.startswith("head") else blocks) == "int8"
             parameter.data = parameter.data.to(torch.float32 if wide else torch.float16)
     assert weight_bytes(spec, 2, format) == tensor_bytes(model)
@@ -80,11 +81,17 @@ def test_the_cache_is_the_pages_a_sequence_holds(kinds: list, dtype: str, page: 
     assert parts == real
     found = memory(spec, parts, tokens, 3, number.itemsize, page_size=page)
     closed = sum(
-        2 * kind.attention.groups * kind.attention.dim * number.itemsize * _positions(kind.attention.window, tokens, page)
+        2
+        * kind.attention.groups
+        * kind.attention.dim
+        * number.itemsize
+        * _positions(kind.attention.window, tokens, page)
         for kind in spec.layers
     )
     assert (found.sequence_bytes, found.cache_bytes) == (closed, 3 * closed)
-    assert runner.store.bytes == sum((count + 1) * page * part.bytes_per_token for count, part in zip(runner.store.pages, real, strict=True))
+    assert runner.store.bytes == sum(
+        (count + 1) * page * part.bytes_per_token for count, part in zip(runner.store.pages, real, strict=True)
+    )
 
 
 def _positions(window: int | None, tokens: int, page: int) -> int:
@@ -103,7 +110,9 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        old = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
+        old = {
+            each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
+        }
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and (key := tensor.untyped_storage().data_ptr()) not in old | self.seen:
                 size = tensor.untyped_storage().nbytes()

@@ -32,11 +32,14 @@ def test_a_pool_too_small_is_told() -> None:
 @given(
     st.integers(1, 80), st.integers(1, 24), st.integers(1, 8), st.integers(1, 5), st.integers(1, 30), st.integers(0, 6)
 )
-def test_windowed_and_late_tables_together(
-    tokens: int, chunk: int, page: int, fit: int, back: int, lag: int
-) -> None:
+def test_windowed_and_late_tables_together(tokens: int, chunk: int, page: int, fit: int, back: int, lag: int) -> None:
     """What `pages_within` promises runs; where the last step's pages decide, one more may not."""
-    tables = (Table((0,)), Table((1,), back=back, first=2), Table((2,), lag=lag, group=page), Table((2,), back=lag + page))
+    tables = (
+        Table((0,)),
+        Table((1,), back=back, first=2),
+        Table((2,), lag=lag, group=page),
+        Table((2,), back=lag + page),
+    )
     sizes = (10, 7, 3, 5)
     one = sum(table.most(tokens, chunk, page) * size for table, size in zip(tables, sizes, strict=True))
     pages, promised = pages_within(tables, sizes, sum(sizes) + fit * one, tokens, chunk, page)

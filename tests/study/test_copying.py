@@ -1,4 +1,4 @@
-"""Generated code with an identifier to copy: where it stands, and what a model that can copy, or cannot, gets for it."""
+"""Generated code with an identifier to copy: where it stands, and what models that can copy, or cannot, get for it."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from tests.engine.tiny import VOCAB, expected, finals, layer, model_of, request,
 from workbench.engine import naive
 from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
-from workbench.study.divergence import Distributions, compare, enter
-from workbench.study.divergence import Places
+from workbench.study.divergence import Distributions, Places, compare, enter
 from workbench.study.forced import Text, score
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))

@@ -25,14 +25,13 @@ from workbench.request import Sequence as Served
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was asked for of one request. `weights[layer]` is [head, row, context], float32, zero where a row may not
-    look and less than one in all where sink logits take their share; `hidden[layer]` is [row, width], what enters block
-    `layer`, and under the number of layers what leaves the last one."""
+    """What was asked for of one request. `weights[layer]` is [head, row, context] in float32, zero where a row may not
+    look, less than one in all where sink logits take their share; heads are all, or those asked for in their order.
+    `hidden[layer]` is [row, width], what enters block `layer`; under the number of layers, what leaves the last."""
 
     request_id: str
     rows: tuple[int, ...]  # positions in the text
     token_ids: tuple[int, ...]  # of all positions up to the last row
-    heads: tuple[int, ...]
     weights: dict[int, Tensor] = field(default_factory=dict, repr=False)
     hidden: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
@@ -84,14 +83,9 @@ def inspect(
     last = model.hidden(batch, store, run)
     if count in wanted:
         states[count] = last
-    found = {number: look.weights() for number, look in sorted(looked.items())}
-    total = max((len(weights) for weights in found.values()), default=0)
-    chosen = tuple(
-        _index(head, total, f"head {head}: there are {total}") for head in (range(total) if heads is None else heads)
-    )
-    kept = {number: weights[list(chosen)] for number, weights in found.items()}
+    found = {number: _chosen(look.weights(), heads) for number, look in sorted(looked.items())}
     known = tuple(sequence.token_ids[: max(places) + 1])
-    return Inspection(sequence.request_id, places, known, chosen, kept, dict(sorted(states.items())))
+    return Inspection(sequence.request_id, places, known, found, dict(sorted(states.items())))
 
 
 class _Looked:
@@ -149,6 +143,12 @@ def _check_held(store: KVStore, sequence: Served, row: int) -> None:
                 f"request {sequence.request_id}: row {row} cannot be inspected any more; what it saw has left the "
                 f"window of {table.back} tokens"
             )
+
+
+def _chosen(weights: Tensor, heads: Sequence[int] | None) -> Tensor:
+    if heads is None:
+        return weights
+    return weights[[_index(head, len(weights), f"head {head}: there are {len(weights)}") for head in heads]]
 
 
 def _index(number: int, count: int, wrong: str) -> int:
