@@ -127,12 +127,12 @@ def load(
     )
 
 
-def described(name: str) -> tuple[ModelSpec, str]:
-    """The architecture called `name` and the type that `dtype="auto"` loads it as; no weights are read."""
-    if name.startswith(SHAPE):
-        return shapes.named_shape(name.removeprefix(SHAPE)), "bfloat16"
-    folder = _folder(name)
-    return families.read_spec(folder), str(stored_dtype(folder / "config.json")).removeprefix("torch.")
+def described(name: str, attention: AttentionPart | dict[str, Any] | None = None) -> tuple[ModelSpec, str]:
+    """The architecture called `name`, its attention changed, and the type that `dtype="auto"` loads it as; no weights
+    are read."""
+    source = _source(name, AttentionPart.of(attention))
+    stored = torch.bfloat16 if source.folder is None else stored_dtype(source.folder / "config.json")
+    return source.spec, str(stored).removeprefix("torch.")
 
 
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:

@@ -15,7 +15,7 @@ from workbench.study.experiment import CachePart, Experiment
 
 def spec_of(experiment: Experiment) -> tuple[ModelSpec, str]:
     """The architecture an experiment describes, and the type of its numbers; nothing is loaded."""
-    spec, stored = described(experiment.model.name)
+    spec, stored = described(experiment.model.name, experiment.attention)
     dtype = stored if experiment.model.dtype == "auto" else experiment.model.dtype
     return spec, dtype
 
@@ -23,9 +23,10 @@ def spec_of(experiment: Experiment) -> tuple[ModelSpec, str]:
 def store_of(spec: ModelSpec, cache: CachePart, dtype: str, pages: int = 1) -> KVStore:
     """The cache of `spec` in `cache`'s format on torch's meta device, `pages` pages a table."""
     with torch.device("meta"):
-        shapes = Transformer(spec).cache_shapes()
-    tables = max(shape.table for shape in shapes) + 1
-    return KVStore(shapes, (pages,) * tables, cache.page_size, DTYPES[dtype], "meta")
+        shapes = Transformer(spec).cache_shapes(cache)
+    tables = max(table for shape in shapes for table in shape.tables) + 1
+    kept = dtype if cache.dtype == "auto" else cache.dtype
+    return KVStore(shapes, (pages,) * tables, cache.page_size, DTYPES[kept], "meta")
 
 
 def parts_of(store: KVStore) -> tuple[TableBytes, ...]:

@@ -15,6 +15,7 @@ from workbench.model.memory import memory as count
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
+from workbench.model.variants import vary_spec
 from workbench.study.cache_of import parts_of, store_of
 from workbench.study.experiment import Experiment
 
@@ -126,6 +127,8 @@ def of_name(
     settings = Experiment.of(
         {"question": "how much memory?", "cache": {"format": cache}, "workload": {"kind": "random"}}, "memory"
     ).with_(*changes)
+    spec = vary_spec(spec, settings.attention)
+    settings.cache.check(len(spec.layers), settings.cache.page_size)
     format = WeightFormat.of(weights)
     format.check(spec)
     found = count(

@@ -15,11 +15,12 @@ def every_variant(experiment: Experiment) -> dict[str, Experiment]:
 
 
 def reference_of(experiment: Experiment) -> Experiment:
-    """The same model in float32 with a dense cache and dense weights, on the lane eager."""
+    """The same model in float32 as it was trained, with a dense cache and dense weights, on the lane eager."""
     values = experiment.model_dump(mode="json", exclude={"variants", "judge"})
     values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None}
     kept = {"page_size", "pages"}
     values["cache"] = {name: value for name, value in values["cache"].items() if name in kept}
+    values["attention"] = {}
     values["lane"] = "eager"
     return Experiment.of(values, "reference")
 

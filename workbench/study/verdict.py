@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from workbench.errors import WorkbenchError
 from workbench.request import UserPart
-from workbench.sampling.user import find
+from workbench.user_parts import find
 
 Outcome = Literal["holds", "holds-with-limits", "refuted", "not-testable-here"]
 Rows = Sequence[Mapping[str, Any]]

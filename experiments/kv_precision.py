@@ -1,0 +1,69 @@
+"""Verdicts on what quantized caches promise: the rules of `kv_precision.yaml`, written before the run."""
+
+from __future__ import annotations
+
+from workbench.study.verdict import Rows, Verdict, row_of
+
+HALF, QUARTER = 0.55, 0.29  # of bfloat16's bytes, scales and minima counted
+MINIMAL_KL = {"int8": 1e-3, "int4": 1e-2}  # nats a token above the cache in bfloat16
+DOUBLE, FOURFOLD = 1.8, 3.4  # times the sequences
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    return [size_and_quality(rows), concurrency(rows)]
+
+
+def size_and_quality(rows: Rows) -> Verdict:
+    dense = row_of(rows, "bfloat16")
+    stored, whole, lost = {}, {}, {}
+    for name in ("int8", "int4"):
+        row = row_of(rows, name)
+        stored[name] = row["stored_bytes_per_token"] / dense["stored_bytes_per_token"]
+        whole[name] = row["bytes_per_token"] / dense["bytes_per_token"]
+        lost[name] = row["kl_mean"] - dense["kl_mean"]
+    small = stored["int8"] <= HALF and stored["int4"] <= QUARTER
+    good = {name: lost[name] <= MINIMAL_KL[name] for name in lost}
+    residual = whole["int8"] > HALF or whole["int4"] > QUARTER
+    if not small or not good["int8"]:
+        outcome = "refuted"
+    elif residual or not good["int4"]:
+        outcome = "holds-with-limits"
+    else:
+        outcome = "holds"
+    tokens = round(row_of(rows, "int8")["kv_tokens"])
+    return Verdict(
+        claim="kv-quant-size",
+        says="INT8 halves and INT4 quarters the cache, with minimal loss of quality",
+        rule=(
+            f"bytes where tokens stay at most {HALF} and {QUARTER} of bfloat16's, KL mean at most {MINIMAL_KL['int8']:g} "
+            f"(INT8) and {MINIMAL_KL['int4']:g} (INT4) above it: holds; refuted where the sizes or INT8 miss; with limits "
+            "where INT4's quality misses, or the whole cache with its end in full precision is larger than that"
+        ),
+        outcome=outcome,
+        because=(
+            f"stored {stored['int8']:.3f} and {stored['int4']:.3f}, in all at {tokens:,} tokens {whole['int8']:.3f} and "
+            f"{whole['int4']:.3f} of bfloat16; KL {lost['int8']:+.1e} and {lost['int4']:+.1e}"
+        ),
+    )
+
+
+def concurrency(rows: Rows) -> Verdict:
+    dense, int8, int4 = (row_of(rows, name)["sequences"] for name in ("bfloat16", "int8", "int4"))
+    twice, four = int8 / dense, int4 / dense
+    if twice >= DOUBLE and four >= FOURFOLD:
+        outcome = "holds"
+    elif twice >= DOUBLE or four >= DOUBLE:
+        outcome = "holds-with-limits"
+    else:
+        outcome = "refuted"
+    tokens = row_of(rows, "bfloat16")["sequence_tokens"]
+    return Verdict(
+        claim="kv-quant-concurrency",
+        says="Halving the precision roughly doubles the concurrent sessions",
+        rule=(
+            f"sequences that the scheduler runs at once in the same memory, the end in full precision included: INT8 at "
+            f"least {DOUBLE} and INT4 at least {FOURFOLD} times bfloat16's: holds; one of both at least doubled: with limits"
+        ),
+        outcome=outcome,
+        because=f"at {tokens:,} tokens {dense}, {int8} and {int4} sequences: {twice:.2f} and {four:.2f} times",
+    )

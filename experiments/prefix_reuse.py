@@ -1,0 +1,48 @@
+"""Verdicts on shared prefixes: the rules of `prefix_reuse.yaml`, written before the run."""
+
+from __future__ import annotations
+
+from workbench.study.verdict import Rows, Verdict, row_of
+
+MOST = 0.8  # the latency that reuse takes away at most, by the claim
+SOME = 0.3  # below it nobody would speak of a saving
+TIMES = 6.0  # the throughput it gives at most, by the claim
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    return [latency(rows), throughput(rows)]
+
+
+def latency(rows: Rows) -> Verdict:
+    computed, reused = row_of(rows, "computed"), row_of(rows, "reused")
+    share = reused["ttft_s"] / computed["ttft_s"]
+    saved = 1 - share
+    same = bool(reused["same_tokens"])
+    return Verdict(
+        claim="prefix-cache-latency",
+        says="Reusing the KV of a shared prefix cuts latency by up to 80%",
+        rule=(
+            f"TTFT of requests whose first 1,000 of 1,024 tokens stand in the cache, against computing them: at least "
+            f"{MOST:.0%} saved: holds (up to); between {SOME:.0%} and {MOST:.0%}: with limits; less: refuted"
+        ),
+        outcome="holds" if saved >= MOST else "holds-with-limits" if saved >= SOME else "refuted",
+        because=(
+            f"{computed['ttft_s'] * 1e3:.1f} ms against {reused['ttft_s'] * 1e3:.1f} ms, {share:.2f} of it; "
+            f"{reused['cached_tokens']:.0f} tokens from the cache; output {'the same' if same else 'not the same'}"
+        ),
+    )
+
+
+def throughput(rows: Rows) -> Verdict:
+    computed, reused = row_of(rows, "computed"), row_of(rows, "reused")
+    times = reused["requests_per_s"] / computed["requests_per_s"]
+    return Verdict(
+        claim="prefix-cache-throughput",
+        says="On prefix-heavy traffic a radix tree of prefixes gives up to 6 times the throughput",
+        rule=(
+            f"requests a second, all at once, the first of them computing the prefix: between 1.5 and {TIMES:g} times: holds; "
+            f"more than {TIMES:g} times: with limits (the bound is too low here); less than 1.5: refuted"
+        ),
+        outcome="refuted" if times < 1.5 else "holds" if times <= TIMES else "holds-with-limits",
+        because=f"{computed['requests_per_s']:.2f} against {reused['requests_per_s']:.2f} requests a second, {times:.1f} times",
+    )

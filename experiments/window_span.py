@@ -1,0 +1,70 @@
+"""Verdicts on windows and on the middle of a context: the rules of `window_span.yaml`, written before the run."""
+
+from __future__ import annotations
+
+from workbench.study.verdict import Rows, Verdict, row_of
+
+FULL, NARROW = "float32", "window 64"
+WINDOWS = {"window 512": 512, "window 256": 256, "window 128": 128, "window 64": 64}
+PAGE = 16
+BLIND = 0.1  # of the full model's gain: below it a window sees nothing of a name
+FALL = 0.1  # of the better end's gain: the middle must lie so much below both ends
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    return [window_bounds(rows), middle(rows)]
+
+
+def window_bounds(rows: Rows) -> Verdict:
+    """Memory: pages of the window, whatever the length. Sight: names assigned before the window against the full model."""
+    full = row_of(rows, FULL)
+    per_token = full["stored_bytes_per_token"]
+    bounded = all(
+        row_of(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items()
+    )
+    shares = []
+    for name, span in WINDOWS.items():
+        for depth, found in row_of(rows, name)["copying"].items():
+            exact = full["copying"][depth]
+            if found["distance"] > span and exact["gain"] > 1.0:
+                shares.append((found["gain"] / exact["gain"], name, found["distance"]))
+    most, where, distance = max(shares)
+    outcome = "refuted" if not bounded else "holds" if most <= BLIND else "holds-with-limits"
+    return Verdict(
+        claim="kv-window",
+        says="A sliding window bounds the cache to the last N tokens, at the price of seeing nothing before them",
+        rule=(
+            "a sequence's pages hold at most the window and two pages more: else refuted; holds where names assigned "
+            f"before the window gain at most {BLIND:.0%} of what they gain without a window, with limits where more"
+        ),
+        outcome=outcome,
+        because=(
+            f"bounded: {'yes' if bounded else 'no'}; of names before the window at best {most:.0%} of the gain is left "
+            f"({where}, {distance:.0f} tokens back): layers pass on what they saw"
+        ),
+    )
+
+
+def middle(rows: Rows) -> Verdict:
+    """Lost in the middle is a dip: both ends of the context must be used more than what lies between."""
+    gains = {float(depth): found["gain"] for depth, found in row_of(rows, FULL)["copying"].items()}
+    depths = sorted(gains)
+    first, last, inner = gains[depths[0]], gains[depths[-1]], min(gains[depth] for depth in depths[1:-1])
+    fall = FALL * max(first, last)
+    if inner <= min(first, last) - fall:
+        outcome = "holds"
+    elif inner <= max(first, last) - fall:
+        outcome = "holds-with-limits"
+    else:
+        outcome = "refuted"
+    told = ", ".join(f"{depth:.0%} {gains[depth]:.2f}" for depth in depths)
+    return Verdict(
+        claim="lost-in-the-middle",
+        says="More context is not better: what stands in the middle is used less",
+        rule=(
+            f"gain of a name by the depth of its assignment: some inner depth at least {FALL:.0%} of the better end below "
+            "both ends: holds; below one end only (nearer is better, no dip): with limits; else refuted"
+        ),
+        outcome=outcome,
+        because=f"nats a token from depth {told}",
+    )
