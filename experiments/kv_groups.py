@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
+from workbench.model.shapes import named_shape
 from workbench.study.cache_of import store_of
 from workbench.study.capacity import page_bytes
 from workbench.study.experiment import CachePart
 from workbench.study.memory_report import of_name
 from workbench.study.verdict import Rows, Verdict, row_of
-from workbench.model.shapes import named_shape
 
 GROUPS = {"4 groups": 4, "2 groups": 2, "1 group, mean": 1}
 LLAMA = "llama-3-70b"
@@ -64,6 +62,10 @@ def llama() -> Verdict:
         claim="kv-llama70b",
         says="Llama 3 70B in FP16: 327,680 bytes a token; about 40 GB (A) or 30 GB (E) at 128K tokens; weights about 140 GB",
         rule="exact count; a source's figure stands within 10%: both hold, one of them: with limits, none: refuted",
-        outcome="refuted" if not right else "holds-with-limits" if abs(size / 40 - 1) <= 0.1 < abs(size / 30 - 1) else "holds",
+        outcome="refuted"
+        if not right
+        else "holds-with-limits"
+        if abs(size / 40 - 1) <= 0.1 < abs(size / 30 - 1)
+        else "holds",
         because=f"{told['cache_bytes_per_token']:,} bytes a token, {size:.1f} GB (A is right, E is not), weights {weights:.1f} GB",
     )

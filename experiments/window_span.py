@@ -19,9 +19,7 @@ def window_bounds(rows: Rows) -> Verdict:
     """Memory: pages of the window, whatever the length. Sight: names assigned before the window against the full model."""
     full = row_of(rows, FULL)
     per_token = full["stored_bytes_per_token"]
-    bounded = all(
-        row_of(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items()
-    )
+    bounded = all(row_of(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items())
     shares = []
     for name, span in WINDOWS.items():
         for depth, found in row_of(rows, name)["copying"].items():
@@ -40,7 +38,7 @@ def window_bounds(rows: Rows) -> Verdict:
         outcome=outcome,
         because=(
             f"bounded: {'yes' if bounded else 'no'}; of names before the window at best {most:.0%} of the gain is left "
-            f"({where}, {distance:.0f} tokens back): layers pass on what they saw"
+            f"({where}, {distance:.0f} tokens back)"
         ),
     )
 

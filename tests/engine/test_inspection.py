@@ -12,12 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of, specs
+from compiled_kernels.quantized_attention import rotate
+from compiled_kernels.quantized_attention.reference import context_of as quantized_context_of
+from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
+from workbench.cache.format import CacheFormat
+from workbench.cache.quantized import QuantizedLayer
 from workbench.engine import naive
 from workbench.engine.runner import Runner
+from workbench.engine.scheduler import Limits
 from workbench.errors import WorkbenchError
 from workbench.model.save import save_folder
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import Attention, LayerKind, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.model.weights import random_weights
 from workbench.trace.events import Decoded, Event
@@ -68,9 +73,9 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
     serving(runner, 1)
     name, last = draw.choice(["r0", "r1", "r2"]), len(spec.layers)
     row = runner._sequences[name].computed - 1
-    windows = [kind.attention.window for kind in spec.layers]
-    if any(w is not None and row + 2 > w and (row + 2 - w) % page == 0 for w in windows):
-        with pytest.raises(WorkbenchError, match="cannot be inspected any more"):  # the page was just given back
+    attentions = [kind.attention for kind in spec.layers]
+    if any(_given_back(a, row, page) for a in attentions):
+        with pytest.raises(WorkbenchError, match="cannot be inspected any more"):
             runner.inspect(name)
         return
     found = runner.inspect(name, (-1,), hidden=(0, last))
@@ -79,12 +84,48 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
     exact = naive.logits(model, ids)[[row]]
     assert (model.logits_of(found.hidden[last]) - exact).abs().max() < 1e-9
     assert torch.equal(found.hidden[0], model.embed(ids[[row]]))
-    for number, window in enumerate(windows):
+    for number, attention in enumerate(attentions):
         weights = found.weights[number]
-        assert weights.shape == (spec.layers[number].attention.heads, 1, row + 1)
+        assert weights.shape == (attention.heads, 1, row + 1) and bool((weights >= 0).all())
+        total = weights.sum(-1)
+        assert (total < 1).all() if attention.sink_logits else (total - 1).abs().max() < 1e-5
+        if attention.window is not None:
+            assert not weights[..., attention.sinks : max(0, row + 1 - attention.window)].any()
+
+
+def _given_back(attention: Attention, row: int, page: int) -> bool:
+    """Whether the oldest page in the last row's window was given back when that row was computed."""
+    oldest = 0 if attention.window is None else row + 1 - attention.window
+    return attention.window is not None and oldest >= attention.sinks and oldest >= 0 and (oldest + 1) % page == 0
+
+
+@pytest.mark.parametrize("cache", ["int8", {"format": "int4", "rotate": True, "sinks": 3}, {"keys": "fp8"}])
+def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None:
+    """Weights times the values that the cache gives for them are what its own attention read."""
+    kind = LayerKind(attention=Attention(heads=4, groups=2, dim=8), hidden=12)
+    spec = ModelSpec(name="x", vocab=VOCAB, width=16, layers=(kind, kind), context=96)
+    values = {"format": cache} if isinstance(cache, str) else cache
+    format = CacheFormat(**{"group": 8, "columns": 8, "residual": 8, **values})
+    runner = Runner(model_of(spec), page_size=8, pages=40, cache=format, limits=Limits(4, 16))
+    box: deque[Event] = deque()
+    runner.submit(request("a", 50, 9), box)
+    while runner._sequences["a"].computed < 53:
+        runner.step(box)
+    found = runner.inspect("a", (-1,), hidden=(0, 1, 2))
+    (row,) = found.rows
+    for number, block in enumerate(runner.model.blocks):
+        layer = runner.store.layers[number]
+        assert isinstance(layer, QuantizedLayer)
+        weights = found.weights[number]
         assert (weights.sum(-1) - 1).abs().max() < 1e-5
-        if window is not None:
-            assert not weights[..., : max(0, row + 1 - window)].any()
+        tables = [torch.tensor(runner._sequences["a"].pages[table]) for table in (layer.table, layer.recent)]
+        pages = (layer.keys, layer.values), (layer.recent_keys, layer.recent_values)
+        _, v, positions, is_packed = quantized_context_of(*pages, (tables[0], tables[1]), row + 1, 1, layer.rule)
+        read = layer.rule.packed(torch.full_like(positions, row), positions) == is_packed
+        values = torch.zeros(row + 1, 2, 8).index_add_(0, positions, v * read[:, None, None])
+        mixed = torch.einsum("hc,chd->hd", weights[:, 0], values.repeat_interleave(2, dim=1))
+        mixed = rotate(mixed[None]) if layer.shape.format.rotate else mixed[None]
+        assert (block.after(found.hidden[number], mixed) - found.hidden[number + 1]).abs().max() < 1e-5
 
 
 def test_only_what_was_asked_for() -> None:

@@ -13,10 +13,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from compiled_kernels.paged_attention.reference import attend, context_of
+from compiled_kernels.paged_attention.reference import context_of
+from compiled_kernels.quantized_attention import rotate
+from compiled_kernels.quantized_attention.reference import attend
+from compiled_kernels.quantized_attention.reference import context_of as quantized_context_of
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.store import DenseLayer, KVStore
+from workbench.cache.quantized import QuantizedLayer
+from workbench.cache.store import KVStore, Layer
 from workbench.errors import WorkbenchError
 from workbench.model.layers import Block
 from workbench.model.transformer import Transformer
@@ -69,13 +73,13 @@ def inspect(
     states: dict[int, Tensor] = {}
     numbers = {block: number for number, block in enumerate(model.blocks)}
 
-    def run(block: Block, x: Tensor, cos: Any, sin: Any, batch: TokenBatch, cache: DenseLayer) -> Tensor:
+    def run(block: Block, x: Tensor, cos: Any, sin: Any, batch: TokenBatch, cache: Layer) -> Tensor:
         number = numbers[block]
         if number in wanted:
             states[number] = x.clone()
         q, _, _ = block.before(x, cos, sin)
         look = _Looked(cache) if number in weighed else cache
-        mixed = block.attention.read(q, batch, cast(DenseLayer, look))
+        mixed = block.attention.read(q, batch, cast(Layer, look))
         if isinstance(look, _Looked):
             looked[number] = look
         return block.after(x, mixed)
@@ -91,7 +95,7 @@ def inspect(
 class _Looked:
     """A layer's cache that is read as ever, and remembers with what."""
 
-    def __init__(self, layer: DenseLayer):
+    def __init__(self, layer: Layer):
         self.layer = layer
         self.read: tuple | None = None
 
@@ -102,18 +106,33 @@ class _Looked:
     def weights(self) -> Tensor:
         """[head, row, context]: attention of the specification, with a basis vector a position in place of values."""
         if self.read is None:
-            raise WorkbenchError(
-                "this layer's attention module does not read its cache by `attend`: it has no weights to show"
-            )
-        q, batch, rule = self.read
-        longest = int(batch.context_lengths.max())
-        out = torch.zeros(q.shape[1], len(q), longest, device=q.device)
-        for row, length in enumerate(batch.context_lengths.tolist()):
-            keys = context_of(self.layer.keys, batch.page_tables[self.layer.table][row], length)
-            basis = torch.eye(length, device=q.device, dtype=torch.float32)[:, None].expand(-1, keys.shape[1], -1)
-            exact = q[row : row + 1].to(torch.promote_types(q.dtype, torch.float32))
-            out[:, row, :length] = attend(exact, keys, basis.to(exact.dtype), length - 1, *rule)[0]
-        return out
+            raise WorkbenchError("a layer's own module does not read its cache by `attend`: it has no weights to show")
+        q, batch, (scale, mask, *rest) = self.read
+        q = q.to(torch.promote_types(q.dtype, torch.float32))
+        lengths = batch.context_lengths.tolist()
+        out = torch.zeros(q.shape[1], len(q), max(lengths), device=q.device, dtype=q.dtype)
+        for row, length in enumerate(lengths):
+            mine, keys, positions, there = _seen(self.layer, q[row : row + 1], batch, row, length)
+            query = torch.full((1, 1), length - 1, device=q.device)
+            allowed = mask(query, positions[None]) & (positions[None] <= query) & there
+            basis = torch.eye(len(positions), device=q.device, dtype=q.dtype)[:, None].expand(-1, keys.shape[1], -1)
+            found = attend(mine, keys, basis, query, positions, allowed, scale, *rest)[0]
+            out[:, row].index_add_(1, positions, found)
+        return out.float()
+
+
+def _seen(layer: Layer, q: Tensor, batch: TokenBatch, row: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The query as the layer's keys want it, all keys that stand there [read, group, dim], their positions, and which
+    of them this query reads: one that is kept packed and in full precision is read as one of both."""
+    if not isinstance(layer, QuantizedLayer):
+        keys = context_of(layer.keys, batch.page_tables[layer.table][row], length)
+        positions = torch.arange(length, device=q.device)
+        return q, keys, positions, positions < length
+    tables = batch.page_tables[layer.table][row], batch.page_tables[layer.recent][row]
+    packed, recent = (layer.keys, layer.values), (layer.recent_keys, layer.recent_values)
+    keys, _, positions, is_packed = quantized_context_of(packed, recent, tables, length, 1, layer.rule, q.dtype)
+    there = layer.rule.packed(torch.full_like(positions, length - 1), positions) == is_packed
+    return rotate(q) if layer.shape.format.rotate else q, keys, positions, there
 
 
 def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.device) -> TokenBatch:

@@ -87,7 +87,7 @@ def _cell(value: Any, tell: Cell) -> str:
 
 
 def _by_depth(rows: Rows) -> Found:
-    """Share of the names' tokens that are the most likely ones, and the gain in nats a token, 0% the text's beginning."""
+    """Share of the names' tokens that are the most likely ones, and the gain in nats a token; 0% is the beginning."""
     depths = list(dict.fromkeys(depth for row in rows for depth in row.get("copying", {})))
     cells = [[row["variant"], *(_copied(row.get("copying", {}).get(depth)) for depth in depths)] for row in rows]
     return ["copied (gain), from depth", *(f"{float(depth):.0%}" for depth in depths)], cells

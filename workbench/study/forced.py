@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,9 +66,8 @@ class _Watched:
         self.inner, self.texts, self.note = inner, texts, note
         self.next = [text.first - 1 for text in texts]  # positions: what is computed again is not noted again
 
-    @property
-    def compiles(self) -> int:
-        return self.inner.compiles
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def forward(self, plan: StepPlan) -> Tensor:
         indices = [int(span.sequence.request_id) for span in plan.spans]
@@ -101,10 +101,10 @@ class _Given:
 
 
 @contextmanager
-def _in_place_of(runner: Runner, executor: Executor, chooser: _Given) -> Iterator[None]:
+def _in_place_of(runner: Runner, executor: Any, chooser: Any) -> Iterator[None]:
     """The runner's own executor and chooser come back at the end."""
     own = runner.executor, runner.chooser
-    runner.executor, runner.chooser = executor, chooser  # type: ignore[assignment]
+    runner.executor, runner.chooser = executor, chooser
     try:
         yield
     finally:

@@ -67,7 +67,9 @@ def _greedy(found: Findings, name: str, spoken: Sequence, outputs: Sequence) -> 
 
 def _copying(found: Findings, name: str, rows: Rows) -> dict[str, Any]:
     found.tables["copying"] += [{"variant": name, **row} for row in rows]
-    means = {f"copy_{key}": sum(row[key] for row in rows) / len(rows) for key in ("gain", "copied")}
+    means = {
+        name: sum(row[key] for row in rows) / len(rows) for name, key in (("copied", "copied"), ("copy_gain", "gain"))
+    }
     return {**means, "copying": {str(depth): means for depth, means in by_depth(rows).items()}}
 
 

@@ -12,7 +12,7 @@ from workbench.study.parts import Count, Part, Seed, Share
 class CopyingPart(Part):
     """Identifiers assigned in generated code and asked for at its end, at several depths."""
 
-    names: Count = 6
+    names: Count = 4
     tokens: Count | Literal["auto"] = "auto"  # of each text; auto: nine tenths of the model's context
     depths: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0, 0.25, 0.5, 0.75, 1.0)  # 0 is the text's beginning
 
