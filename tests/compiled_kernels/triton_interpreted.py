@@ -78,10 +78,10 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
     case, inputs = drawn(data, "paged_attention", contexts=contexts, spans=spans)
     splits = data.draw(st.sampled_from([1, 2, 3, 8]))
 
-    def ours(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, lane):
+    def ours(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, lane):
         if lane is Lane.EAGER:
             return SUITES["paged_attention"].call(
-                q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, lane
+                q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score, lane
             )
         window, sinks = band(mask, "triton")
         assert decode_only == all(span == 1 for span in spans)
@@ -173,9 +173,9 @@ def registered(operator: str) -> tuple[Any, tuple]:
     suite = SUITES[operator]
     inputs = suite.make(min(suite.cases, key=lambda case: case.work.bytes))
     if operator == "paged_attention":
-        q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits = inputs
+        q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, _ = inputs
         seen = band(mask, "triton")
-        inputs = q, keys, values, table, starts, lengths, scale, *seen, decode_only, softcap, sink_logits
+        inputs = q, keys, values, table, starts, lengths, scale, *seen, decode_only, softcap, sink_logits, False
     return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, inputs
 
 

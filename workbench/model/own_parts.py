@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from torch import nn
 
@@ -29,12 +30,12 @@ def score_of(spec: AnyAttention) -> Score | None:
 
 def load_mask(part: UserPart) -> Mask:
     """The mask that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
-    return _callable(part, "mask", 2, "(query, key)")
+    return cast(Mask, _callable(part, "mask", 2, "(query, key)"))
 
 
 def load_score(part: UserPart) -> Score:
     """The score function that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
-    return _callable(part, "score", 4, "(score, head, query, key)")
+    return cast(Score, _callable(part, "score", 4, "(score, head, query, key)"))
 
 
 def load_module(part: UserPart) -> type[nn.Module]:
@@ -53,11 +54,11 @@ def identities(spec: AnyAttention) -> tuple[object, ...]:
     return tuple(identity(part) for part in (spec.mask, spec.score, spec.module) if part is not None)
 
 
-def _callable(part: UserPart, kind: str, count: int, shape: str):
+def _callable(part: UserPart, kind: str, count: int, shape: str) -> Callable[..., Any]:
     made, name = load(part), f"{kind} {part.path}"
     if not callable(made):
         raise WorkbenchError(f"{name}: not callable; it needs __call__(self, {shape[1:]}")
     if isinstance(made, nn.Module):
         raise WorkbenchError(f"{name}: is a torch module; what has parameters goes into an attention module (module:)")
     takes(made, count, name, shape)
-    return cast("Mask | Score", made)
+    return made
