@@ -20,7 +20,7 @@ from workbench.model.layers import STORED, Angles, Block, attention_module
 from workbench.model.parts import Linear, Norm
 from workbench.model.quantized import WeightFormat, dequantize, quantize
 from workbench.model.rotary import RotaryTable, Turn, turn_of, turns_of
-from workbench.model.spec import ModelSpec
+from workbench.model.spec import Attention, ModelSpec
 
 DENSE = WeightFormat()
 RunBlock = Callable[[Block, Tensor, Angles, Angles, TokenBatch, DenseLayer], Tensor]
@@ -203,7 +203,7 @@ def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
     names = set()
     for index, block in enumerate(cast("list[Block]", list(model.blocks))):
         kind, width, eps, lane, format, offset, *_ = block.built_as
-        if kind.attention.module is not None:
+        if isinstance(kind.attention, Attention) and kind.attention.module is not None:
             block.attention = attention_module(kind.attention, width, lane, format, eps, offset, dtype)
             own = (name for name, _ in block.attention.named_parameters() if not name.startswith(STORED))
             names |= {f"blocks.{index}.attention.{name}" for name in own}
