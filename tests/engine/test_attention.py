@@ -77,7 +77,7 @@ def test_lane_inductor() -> None:
     ],
 )
 def test_a_lane_that_was_asked_for_says_what_it_cannot_do(attention: dict, told: str) -> None:
-    with pytest.raises(WorkbenchError, match=f"lane 'mlir' cannot carry out this attention: {told}"):
+    with pytest.raises(WorkbenchError, match=f"lane 'mlir' cannot carry out this model: {told}"):
         tiny("mlir", attention)
 
 

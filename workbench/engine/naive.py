@@ -163,7 +163,8 @@ def _mixture(h: Tensor, w: dict[str, Tensor], at: str, kind: LayerKind) -> Tenso
             gate_up, down = w[at + "gate_up"][number] @ token, w[at + "down"][number]
             if kind.feedforward_bias:
                 gate_up = gate_up + w[at + "gate_up_bias"][number]
-            out = down @ _gated(*gate_up.chunk(2), kind.gate)
+            gate, up = gate_up.chunk(2)
+            out = down @ _gated(gate, up, kind.gate)
             made = made + weight * (out + w[at + "down_bias"][number] if kind.feedforward_bias else out)
         rows.append(made)
     return torch.stack(rows)

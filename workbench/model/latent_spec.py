@@ -47,6 +47,10 @@ class LatentAttention(Value):
         return self
 
     @property
+    def sink_logits(self) -> Literal[False]:
+        return False
+
+    @property
     def position(self) -> Literal["rotary"]:
         return "rotary"
 
