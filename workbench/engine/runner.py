@@ -72,9 +72,9 @@ class Runner:
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
         limits, reuse = limits or Limits(), prefix_from(prefix)
         ttl = reuse.ttl if isinstance(reuse, RadixPrefix) else None
-        index = PrefixIndex(pools, self.store.tables, ttl, clock) if isinstance(reuse, RadixPrefix) else None
         self.host = host_pages(self.store, offload_from(offload))
         rooms = self.host.rooms if self.host is not None else ()
+        index = PrefixIndex(pools, self.store.tables, ttl, clock, rooms) if isinstance(reuse, RadixPrefix) else None
         holdings = Holdings(pools, self.store.tables, limits.max_num_batched_tokens, index, rooms)
         self.scheduler = Scheduler(holdings, limits, model.spec.context)
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
@@ -217,7 +217,13 @@ class Runner:
         if not plan.moves:
             return plan, []
         faults = carry_out(plan.moves, self.store, self.host)
-        broken = [(self._sequences[name], fault) for name, fault in faults.items()]
+        missing = {(table, page): faults[name] for name, table, _, page in plan.moves.loads if name in faults}
+        broken = []
+        for sequence in self.scheduler.running if missing else ():
+            mine = ((table, page) for table, pages in enumerate(sequence.pages) for page in pages)
+            fault = next((missing[place] for place in mine if place in missing), None)
+            if fault is not None:
+                broken.append((sequence, fault))
         return plan.without([sequence for sequence, _ in broken]), broken
 
     def _choose(self, logits: Tensor, plan: StepPlan) -> dict[str, Choice]:
