@@ -106,7 +106,7 @@ class Saved:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request under way, itself and no other. Only the scheduler and its holdings change what stands below `token_ids`.
+    """A request under way. Only the scheduler and its holdings change what stands below `token_ids`.
 
         token_ids  | prompt ............ | output .......... |
         positions  0      computed ^ (keys and values stand in `pages` for all before it that a query can still see)
@@ -124,7 +124,7 @@ class Sequence:
     covered: int = 0  # with so many tokens known, no page is missing
     due: int = 0  # with so many tokens computed, a page is full or dead
     saved: Saved | None = None
-    followers: list[Sequence] = field(default_factory=list, repr=False)  # samples that begin where this one's prefill ends
+    followers: list[Sequence] = field(default_factory=list, repr=False)  # samples that begin where its prefill ends
     leader: Sequence | None = field(default=None, repr=False)  # of a follower that has not begun
     cached_tokens: int = 0  # not computed, but found in pages that were there
     computed_tokens: int = 0  # by its steps, more than once after a set-back
