@@ -9,7 +9,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -25,6 +24,7 @@ from workbench.engine import intake
 from workbench.engine.executors import Unit, executor_for
 from workbench.engine.instruments import Instruments
 from workbench.engine.lanes import Lanes
+from workbench.engine.mail import Mail
 from workbench.engine.output import Output
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Scheduler
@@ -85,8 +85,7 @@ class Runner:
         self.instruments = Instruments(model, self.store, pools, clock, note)
         self._sequences: dict[str, Sequence] = {}
         self._outputs: dict[str, Output] = {}
-        self._mail: dict[str, deque[Event]] = {}  # for each request, the box of the stream that asked
-        self._samples: dict[str, tuple[str, int]] = {}  # of which request, and which, where there are several
+        self._mail = Mail(self.instruments.tell)
         self._submitted = 0
         self._names = (f"request-{number}" for number in itertools.count())
 
@@ -125,7 +124,7 @@ class Runner:
                             raise WorkbenchError(event.error)
                     yield event
         finally:
-            for name in [name for name, owner in self._mail.items() if owner is box]:
+            for name in self._mail.names(box):
                 self.cancel(name)
 
     def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> int:
@@ -151,10 +150,9 @@ class Runner:
             sequence = Sequence.of(sample, self._submitted)
             self._submitted += 1
             sequences.append(sequence)
-            self._sequences[sample.request_id], self._mail[sample.request_id] = sequence, box
-            if len(samples) > 1:
-                self._samples[sample.request_id] = request.request_id, number
-            self._emit(_submitted(sample, now, arrival))
+            self._sequences[sample.request_id] = sequence
+            self._mail.open(sample.request_id, box, (request.request_id, number) if len(samples) > 1 else None)
+            self._mail.send(_submitted(sample, now, arrival))
         try:
             self._admit(sequences)
         except Exception as error:  # whatever is wrong with one request is no matter of the others'
@@ -174,8 +172,7 @@ class Runner:
     def cancel(self, request_id: str) -> None:
         """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
         Unknown ids are ignored."""
-        samples = [name for name, (owner, _) in self._samples.items() if owner == request_id]
-        for name in reversed(samples or [request_id]):
+        for name in reversed(self._mail.samples(request_id)):
             sequence = self._sequences.get(name)
             if sequence is not None:
                 self._finish(sequence, FinishReason.CANCELLED)
@@ -235,16 +232,16 @@ class Runner:
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
             if action == "set_back":
-                self._emit(SetBack(now, name, step=plan.step, reason=reason))
+                self._mail.send(SetBack(now, name, step=plan.step, reason=reason))
             else:
-                self._emit(Planned(now, name, step=plan.step, action=action, reason=reason))
+                self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
 
     def _commit(self, plan: StepPlan, choices: dict[str, Choice], now: float) -> None:
         self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
             if not span.decodes:
-                self._emit(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+                self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
             if name in choices and sequence.finish_reason is None:  # a listener may have cancelled it
                 self._decoded(sequence, choices[name], plan.step, now)
 
@@ -257,7 +254,7 @@ class Runner:
         except Exception as error:  # an id, say, that the model has and the tokenizer lacks
             self._finish(sequence, FinishReason.ERROR, _told(error))
             return
-        self._emit(
+        self._mail.send(
             Decoded(
                 now, sequence.request_id, text, step=step, token_id=choice.token_id,
                 index=len(sequence.output_ids) - 1, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
@@ -279,7 +276,7 @@ class Runner:
         name = sequence.request_id
         output = self._outputs.pop(name, None)
         rest = output.finish() if output is not None else ""
-        self._emit(
+        self._mail.send(
             Finished(
                 self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
@@ -288,17 +285,8 @@ class Runner:
             )
         )  # fmt: skip
         self.chooser.forget(name)
-        del self._sequences[name], self._mail[name]
-        self._samples.pop(name, None)
-
-    def _emit(self, event: Event) -> None:
-        box = self._mail.get(event.request_id)
-        if event.request_id in self._samples:
-            owner, number = self._samples[event.request_id]
-            event = replace(event, request_id=owner, sample=number)
-        self.instruments.tell(event)
-        if box is not None:
-            box.append(event)
+        self._mail.close(name)
+        del self._sequences[name]
 
 
 def _submitted(request: Request, now: float, arrival: float) -> Submitted:
