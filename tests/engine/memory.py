@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.prefix import Node
+from workbench.cache.radix import Node
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Scheduler
 from workbench.request import Sequence
@@ -95,7 +95,7 @@ class Memory:
 
 def nodes(prefix) -> list[Node]:
     """Every node of an index but its roots."""
-    found, waiting = [], [] if prefix is None else list(prefix.roots.values())
+    found, waiting = [], [] if prefix is None else list(prefix.tree.roots.values())
     while waiting:
         node = waiting.pop()
         waiting += node.children.values()

@@ -154,7 +154,9 @@ def test_reasons_have_numbers() -> None:
     assert reasons["r1"] == "not admitted: 2 pages needed, 1 free"
 
 
-@pytest.mark.parametrize("tables", [(Table(),), (Table(), Table(back=256)), (Table(lag=128, group=64), Table(back=192))])
+@pytest.mark.parametrize(
+    "tables", [(Table(),), (Table(), Table(back=256)), (Table(lag=128, group=64), Table(back=192))]
+)
 def test_sixty_four_sequences_are_scheduled_in_200_microseconds(tables: tuple[Table, ...]) -> None:
     """With the index; in 64 steps each sequence fills a page. Processor time: others use this machine."""
     size, seqs, context = 64, 64, 2048
@@ -175,7 +177,7 @@ def test_sixty_four_sequences_are_scheduled_in_200_microseconds(tables: tuple[Ta
         scheduler.commit(plan, chosen)
         return plan, planned - began + time.thread_time() - resumed
 
-    while not step()[0].phase == "decode" or scheduler.waiting:
+    while step()[0].phase != "decode" or scheduler.waiting:
         pass
     rounds = [sum(step()[1] for _ in range(size)) / size for _ in range(6)]
     assert len(scheduler.running) == seqs and min(rounds) < 200e-6
