@@ -28,6 +28,10 @@ ORDER = [
 ]
 FREE_OF_TORCH = (
     "workbench/cache/pages.py",
+    "workbench/cache/holdings.py",
+    "workbench/cache/moves.py",
+    "workbench/cache/prefix.py",
+    "workbench/cache/radix.py",
     "workbench/cache/tables.py",
     "workbench/request.py",
     "workbench/engine/scheduler.py",

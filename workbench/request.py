@@ -105,7 +105,7 @@ class Saved:
     places: tuple[list[int], ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """A request under way. Only the scheduler and its holdings change what stands below `token_ids`.
 
@@ -125,8 +125,8 @@ class Sequence:
     covered: int = 0  # with so many tokens known, no page is missing
     due: int = 0  # with so many tokens computed, a page is full or dead
     saved: Saved | None = None
-    followers: list[Sequence] = field(default_factory=list)  # samples that begin where this one's prefill ends
-    leader: Sequence | None = None  # of a follower that has not begun
+    followers: list[Sequence] = field(default_factory=list, repr=False)  # samples that begin where its prefill ends
+    leader: Sequence | None = field(default=None, repr=False)  # of a follower that has not begun
     cached_tokens: int = 0  # not computed, but found in pages that were there
     computed_tokens: int = 0  # by its steps, more than once after a set-back
     restored_tokens: int = 0  # come back from the host

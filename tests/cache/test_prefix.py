@@ -186,7 +186,7 @@ class Index(RuleBasedStateMachine):
     def clear(self) -> None:
         self.index.clear()
         self.forget_given_up()
-        assert self.index.pages == 0 and not any(self.known) and not self.index.roots
+        assert self.index.pages == 0 and not any(self.known) and not self.index.tree.roots
         for holder in self.holders:
             holder.known = 0
 
@@ -214,7 +214,7 @@ class Index(RuleBasedStateMachine):
         for t, pool in enumerate(self.pools):
             self.index.evict(t, PAGES)
             assert pool.free == PAGES
-        assert not self.index.roots and not self.index._leases
+        assert not self.index.tree.roots and not self.index._leases
 
 
 TestIndex = Index.TestCase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.prefix import Node
+from workbench.cache.radix import Node
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Scheduler
 from workbench.request import Sequence
@@ -39,9 +39,10 @@ class Memory:
         self.forget_free()
 
     def forget_free(self) -> None:
-        """A page that nobody holds has nothing in it."""
+        """A page that nobody holds has nothing in it, unless it is still to be saved before the next step."""
+        wanted = {(t, page) for t, page, _ in self.holdings.moves.saves}
         for t, pool in enumerate(self.holdings.pools):
-            for page in [page for page in self.pages[t] if pool.holders(page) == 0]:
+            for page in [page for page in self.pages[t] if pool.holders(page) == 0 and (t, page) not in wanted]:
                 del self.pages[t][page]
 
     def _name(self, sequence: Sequence, position: int) -> Name:
@@ -85,6 +86,8 @@ class Memory:
             lying = [saved.places[t] for s in live if (saved := s.saved) is not None]
             lying += [saved.places[t] for saved in self.holdings._loaded.values()]
             places = [place for mine in lying for place in mine if place != NULL_PAGE]
+            places += [place for at, place in self.holdings._fetched if at == t]
+            places += [node.places[t] for node in nodes(prefix) if node.places[t] != NULL_PAGE]
             assert len(places) == len(set(places)) == room.used
         for s in self.scheduler.waiting:
             assert s.computed == 0 and not any(s.pages)
@@ -92,7 +95,7 @@ class Memory:
 
 def nodes(prefix) -> list[Node]:
     """Every node of an index but its roots."""
-    found, waiting = [], [] if prefix is None else list(prefix.roots.values())
+    found, waiting = [], [] if prefix is None else list(prefix.tree.roots.values())
     while waiting:
         node = waiting.pop()
         waiting += node.children.values()

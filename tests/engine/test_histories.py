@@ -44,8 +44,8 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         self.now, self.draw = 0.0, random.Random(seed)
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
-        index = PrefixIndex(pools, tables, ttl, lambda: self.now) if prefix else None
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
+        index = PrefixIndex(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
         self.holdings = Holdings(pools, tables, BUDGET, index, rooms)
         self.limits = Limits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
@@ -131,7 +131,8 @@ class Histories(RuleBasedStateMachine):
         if everything:
             self.holdings.prefix.clear()
         else:
-            self.holdings.prefix.evict(table % len(self.holdings.tables), count)
+            moves = self.draw.choice([None, self.holdings.moves])
+            self.holdings.prefix.evict(table % len(self.holdings.tables), count, moves)
         self.memory.forget_free()
 
     @rule(seconds=st.floats(0, 4))

@@ -327,3 +327,27 @@ def test_a_refusal_counts_what_is_needed_at_once() -> None:
 def test_n_is_a_count() -> None:
     with pytest.raises(ValueError, match="n"):
         SamplingParameters(n=0)
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_an_idle_conversation_waits_on_the_host(kind: str, tmp_path: Path) -> None:
+    """Its pages leave the cache when others need the room, and come back when it goes on."""
+    place = {"kind": kind, "bytes": 2**16} | ({"path": str(tmp_path / "pages")} if kind == "file" else {})
+    runner = runner_of(MODEL, pages=7, prefix="radix", offload=place)
+    poisoned(runner)
+    generate(runner, [asked("a", 17, 3, 5)])
+    generate(runner, [asked("b", 17, 9, 2, beginning=1)])  # seven pages: the cache is full of them
+    found = generate(runner, [asked("again", 17, 3, 5)])["again"]
+    assert (found.cached_tokens, found.computed_tokens) == (16, 4 + 4)
+    assert found.token_ids == generate(runner_of(MODEL), [asked("again", 17, 3, 5)])["again"].token_ids
+    if kind == "file":
+        generate(runner, [asked("c", 17, 9, 2, beginning=2)])
+        damage(tmp_path / "pages")
+        broken, well = generate(runner, [asked("broken", 17, 3, 5), asked("well", 2, 3, 5, beginning=3)]).values()
+        assert broken.reason == "error" and "is not what was saved there" in broken.error
+        assert well.reason == "length"
+        assert generate(runner, [asked("once more", 17, 3, 5)])["once more"].reason == "length", "it is forgotten"
+    runner.forget_prefixes()
+    runner.scheduler.holdings.carried_out()
+    assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
+    assert runner.host is not None and all(room.used == 0 for room in runner.host.rooms)

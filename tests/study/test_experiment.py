@@ -83,7 +83,15 @@ values = st.fixed_dictionaries(
         "model": st.fixed_dictionaries(
             {}, optional={"name": words, "dtype": st.sampled_from(["auto", "float32"]), "device": words, "seed": seeds}
         ),
-        "cache": st.fixed_dictionaries({}, optional={"page_size": counts, "pages": counts | st.just("auto")}),
+        "cache": st.fixed_dictionaries(
+            {},
+            optional={
+                "page_size": counts,
+                "pages": counts | st.just("auto"),
+                "prefix": st.sampled_from(["off", "radix"]) | st.just({"kind": "radix", "ttl": 2.5}),
+                "offload": st.sampled_from(["none", "memory"]) | st.just({"kind": "file", "path": "pages"}),
+            },
+        ),
         "schedule": st.fixed_dictionaries(
             {},
             optional={"max_num_seqs": counts, "overflow": st.sampled_from(["refuse", "cut_oldest"])},
@@ -181,6 +189,12 @@ def test_the_last_override_wins() -> None:
         ("measure.threads=10000000", "measure.threads: "),
         ("cache.pages=0", "cache.pages: "),
         ("cache.page_size=-4", "cache.page_size: "),
+        ("cache.prefix.kind=radx", "cache.prefix.kind: 'radx' is unknown; did you mean 'radix'?"),
+        ("cache.prefix={kind: radix, tll: 3}", "tll: unknown key; did you mean 'ttl'?"),
+        ("cache.prefix={kind: radix, ttl: 0}", "ttl: Input should be greater than 0 (given 0)"),
+        ("cache.offload=disk", "cache.offload.kind: 'disk' is unknown"),
+        ("cache.offload={kind: file}", "cache.offload.path: Field required"),
+        ("sampling.n=0", "sampling.n: "),
         ("schedule.max_num_batched_tokens=0", "schedule.max_num_batched_tokens: "),
         ("schedule.overflow=wrap", "schedule.overflow: Input should be 'refuse' or 'cut_oldest' (given 'wrap')"),
         ("model.dtype=fp16", "model.dtype: Input should be 'auto', 'float32'"),
@@ -202,6 +216,25 @@ def test_a_mistake_is_named_by_its_path(override: str, expected: str) -> None:
     assert expected in str(caught.value)
     assert override.startswith("--set") or "--set" in str(caught.value) or str(caught.value).startswith("my.yaml: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "kept"),
+    [
+        ("cache.prefix=off", {"kind": "off"}),
+        ("cache.prefix.kind=off", {"kind": "off"}),  # which YAML reads as False
+        ("cache.prefix=radix", {"kind": "radix", "ttl": None}),
+        ("cache.prefix={kind: radix, ttl: 60}", {"kind": "radix", "ttl": 60.0}),
+        ("cache.offload=none", {"kind": "none"}),
+        ("cache.offload=memory", {"kind": "memory", "bytes": 2**30}),
+        ("cache.offload={kind: file, path: p, bytes: 9}", {"kind": "file", "path": "p", "bytes": 9}),
+    ],
+)
+def test_a_kind_alone_is_enough(override: str, kept: dict) -> None:
+    experiment = Experiment.from_yaml(SMALL, (override,))
+    part = override.split("=")[0].split(".")[1]
+    assert getattr(experiment.cache, part).model_dump() == kept
+    assert Experiment.from_yaml(experiment.to_yaml()) == experiment
 
 
 def test_ten_thousand_stops_are_refused_in_one_line() -> None:

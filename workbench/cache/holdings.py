@@ -35,6 +35,7 @@ class Holdings:
         self.size = self.pools[0].page_size
         self.moves = Moves()
         self._loaded: dict[int, Saved] = {}
+        self._fetched: list[tuple[int, int]] = []  # table, place
 
     def at_once(self, tokens: int) -> list[int]:
         """Pages that a sequence of `tokens` tokens needs at once, at most, by table."""
@@ -49,12 +50,14 @@ class Holdings:
         """The moves of the last step are done: what was loaded need not stay on the host."""
         for saved in self._loaded.values():
             self._free_places(saved.places)
-        self._loaded = {}
+        for t, place in self._fetched:
+            self.host[t].release([place])
+        self._loaded, self._fetched = {}, []
 
     def match(self, sequence: Sequence) -> Offer:
         """What `sequence` need not compute, when it begins now."""
         if self.prefix is None or sequence.saved is not None:
-            return Offer(0, tuple([] for _ in self.tables), ())
+            return Offer(0, tuple([] for _ in self.tables))
         return self.prefix.match(sequence.token_ids, sequence.request.cache_salt)
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
@@ -64,11 +67,12 @@ class Holdings:
             computed, held = saved.computed, [len(places) for places in saved.places]
             here = [sum(place == NULL_PAGE for place in places) for places in saved.places]
         else:
-            computed, held, here = offer.tokens, [len(pages) for pages in offer.pages], [len(p) for p in offer.pages]
+            computed, held = offer.tokens, [len(pages) for pages in offer.pages]
+            here = [offer.held(t) for t in range(len(self.tables))]
         counts = []
         for t, table in enumerate(self.tables):
             place = table.settled(computed) // self.size
-            copied = saved is None and place < held[t] and offer.pages[t][place] != NULL_PAGE
+            copied = saved is None and offer.has(t, place)
             stop = self._stop(table, computed, len(sequence.token_ids))
             counts.append(max(stop, held[t]) - here[t] + copied)
         return counts
@@ -88,9 +92,15 @@ class Holdings:
         if sequence.saved is not None:
             self._restore(sequence, sequence.saved)
             return
+        sequence.pages = tuple(list(pages) for pages in offer.pages)
         if self.prefix is not None:
             self.prefix.take(sequence.order, offer)
-        sequence.pages = tuple(list(pages) for pages in offer.pages)
+            places = self.prefix.claim(offer)
+            for (t, at, node), place in zip(offer.hosted, places, strict=True):
+                page = sequence.pages[t][at] = self._allocate(t, 1)[0]
+                self.moves.loads.append((sequence.request_id, t, place, page))
+                self.prefix.fetched(sequence.order, node, t, page)
+                self._fetched.append((t, place))
         sequence.computed = offer.tokens
         sequence.covered = sequence.due = 0
         sequence.cached_tokens += offer.tokens
@@ -134,7 +144,7 @@ class Holdings:
             fresh = self._allocate(t, counts[t])
             place = table.settled(sequence.computed) // self.size
             if place < len(pages) and pool.holders(pages[place]) > 1:
-                self.moves.copies.append((t, pages[place], fresh[0]))
+                self._copy(sequence, t, pages[place], fresh[0])
                 pool.release([pages[place]])
                 pages[place] = fresh.pop(0)
             pages.extend(fresh)
@@ -197,8 +207,16 @@ class Holdings:
     def _allocate(self, table: int, count: int) -> list[int]:
         pool = self.pools[table]
         if pool.free < count and self.prefix is not None:
-            self.prefix.evict(table, count - pool.free)
+            self.prefix.evict(table, count - pool.free, self.moves)
         return pool.allocate(count)
+
+    def _copy(self, sequence: Sequence, table: int, page: int, target: int) -> None:
+        """`target` becomes what `page` is, or is to become."""
+        place = self.moves.place(table, page)
+        if place is None:
+            self.moves.copies.append((table, page, target))
+        else:
+            self.moves.loads.append((sequence.request_id, table, place, target))
 
     def _enter(self, sequence: Sequence) -> None:
         if self.prefix is None:
@@ -215,13 +233,15 @@ class Holdings:
             for table, pages in zip(self.tables, sequence.pages, strict=True)
         ]
         wanted = [sum(page != NULL_PAGE for page in pages) for pages in held]
-        if not self.host or not sum(wanted) or any(n > room.free for n, room in zip(wanted, self.host, strict=True)):
+        if not self.host or not sum(wanted) or any(n > self._places(t) for t, n in enumerate(wanted)):
             return None
+        if any(self.moves.place(t, page) is not None for t, pages in enumerate(held) for page in pages):
+            return None  # what stands in its pages has not come yet
         places: list[list[int]] = []
-        for t, (pages, room) in enumerate(zip(held, self.host, strict=True)):
+        for t, pages in enumerate(held):
             mine: list[int] = []
             for page in pages:
-                place = NULL_PAGE if page == NULL_PAGE else room.allocate(1)[0]
+                place = NULL_PAGE if page == NULL_PAGE else self._place(t)
                 if place != NULL_PAGE:
                     self.moves.saves.append((t, self.moves.source(t, page), place))
                 mine.append(place)
@@ -243,6 +263,13 @@ class Holdings:
         sequence.pages, sequence.saved = tuple(pages), None
         sequence.computed, sequence.covered, sequence.due = saved.computed, 0, 0
         sequence.restored_tokens += saved.computed
+
+    def _places(self, table: int) -> int:
+        """Places on the host that can be had."""
+        return self.host[table].free if self.prefix is None else self.prefix.places(table)
+
+    def _place(self, table: int) -> int:
+        return self.host[table].allocate(1)[0] if self.prefix is None else self.prefix.take_place(table)
 
     def _free_places(self, places: tuple[list[int], ...]) -> None:
         for room, mine in zip(self.host, places, strict=True):

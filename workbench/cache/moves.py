@@ -23,6 +23,11 @@ class Moves:
         """Where the contents of `page` are until the moves are carried out."""
         return next((s for t, s, target in self.copies if (t, target) == (table, page)), page)
 
+    def place(self, table: int, page: int) -> int | None:
+        """The place on the host that `page` is to be loaded from."""
+        return next((place for _, t, place, target in self.loads if (t, target) == (table, page)), None)
+
     def forget(self, table: int, pages: set[int]) -> None:
-        """`pages` were freed: nothing needs to become a copy there."""
+        """`pages` were freed: nothing needs to come there."""
         self.copies = [copy for copy in self.copies if copy[0] != table or copy[2] not in pages]
+        self.loads = [load for load in self.loads if load[1] != table or load[3] not in pages]

@@ -9,7 +9,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -28,6 +27,7 @@ from workbench.engine.executors import Unit, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments
 from workbench.engine.lanes import Lanes
+from workbench.engine.mail import Mail
 from workbench.engine.output import Output
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Scheduler
@@ -78,9 +78,9 @@ class Runner:
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
         limits, reuse = limits or Limits(), prefix_from(prefix)
         ttl = reuse.ttl if isinstance(reuse, RadixPrefix) else None
-        index = PrefixIndex(pools, self.store.tables, ttl, clock) if isinstance(reuse, RadixPrefix) else None
         self.host = host_pages(self.store, offload_from(offload))
         rooms = self.host.rooms if self.host is not None else ()
+        index = PrefixIndex(pools, self.store.tables, ttl, clock, rooms) if isinstance(reuse, RadixPrefix) else None
         holdings = Holdings(pools, self.store.tables, limits.max_num_batched_tokens, index, rooms)
         self.scheduler = Scheduler(holdings, limits, model.spec.context)
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
@@ -91,8 +91,7 @@ class Runner:
         self.instruments = Instruments(model, self.store, pools, clock, note)
         self._sequences: dict[str, Sequence] = {}
         self._outputs: dict[str, Output] = {}
-        self._mail: dict[str, deque[Event]] = {}  # for each request, the box of the stream that asked
-        self._samples: dict[str, tuple[str, int]] = {}  # of which request, and which, where there are several
+        self._mail = Mail(self.instruments.tell)
         self._submitted = 0
         self._names = (f"request-{number}" for number in itertools.count())
 
@@ -131,7 +130,7 @@ class Runner:
                             raise WorkbenchError(event.error)
                     yield event
         finally:
-            for name in [name for name, owner in self._mail.items() if owner is box]:
+            for name in self._mail.names(box):
                 self.cancel(name)
 
     def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> int:
@@ -157,10 +156,9 @@ class Runner:
             sequence = Sequence.of(sample, self._submitted)
             self._submitted += 1
             sequences.append(sequence)
-            self._sequences[sample.request_id], self._mail[sample.request_id] = sequence, box
-            if len(samples) > 1:
-                self._samples[sample.request_id] = request.request_id, number
-            self._emit(_submitted(sample, now, arrival))
+            self._sequences[sample.request_id] = sequence
+            self._mail.open(sample.request_id, box, (request.request_id, number) if len(samples) > 1 else None)
+            self._mail.send(_submitted(sample, now, arrival))
         try:
             self._admit(sequences)
         except Exception as error:  # whatever is wrong with one request is no matter of the others'
@@ -180,8 +178,7 @@ class Runner:
     def cancel(self, request_id: str) -> None:
         """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
         Unknown ids are ignored."""
-        samples = [name for name, (owner, _) in self._samples.items() if owner == request_id]
-        for name in reversed(samples or [request_id]):
+        for name in reversed(self._mail.samples(request_id)):
             sequence = self._sequences.get(name)
             if sequence is not None:
                 self._finish(sequence, FinishReason.CANCELLED)
@@ -245,7 +242,13 @@ class Runner:
         if not plan.moves:
             return plan, []
         faults = carry_out(plan.moves, self.store, self.host)
-        broken = [(self._sequences[name], fault) for name, fault in faults.items()]
+        missing = {(table, page): faults[name] for name, table, _, page in plan.moves.loads if name in faults}
+        broken = []
+        for sequence in self.scheduler.running if missing else ():
+            mine = ((table, page) for table, pages in enumerate(sequence.pages) for page in pages)
+            fault = next((missing[place] for place in mine if place in missing), None)
+            if fault is not None:
+                broken.append((sequence, fault))
         return plan.without([sequence for sequence, _ in broken]), broken
 
     def _choose(self, logits: Tensor, plan: StepPlan) -> dict[str, Choice]:
@@ -257,16 +260,16 @@ class Runner:
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
             if action == "set_back":
-                self._emit(SetBack(now, name, step=plan.step, reason=reason))
+                self._mail.send(SetBack(now, name, step=plan.step, reason=reason))
             else:
-                self._emit(Planned(now, name, step=plan.step, action=action, reason=reason))
+                self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
 
     def _commit(self, plan: StepPlan, choices: dict[str, Choice], now: float) -> None:
         self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
             if not span.decodes:
-                self._emit(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+                self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
             if name in choices and sequence.finish_reason is None:  # a listener may have cancelled it
                 self._decoded(sequence, choices[name], plan.step, now)
 
@@ -279,7 +282,7 @@ class Runner:
         except Exception as error:  # an id, say, that the model has and the tokenizer lacks
             self._finish(sequence, FinishReason.ERROR, _told(error))
             return
-        self._emit(
+        self._mail.send(
             Decoded(
                 now, sequence.request_id, text, step=step, token_id=choice.token_id,
                 index=len(sequence.output_ids) - 1, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
@@ -301,7 +304,7 @@ class Runner:
         name = sequence.request_id
         output = self._outputs.pop(name, None)
         rest = output.finish() if output is not None else ""
-        self._emit(
+        self._mail.send(
             Finished(
                 self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
@@ -310,17 +313,8 @@ class Runner:
             )
         )  # fmt: skip
         self.chooser.forget(name)
-        del self._sequences[name], self._mail[name]
-        self._samples.pop(name, None)
-
-    def _emit(self, event: Event) -> None:
-        box = self._mail.get(event.request_id)
-        if event.request_id in self._samples:
-            owner, number = self._samples[event.request_id]
-            event = replace(event, request_id=owner, sample=number)
-        self.instruments.tell(event)
-        if box is not None:
-            box.append(event)
+        self._mail.close(name)
+        del self._sequences[name]
 
 
 def _submitted(request: Request, now: float, arrival: float) -> Submitted:
