@@ -13,7 +13,7 @@ from workbench.engine.buckets import bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_step import MlirStep
+from workbench.engine.mlir_step import MlirStep, store_problem
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
 from workbench.model.transformer import Transformer
@@ -78,5 +78,5 @@ def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = 
         blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit, lanes.decode)
     else:
         blocks = EagerExecutor(model, store)
-    whole = lanes.decode is Lane.MLIR and all(layer.traceable for layer in store.layers)
+    whole = lanes.decode is Lane.MLIR and store_problem(store) is None
     return MlirExecutor(model, store, blocks) if whole else blocks

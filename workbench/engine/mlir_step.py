@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Lane
-from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
+from compiled_kernels.decode_step import DecodeStep, LayerShape, Packing, StepShape, Weight
 from compiled_kernels.mlir_text import TYPES, Target
 from compiled_kernels.paged_attention import refusal
+from compiled_kernels.quantized_attention.mlir_tile import PACKED
+from compiled_kernels.quantized_attention.packed import LEVELS
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
+from workbench.cache.quantized import QuantizedLayer
+from workbench.cache.shapes import CacheShape
 from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
 from workbench.model.layers import Attention, Block, Linear
@@ -31,9 +35,9 @@ class MlirStep:
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
             kinds = f"{model.dtype} weights and {store.dtype} cache"
             raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
-        if problem := step_problem(model.spec):
+        if problem := step_problem(model.spec) or store_problem(store):
             raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
-        self.model = model
+        self.model, self.store = model, store
         blocks = [cast(Block, block) for block in model.blocks]
         threads = torch.get_num_threads()
         groups = min(block.attention.spec.groups for block in blocks)
@@ -43,7 +47,7 @@ class MlirStep:
             vocab=model.spec.vocab,
             eps=model.spec.norm_eps,
             kind=TYPES[model.dtype],
-            layers=tuple(_layer(block, store.shapes[i].table, model.turns[i]) for i, block in enumerate(blocks)),
+            layers=tuple(_layer(block, store.shapes[i], model.turns[i]) for i, block in enumerate(blocks)),
             head=_weight(model.format.head, model.dtype, model.format.group),
             size=store.page_size,
             held=pages_for(model.spec.context, store.page_size),
@@ -55,6 +59,7 @@ class MlirStep:
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
         step = self.step
+        self.store.settle(batch)
         step.x.copy_(self.model.embed(batch.ids))
         step.lengths.copy_(batch.context_lengths)
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
@@ -79,7 +84,19 @@ def step_problem(spec: ModelSpec) -> str | None:
     return None
 
 
-def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
+def store_problem(store: KVStore) -> str | None:
+    """Why a decode step cannot read and write `store` within one MLIR function; None where it can."""
+    for index, shape in enumerate(store.shapes):
+        if not shape.format.packed:
+            continue
+        if not set(shape.format.kinds) <= set(LEVELS):
+            return f"layer {index}: a compiled step reads INT8 and INT4 pages, not {shape.format}"
+        if shape.format.rotate:
+            return f"layer {index}: a compiled step does not rotate heads"
+    return None
+
+
+def _layer(block: Block, cache: CacheShape, turn: int | None) -> LayerShape:
     attention = cast(Attention, block.attention)
     spec, feedforward = attention.spec, block.feedforward
     return LayerShape(
@@ -98,8 +115,15 @@ def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
         sink_logits=spec.sink_logits,
         qk_norm=spec.qk_norm,
         turn=turn,
-        table=table,
+        table=cache.recent if cache.format.packed else cache.table,
+        packing=_packing(cache) if cache.format.packed else None,
     )
+
+
+def _packing(cache: CacheShape) -> Packing:
+    keys, values = cache.format.kinds
+    columns, rule = min(cache.format.columns, cache.dim), cache.rule
+    return Packing(keys, values, rule.group, columns, rule.lag, rule.first, cache.table)
 
 
 def _stored(linear: Linear) -> Weight:
@@ -131,5 +155,10 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
             found[f"key_norm_{index}"] = attention.key_norm.weight
         if attention.sink_logits is not None:
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
-        found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
+        if isinstance(cache, QuantizedLayer):
+            packed = zip(PACKED, (*cache.keys.tensors, *cache.values.tensors), strict=True)
+            found |= {f"{name}_{index}": tensor for name, tensor in packed}
+            found[f"keys_{index}"], found[f"values_{index}"] = cache.recent_keys, cache.recent_values
+        else:
+            found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found
