@@ -13,20 +13,28 @@ from compiled_kernels.decode_step.rotation import keep, key_norm, query_norm, tu
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import Named, call, declared, memref, share_of
 from compiled_kernels.paged_attention.mlir_text import attention_text
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.quantized_attention.mlir_text import attention_text as quantized_text
 
 
 def layer_text(layer: Layer) -> str:
     """@{name}(see `passed`; thread, threads): the layer's part of x, row by row, and the rows' keys and values."""
     products = [product_text(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-    called = [*products, attention_text(layer.attention, layer.name), turn(layer), keep(layer), gate(layer)]
+    called = [*products, _attention_text(layer), turn(layer), keep(layer), gate(layer)]
     body = "\n".join((_buffers(layer), _project(layer), _attend(layer), _output(layer), _feedforward(layer)))
     head = f"@{layer.name}({declared(passed(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
     return "\n".join([*called, f"func.func private {head} {{\n{body}\nreturn\n}}"])
 
 
+def _attention_text(layer: Layer) -> str:
+    attention = layer.attention
+    packed = isinstance(attention, QuantizedAttention)
+    return quantized_text(attention, layer.name) if packed else attention_text(attention, layer.name)
+
+
 def passed(layer: Layer) -> list[Named]:
     """A layer's arguments: its own weights and pages, its table and angles, and what all layers share."""
-    return [*layer.own, Named("table", layer.attention.types["table"]), *layer.angles, *layer.shared]
+    return [*layer.own, *layer.tables, *layer.angles, *layer.shared]
 
 
 def _normed(layer: Layer) -> Named:
@@ -78,10 +86,16 @@ def _attend(layer: Layer) -> str:
     turned = [layer.qkv_out, *layer.angles, *query_norm(layer), queries, *row_group]
     kept = [layer.qkv_out, *layer.angles, *key_norm(layer), *pages, table, lengths, *row_group]
     item = [queries, *pages, table, lengths, layer.partial, *row_group, Named("chunk", "index")]
+    attention = layer.attention
+    if isinstance(attention, QuantizedAttention):
+        flat, indices = attention.flat, [Named(name, "index") for name in ("line", "line", "length")]
+        tables = [Named("flat_packed_table", flat), Named("flat_table", flat)]
+        item = [queries, Named("floats", attention.floats), *layer.packed, *pages, *tables, *indices, *item[5:]]
     return f"""%groups = arith.constant {groups} : index
 %chunks = arith.constant {chunks} : index
 %last_chunk = arith.constant {chunks - 1} : index
 %items = arith.constant {layer.step.rows * groups * chunks} : index
+{_flattened(layer)}
 scf.for %item = %thread to %items step %threads {{
   %chunk = arith.remui %item, %chunks : index
   %pair = arith.divui %item, %chunks : index
@@ -92,9 +106,35 @@ scf.for %item = %thread to %items step %threads {{
   scf.if %newest {{
     func.{call(f"{layer.name}_keep", kept)}
   }}
+{_widened(layer)}
   func.{call(f"{layer.name}_item", item)}
 }}
 call @GOMP_barrier() : () -> ()"""
+
+
+def _flattened(layer: Layer) -> str:
+    """Both page tables of a packed layer, row after row, and room for its queries as float32."""
+    attention = layer.attention
+    if not isinstance(attention, QuantizedAttention):
+        return ""
+    kind = attention.types["table"]
+    lines = [f"%floats = memref.alloca() {{alignment = 64 : i64}} : {attention.floats}"]
+    for name in ("table", "packed_table"):
+        lines.append(f"%flat_{name} = memref.collapse_shape %{name} [[0, 1]] : {kind} into {attention.flat}")
+    return "\n".join((*lines, f"%held = arith.constant {layer.step.held} : index"))
+
+
+def _widened(layer: Layer) -> str:
+    """What attention over packed pages wants to know of a row beside its number."""
+    attention = layer.attention
+    if not isinstance(attention, QuantizedAttention):
+        return ""
+    lengths, queries = attention.types["lengths"], Named("queries", attention.types["queries"])
+    widen = call(f"{layer.name}_widen", [queries, Named("floats", attention.floats)])
+    return f"""  %length32 = memref.load %lengths[%row] : {lengths}
+  %length = arith.index_cast %length32 : i32 to index
+  %line = arith.muli %row, %held : index
+  func.{widen}"""
 
 
 def _output(layer: Layer) -> str:

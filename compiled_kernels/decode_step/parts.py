@@ -8,6 +8,8 @@ from compiled_kernels.decode_step.shape import LayerShape, StepShape, Weight
 from compiled_kernels.linear.mlir_text import Product
 from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.paged_attention.mlir_text import Attention
+from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
+from compiled_kernels.quantized_attention.mlir_tile import PACKED
 
 
 @dataclass(frozen=True)
@@ -39,22 +41,32 @@ class Layer:
     @property
     def attention(self) -> Attention:
         step, shape = self.step, self.shape
-        return Attention(
-            rows=step.rows,
-            heads=shape.heads,
-            groups=shape.groups,
-            dim=shape.dim,
-            size=step.size,
-            held=step.held,
-            kind=step.kind,
-            scale=shape.scale,
-            target=step.target,
-            chunks=step.chunks,
-            window=shape.window,
-            sinks=shape.sinks,
-            softcap=shape.softcap,
-            sink_logits=shape.sink_logits,
-        )
+        made = {
+            "rows": step.rows, "heads": shape.heads, "groups": shape.groups, "dim": shape.dim, "size": step.size,
+            "held": step.held, "kind": step.kind, "scale": shape.scale, "target": step.target, "chunks": step.chunks,
+            "window": shape.window, "sinks": shape.sinks, "softcap": shape.softcap, "sink_logits": shape.sink_logits,
+        }  # fmt: skip
+        if (packing := shape.packing) is None:
+            return Attention(**made)
+        packed = {
+            "key_kind": packing.keys, "value_kind": packing.values, "key_run": packing.run,
+            "value_run": packing.columns, "lag": packing.lag, "first": packing.first,
+        }  # fmt: skip
+        return QuantizedAttention(**made, **packed)
+
+    @property
+    def packed(self) -> list[Named]:
+        """Packed keys and values, if there are such: codes, scales and minima."""
+        attention = self.attention
+        if not isinstance(attention, QuantizedAttention):
+            return []
+        return [Named(name, kind) for name, kind in zip(PACKED, attention.packed, strict=True)]
+
+    @property
+    def tables(self) -> list[Named]:
+        """The page table of what is not packed, and of what is."""
+        kind = self.attention.types["table"]
+        return [Named("table", kind), *([Named("packed_table", kind)] if self.packed else [])]
 
     @property
     def weights(self) -> list[Named]:
@@ -84,7 +96,7 @@ class Layer:
     def own(self) -> list[Named]:
         """What each layer has for itself, even if its shape is another's: weights and pages."""
         pages = self.attention.pages
-        return [*self.weights, Named("keys", pages), Named("values", pages)]
+        return [*self.weights, Named("keys", pages), Named("values", pages), *self.packed]
 
     @property
     def x(self) -> Named:

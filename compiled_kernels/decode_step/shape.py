@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiled_kernels.mlir_text import Target
+from compiled_kernels.quantized_attention.packed import Kind
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,24 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How a layer's settled keys and values are packed, in the page table `table` (see quantized_attention/rule.py);
+    `run` tokens share a key scale, `columns` columns a value scale."""
+
+    keys: Kind
+    values: Kind
+    run: int
+    columns: int
+    lag: int
+    first: int
+    table: int
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """One layer: `heads` query heads on `groups` key/value heads of width `dim`, a feed-forward of width `hidden`.
 
-    `table` is the index of its page table, `turn` that of its angles, None where heads are not turned; with `qk_norm`
+    `table` is the index of its page table (with `packing`, of the tokens that are not packed), `turn` that of its angles, None where heads are not turned; with `qk_norm`
     query and key heads are normed first. Layers of one shape share their code.
     """
 
@@ -45,6 +60,7 @@ class LayerShape:
     qk_norm: bool = False
     turn: int | None = 0
     table: int = 0
+    packing: Packing | None = None
 
     @property
     def tensors(self) -> int:
@@ -75,7 +91,8 @@ class StepShape:
 
     @property
     def tables(self) -> int:
-        return max(layer.table for layer in self.layers) + 1
+        packed = (layer.packing.table for layer in self.layers if layer.packing is not None)
+        return max(*(layer.table for layer in self.layers), *packed, 0) + 1
 
     @property
     def turns(self) -> dict[int, int]:

@@ -13,6 +13,7 @@ from compiled_kernels.decode_step.parts import Layer, angles, head, matrices
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.linear.mlir_text import product_text
 from compiled_kernels.mlir_text import THREADS, Named, call, declared, exp_function, memref, share_of
+from compiled_kernels.quantized_attention.mlir_item import bounds
 
 
 def step_text(shape: StepShape) -> str:
@@ -25,7 +26,7 @@ def step_text(shape: StepShape) -> str:
 {_logits(shape)}
 return
 }}"""
-    called = [THREADS, exp_function(shape.target.lanes), norm(shape), product_text(head(shape))]
+    called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape), product_text(head(shape))]
     return "\n".join([*called, *(layer_text(layer) for layer in kinds.values()), step])
 
 
@@ -58,7 +59,9 @@ def given(shape: StepShape) -> list[Named]:
 def _layer_call(layer: Layer, index: int) -> str:
     """The layer of this index: its function, with the step's arguments for the layer's."""
     turn = layer.shape.turn
-    called = {"table": f"table_{layer.shape.table}", "cos": f"cos_{turn}", "sin": f"sin_{turn}"}
+    packing = layer.shape.packing
+    called = {"packed_table": f"table_{packing.table}"} if packing else {}
+    called |= {"table": f"table_{layer.shape.table}", "cos": f"cos_{turn}", "sin": f"sin_{turn}"}
     called |= {name: f"{name}_{index}" for name, _ in layer.own}
     given = [Named(called.get(name, name), kind) for name, kind in passed(layer)]
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])

@@ -95,7 +95,7 @@ class QuantizedAttention(Attention):
     @property
     def flat(self) -> str:
         """Type of a page table row after row, and of all else that is one number a row."""
-        return memref((PAGES,), "i32")
+        return memref((min(PAGES, self.rows * self.held),), "i32")
 
     @property
     def floats(self) -> str:

@@ -19,9 +19,27 @@ from compiled_kernels.quantized_attention.mlir_tile import PACKED, packed_argume
 
 
 def attention_text(shape: QuantizedAttention, name: str) -> str:
-    """@{name}_item and @{name}_merge, with what they call but for @span; @exp must be there."""
-    walks = [walk(shape, name, recent) for recent in (True, False)]
-    return "\n".join((tile(shape, name), packed_tile(shape, name), *walks, item(shape, name), merge(shape, name)))
+    """@{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span; @exp must be there."""
+    tiles = tile(shape, name), packed_tile(shape, name), *(walk(shape, name, recent) for recent in (True, False))
+    return "\n".join((*tiles, item(shape, name), merge(shape, name), widen(shape, name)))
+
+
+def widen(shape: QuantizedAttention, name: str) -> str:
+    """@{name}_widen(queries [share, dim], the same as float32)."""
+    lines, lanes = Lines(), shape.columns
+    for at in range(0, shape.dim, lanes):
+        column = lines.index(at)
+        given = lines.load("%queries", f"%h, {column}", shape.types["queries"], lanes, shape.kind)
+        lines.store(lines.wide(given, lanes, shape.kind), "%floats", f"%h, {column}", shape.floats, lanes)
+    return f"""func.func private @{name}_widen(%queries: {shape.types["queries"]}, %floats: {shape.floats}) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%share = arith.constant {shape.share} : index
+scf.for %h = %zero to %share step %one {{
+{lines.text()}
+}}
+return
+}}"""
 
 
 def entry_text(shape: QuantizedAttention) -> str:
@@ -70,6 +88,7 @@ func.func @quantized_attention(%q: {t["q"]}, {packed_arguments(shape)}, %k: {t["
       %head = arith.addi %first, %h : index
 {_queries(shape)}
     }}
+    func.call @attend_widen(%queries, %floats) : ({t["queries"]}, {shape.floats}) -> ()
     func.call @attend_item(%queries, %floats, {packed}, %k, %v, %packed_table, %recent_table, %packed_place,
       %recent_place, %length, %partial, %row, %group, %chunk)
       : ({kinds}, {flat}, {flat}, index, index, index, {t["partial"]}, index, index, index) -> ()
@@ -82,11 +101,10 @@ func.func @quantized_attention(%q: {t["q"]}, {packed_arguments(shape)}, %k: {t["
 
 
 def _queries(shape: QuantizedAttention) -> str:
-    """One head of %q to %queries as it is, and to %floats."""
+    """One head of %q to %queries."""
     lines, lanes = Lines("q"), shape.columns
     for at in range(0, shape.dim, lanes):
         column = lines.index(at)
         given = lines.load("%q", f"%row, %head, {column}", shape.types["q"], lanes, shape.kind)
         lines.store(given, "%queries", f"%h, {column}", shape.types["queries"], lanes, shape.kind)
-        lines.store(lines.wide(given, lanes, shape.kind), "%floats", f"%h, {column}", shape.floats, lanes)
     return lines.text()

@@ -42,11 +42,10 @@ class QuantizedLayer:
         slots = batch.slots[self.recent]
         compiled_kernels.kv_write(self.recent_keys, k, slots, lane)
         compiled_kernels.kv_write(self.recent_values, v, slots, lane)
-        self.settle(batch)
+        self.settle(batch, self.settling(batch))
 
-    def settle(self, batch: TokenBatch) -> None:
-        """Quantize the groups that this step's tokens make old enough. They lie in recent pages, all of them."""
-        rows = self._settling(batch)
+    def settle(self, batch: TokenBatch, rows: list[tuple[int, int, int, int]]) -> None:
+        """Quantize the groups `rows` (see `settling`), which lie in recent pages."""
         if not rows:
             return
         device = self.recent_keys.device
@@ -57,8 +56,8 @@ class QuantizedLayer:
         settle(self.recent_keys, self.keys, self.key_format, *where)
         settle(self.recent_values, self.values, self.value_format, *where)
 
-    def _settling(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
-        """For each group: its sequence, its page's place in the text, its part of the page, and how many of its tokens
+    def settling(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
+        """The groups that this step's tokens make old enough. For each: its sequence, its page's place in the text, its part of the page, and how many of its tokens
         are read in full precision for ever."""
         rule, size, rows = self.rule, self.page_size, []
         starts, ends = batch.span_starts.tolist(), batch.context_lengths.tolist()

@@ -136,6 +136,17 @@ class KVStore:
         """The formula over every slot, the null pages' included; equals `bytes` exactly."""
         return sum((pages + 1) * self.page_bytes(table) for table, pages in enumerate(self.pages))
 
+    def settle(self, batch: TokenBatch) -> None:
+        """Quantize what a step of decodes makes old enough, before it is computed. A token is never settled by itself,
+        so that all of that lies in the pages of earlier steps."""
+        known: dict[tuple, list[tuple[int, int, int, int]]] = {}
+        for layer in self.layers:
+            if isinstance(layer, QuantizedLayer):
+                alike = layer.rule, layer.recent
+                if alike not in known:
+                    known[alike] = layer.settling(batch)
+                layer.settle(batch, known[alike])
+
     def paged(self, table: int) -> tuple[Tensor, ...]:
         """Every tensor whose first axis is the pages of `table`, layer by layer."""
         return tuple(tensor for layer in self.layers for tensor in layer.paged(table))

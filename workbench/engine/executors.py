@@ -16,7 +16,7 @@ from workbench.engine.buckets import bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_step import MlirStep, step_problem
+from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
 from workbench.errors import WorkbenchError
@@ -104,7 +104,7 @@ def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = 
         blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit, lanes.decode)
     else:
         blocks = EagerExecutor(model, store)
-    if lanes.decode is not Lane.MLIR or not all(layer.traceable for layer in store.layers):
+    if lanes.decode is not Lane.MLIR or store_problem(store) is not None:
         return blocks
     problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:

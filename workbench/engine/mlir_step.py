@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Lane
-from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
+from compiled_kernels.decode_step import DecodeStep, LayerShape, Packing, StepShape, Weight
 from compiled_kernels.lanes import LaneError
 from compiled_kernels.masks import band
 from compiled_kernels.mlir_text import TYPES, Target
 from compiled_kernels.paged_attention import refusal
+from compiled_kernels.quantized_attention.mlir_tile import PACKED
+from compiled_kernels.quantized_attention.packed import LEVELS
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
+from workbench.cache.quantized import QuantizedLayer
+from workbench.cache.shapes import CacheShape
 from workbench.cache.store import KVStore
 from workbench.engine.packing import LEAST_TABLE
 from workbench.errors import WorkbenchError
@@ -53,19 +57,21 @@ class MlirStep:
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
             kinds = f"{model.dtype} weights and {store.dtype} cache"
             raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
-        if problem := step_problem(model.spec):
+        if problem := step_problem(model.spec) or store_problem(store):
             raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
         for part in model.blocks.modules():
             if part is not model.blocks and type(part).__module__ not in OURS:
                 remedy = "load the model on lane inductor or eager"
                 raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
-        self.model, self.seconds = model, 0.0  # of the last call's compiled code
+        self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
         blocks = [cast(Block, block) for block in model.blocks]
-        self.step = DecodeStep(step_shape(model, store.page_size, rows), _tensors(model, blocks, store))
+        shape = step_shape(model, store.page_size, rows, store.shapes)
+        self.step = DecodeStep(shape, _tensors(model, blocks, store))
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
         step = self.step
+        self.store.settle(batch)
         step.x.copy_(self.model.embed(batch.ids))
         step.lengths.copy_(batch.context_lengths)
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
@@ -84,9 +90,12 @@ class MlirStep:
         return self.step.kernel.digest
 
 
-def step_shape(model: Transformer, page_size: int, rows: int) -> StepShape:
-    """What the step of `rows` is compiled for; of the model only shapes and types are read."""
-    tables = [shape.table for shape in model.cache_shapes()]  # a dense cache's: no other is carried out
+def step_shape(
+    model: Transformer, page_size: int, rows: int, cache: tuple[CacheShape, ...] | None = None
+) -> StepShape:
+    """What the step of `rows` is compiled for, over a dense cache unless given; of the model only shapes and types are
+    read."""
+    cache = cache or model.cache_shapes()
     blocks = [cast(Block, block) for block in model.blocks]
     threads = torch.get_num_threads()
     groups = min(kind.attention.groups for kind in model.spec.layers)
@@ -96,7 +105,7 @@ def step_shape(model: Transformer, page_size: int, rows: int) -> StepShape:
         vocab=model.spec.vocab,
         eps=model.spec.norm_eps,
         kind=TYPES[model.dtype],
-        layers=tuple(_layer(block, tables[i], model.turns[i]) for i, block in enumerate(blocks)),
+        layers=tuple(_layer(block, cache[i], model.turns[i]) for i, block in enumerate(blocks)),
         head=_weight(model.format.head, model.dtype, model.format.group),
         size=page_size,
         held=max(LEAST_TABLE, pages_for(model.spec.context, page_size)),
@@ -130,7 +139,19 @@ def _unknown(given: Value, known: Iterable[str]) -> str | None:
     return None
 
 
-def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
+def store_problem(store: KVStore) -> str | None:
+    """Why a decode step cannot read and write `store` within one MLIR function; None where it can."""
+    for index, shape in enumerate(store.shapes):
+        if not shape.format.packed:
+            continue
+        if not set(shape.format.kinds) <= set(LEVELS):
+            return f"layer {index}: a compiled step reads INT8 and INT4 pages, not {shape.format}"
+        if shape.format.rotate:
+            return f"layer {index}: a compiled step does not rotate heads"
+    return None
+
+
+def _layer(block: Block, cache: CacheShape, turn: int | None) -> LayerShape:
     attention, feedforward = cast(AttentionModule, block.attention), cast(GatedFeedForward, block.feedforward)
     spec = attention.spec
     window, sinks = band(attention.mask, "mlir")
@@ -150,8 +171,15 @@ def _layer(block: Block, table: int, turn: int | None) -> LayerShape:
         sink_logits=spec.sink_logits,
         qk_norm=spec.qk_norm,
         turn=turn,
-        table=table,
+        table=cache.recent if cache.format.packed else cache.table,
+        packing=_packing(cache) if cache.format.packed else None,
     )
+
+
+def _packing(cache: CacheShape) -> Packing:
+    keys, values = cache.format.kinds
+    columns, rule = min(cache.format.columns, cache.dim), cache.rule
+    return Packing(keys, values, rule.group, columns, rule.lag, rule.first, cache.table)
 
 
 def _stored(linear: Linear) -> Weight:
@@ -183,5 +211,10 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
             found[f"key_norm_{index}"] = attention.key_norm.weight
         if attention.sink_logits is not None:
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
-        found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
+        if isinstance(cache, QuantizedLayer):
+            packed = zip(PACKED, (*cache.keys.tensors, *cache.values.tensors), strict=True)
+            found |= {f"{name}_{index}": tensor for name, tensor in packed}
+            found[f"keys_{index}"], found[f"values_{index}"] = cache.recent_keys, cache.recent_values
+        else:
+            found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found
