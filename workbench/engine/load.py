@@ -107,15 +107,14 @@ def load(
     if compile == "step" and lanes.decode is not Lane.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
     limits = Limits(max_num_seqs, max_num_batched_tokens)
-    if pages == "auto":
-        pages = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size)
+    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size)
     heap.trim()
     return Runner(
         transformer,
         source.tokenizer(),
         limits=limits,
         page_size=page_size,
-        pages=pages,
+        pages=fitting if pages == "auto" else pages,
         cache=kept,
         cache_dtype=cache_dtype,
         prefix=prefix,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import compiled_kernels
 from compiled_kernels import Lane
 from workbench.batch import TokenBatch
-from workbench.cache.store import DenseLayer
+from workbench.cache.store import Layer
 from workbench.model.latent_spec import LatentAttention as LatentSpec
 from workbench.model.own_parts import mask_of, score_of
 from workbench.model.parts import Linear, Norm
@@ -60,7 +60,7 @@ class LatentAttention(nn.Module):
             x = rearrange(x, "token head (pair two) -> token head (two pair)", two=2)
         return compiled_kernels.rotary(x, cos, sin, self.lane)
 
-    def read(self, q: Tensor, batch: TokenBatch, cache: DenseLayer, lane: Lane | None = None) -> Tensor:
+    def read(self, q: Tensor, batch: TokenBatch, cache: Layer, lane: Lane | None = None) -> Tensor:
         """What the queries find, weighted sums of latents: [token, head, latent]; on the module's lane unless given."""
         rule = self.spec.softcap, None, self.score
         return cache.attend(q, batch, self.scale, self.mask, lane or self.lane, *rule)
