@@ -131,15 +131,6 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
         assert torch.equal(runner.model.logits(ids), by_slot.model.logits(ids))
 
 
-def test_blocks_of_an_edited_file_do_not_share_what_was_compiled(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    built = []
-    for far in (3, 3, 4):
-        file.write_text(f"def near(query, key):\n    return (key <= query) & (key > query - {far})\n")
-        built.append(tiny("eager", {"mask": f"{file}:near"}).model.blocks[0].built_as)
-    assert built[0] == built[1] != built[2]
-
-
 @pytest.mark.parametrize(
     ("attention", "told"),
     [

@@ -134,7 +134,7 @@ def test_what_the_compiled_step_lacks_is_refused_and_auto_takes_another(
     with pytest.raises(WorkbenchError, match="lane mlir: decodes no step of tiny: "):
         runner_of(model, lanes=alone)
     if lane_problems()[Lane.MLIR] is None:
-        lanes = measured(alone, model, 4, Remembered(tmp_path / "lanes.json"))
+        lanes = measured(alone, model, 4, kept=Remembered(tmp_path / "lanes.json"))
         assert lanes.decode is Lane.EAGER and said in lanes.reason
 
 

@@ -31,7 +31,7 @@ SINKS = LayerKind(attention=Attention(heads=2, groups=1, dim=4, window=6, sinks=
 class Poison:
     """Stands in for a runner's executor: before each step every page that nobody holds becomes NaN."""
 
-    compiles = 0
+    compiles, kernel_seconds, artifacts = 0, None, {}
 
     def __init__(self, runner: Runner):
         self.inner, self.runner = runner.executor, runner

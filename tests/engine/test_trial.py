@@ -16,6 +16,7 @@ from compiled_kernels.remembered import Remembered
 from tests.engine.tiny import VOCAB, layer, model_of, spec_of
 from workbench.batch import TokenBatch
 from workbench.engine import trial
+from workbench.engine.exact import Held
 from workbench.engine.executors import EagerExecutor, Unit
 from workbench.engine.lanes import Lanes
 from workbench.engine.packing import pack
@@ -192,7 +193,7 @@ def test_one_lane_needs_no_trial() -> None:
 
 def test_other_models_are_other_entries() -> None:
     keys = {
-        trial._key(model, BOTH, size, "block")
+        trial._key(model, BOTH, Held(model.cache_shapes(), size, model.dtype), "block")
         for model in (model_of(spec_of()), model_of(spec_of(tied=False)), model_of(spec_of(), dtype=torch.float64))
         for size in (4, 8)
     }

@@ -102,7 +102,7 @@ def load(
     lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO)
     if lane == AUTO:
         with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
-            lanes = measured(lanes, transformer, page_size, compile, kept, cache_dtype)
+            lanes = measured(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
         transformer.run_on(lanes.blocks)
     if compile == "step" and lanes.decode is not Lane.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")

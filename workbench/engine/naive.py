@@ -60,7 +60,7 @@ def _grouped(h: Tensor, w: dict[str, Tensor], at: str, a: Attention, spec: Model
     k, v = (part.repeat_interleave(a.heads // a.groups, dim=1) for part in (k, v))  # a key head for each query head
     scores = einsum(q, k, "token head dim, context head dim -> head token context") * (a.scale or a.dim**-0.5)
     sinks = w[at + "sink_logits"] if a.sink_logits else None
-    mixed = einsum(_weights(scores, a, sinks), v, "head token context, context head dim -> token head dim")
+    mixed = einsum(_weights(scores, a, sinks).to(v.dtype), v, "head token context, context head dim -> token head dim")
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 

@@ -38,9 +38,9 @@ def measured(
     model: Transformer,
     page_size: int,
     unit: Unit = "block",
+    kept: Remembered | None = None,
     cache: CacheFormat | None = None,
     cache_dtype: torch.dtype | None = None,
-    kept: Remembered | None = None,
 ) -> Lanes:
     """`lanes` of `auto` with the decode lane that is quickest for `model` on this machine, and why.
 

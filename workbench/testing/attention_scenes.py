@@ -89,6 +89,7 @@ class _Watched:
 
     def __init__(self, runner: Runner):
         self.inner, self.rows = runner.executor, {}
+        self.kernel_seconds, self.artifacts = None, {}
         runner.executor = self  # type: ignore[assignment]
 
     @property
