@@ -87,18 +87,13 @@ def test_deepseek_v3_leaves_70_272_bytes_a_token() -> None:
 
 
 @pytest.mark.parametrize("lane", [Lane.INDUCTOR, Lane.MLIR])
-@pytest.mark.parametrize("spec", [LATENTS, spec_of(GEMMA, GEMMA)], ids=["latent", "post norms"])
-def test_lanes_agree_with_the_oracle(spec: ModelSpec, lane: Lane) -> None:
+def test_lanes_agree_with_the_oracle(lane: Lane) -> None:
+    """All that is new in one layer; float64 where there is a mixture, float32 on the lane that has neither."""
     if problem := lane_problems()[lane]:
         pytest.skip(f"lane {lane}: {problem}")
-    runner = runner_of(model_of(spec, lane=lane))
-    Oracle(runner)
-    generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 2, 3)])
-
-
-@pytest.mark.skipif(lane_problems()[Lane.INDUCTOR] is not None, reason="lane inductor: no compiler here")
-def test_a_mixture_on_lane_inductor_agrees_with_the_oracle() -> None:
-    runner = runner_of(model_of(spec_of(MIXTURE, MIXTURE), lane=Lane.INDUCTOR, dtype=torch.float64))
+    experts, dtype = (None, torch.float32) if lane is Lane.MLIR else (MIXTURE.experts, torch.float64)
+    kind = GEMMA.model_copy(update={"attention": LATENT, "experts": experts})
+    runner = runner_of(model_of(spec_of(kind).model_copy(update={"norm_offset": 1.0}), lane=lane, dtype=dtype))
     Oracle(runner)
     generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 2, 3)])
 

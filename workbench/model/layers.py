@@ -85,10 +85,9 @@ def attention_of(
         return LatentAttention(spec, width, lane, format)
     if spec.module is None:
         return Attention(spec, width, lane, format, eps, offset)
-    arguments = {"spec": spec, "width": width, "lane": lane, "format": format, "eps": eps, **spec.module.arguments}
-    if offset:  # few models have one: only then a module must take it
-        arguments["offset"] = offset
-    return cast(Attention, build(load_module(spec.module), arguments, f"module {spec.module.path}"))
+    found, name = load_module(spec.module), f"module {spec.module.path}"
+    offsets = (offset,) if offset else ()  # few models have one: only then a module must take it
+    return cast(Attention, build(found, spec.module.arguments, name, spec, width, lane, format, eps, *offsets))
 
 
 def attention_module(
