@@ -177,7 +177,7 @@ class Index(RuleBasedStateMachine):
             self.release(t, [page for page in reversed(pages) if page != NULL_PAGE])
         self.forget_given_up()
 
-    @rule(seconds=st.sampled_from([1.0, 4.0, 9.0]))
+    @rule(seconds=st.sampled_from([1.0, 9.0, 11.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
 

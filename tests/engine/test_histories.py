@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine.memory import Memory
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
-from workbench.cache.prefix import PrefixIndex
+from workbench.cache.prefix import Offer, PrefixIndex
 from workbench.cache.tables import Table
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Refusal, Scheduler
@@ -32,6 +32,24 @@ LAYOUTS = [
 ]
 
 
+class Counted(Holdings):
+    """Checks that beginning takes the pages that were said to be lacking (a copied one's source is idle again)."""
+
+    promised: list[int] | None = None
+
+    def begin(self, sequence: Sequence, offer: Offer) -> None:
+        lacks = self.lacks(sequence, offer)
+        self.promised = [self.available(t, offer) - count for t, count in enumerate(lacks)]
+        super().begin(sequence, offer)
+
+    def take(self, sequence: Sequence) -> None:
+        super().take(sequence)
+        if self.promised is not None:
+            for pool, promised in zip(self.pools, self.promised, strict=True):
+                assert promised <= pool.available <= promised + 1
+            self.promised = None
+
+
 class Histories(RuleBasedStateMachine):
     """Submit, step, cancel, break, evict in any order, with or without an index and a host."""
 
@@ -46,7 +64,7 @@ class Histories(RuleBasedStateMachine):
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         index = PrefixIndex(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
-        self.holdings = Holdings(pools, tables, BUDGET, index, rooms)
+        self.holdings = Counted(pools, tables, BUDGET, index, rooms)
         self.limits = Limits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
         self.memory = Memory(self.scheduler)

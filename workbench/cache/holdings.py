@@ -206,8 +206,11 @@ class Holdings:
 
     def _allocate(self, table: int, count: int) -> list[int]:
         pool = self.pools[table]
-        if pool.free < count and self.prefix is not None:
-            self.prefix.evict(table, count - pool.free, self.moves)
+        if self.prefix is not None:
+            if pool.free < count:
+                self.prefix.evict(table, count - pool.free, self.moves)
+            for t, page in self.prefix.freed():
+                self.moves.forget(t, {page})
         return pool.allocate(count)
 
     def _copy(self, sequence: Sequence, table: int, page: int, target: int) -> None:

@@ -166,13 +166,15 @@ class PrefixIndex:
             node = tree.node_of[table][page]
             place = tree.place(table) if moves is not None and moves.place(table, page) is None else NULL_PAGE
             tree.drop(node, table)
-            if moves is not None:
-                moves.forget(table, {page})
             if moves is not None and place != NULL_PAGE:
                 moves.saves.append((table, page, place))
                 tree.lay(node, table, place)
             else:
                 tree.lost(node, table)
+
+    def freed(self) -> list[tuple[int, int]]:
+        """The pages, with their tables, that it gave up since this was last asked and that are free."""
+        return self.tree.freed()
 
     def places(self, table: int) -> int:
         """Places on the host that can be had."""

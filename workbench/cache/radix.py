@@ -40,6 +40,7 @@ class Tree:
         self.roots: dict[str, Node] = {}
         self.node_of: tuple[dict[int, Node], ...] = tuple({} for _ in self.pools)
         self.hosted: tuple[OrderedDict[int, Node], ...] = tuple(OrderedDict() for _ in self.pools)  # oldest first
+        self._freed: list[tuple[int, int]] = []
 
     def walk(self, ids: Sequence[int], salt: str) -> Iterator[Node]:
         """The nodes of the longest known prefix of `ids`, less its last token."""
@@ -79,7 +80,14 @@ class Tree:
         """Give up a node's page; returns it where that made it free."""
         page, node.pages[table] = node.pages[table], NULL_PAGE
         del self.node_of[table][page]
-        return self.pools[table].give_up(page)
+        freed = self.pools[table].give_up(page)
+        self._freed += [(table, page) for page in freed]
+        return freed
+
+    def freed(self) -> list[tuple[int, int]]:
+        """The pages, with their tables, that became free since this was last asked."""
+        freed, self._freed = self._freed, []
+        return freed
 
     def lost(self, node: Node, table: int) -> None:
         """A node's page of `table` is gone; where every later query reads it, the node's others are of no use."""

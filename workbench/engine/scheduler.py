@@ -193,7 +193,7 @@ class Scheduler:
                     decisions.append(Decision(sequence.request_id, "waiting", reason))
                 return
             self.waiting.pop(0)
-            self.running.append(sequence)
+            bisect.insort(self.running, sequence, key=lambda running: running.order)
             decisions.append(Decision(sequence.request_id, "admitted", self._begin(sequence, offer)))
             budget -= sequence.waiting_tokens
             places -= 1 + len(sequence.followers)
