@@ -14,7 +14,7 @@ from compiled_kernels.masks import Causal, Mask, SlidingWindow
 from compiled_kernels.quantized_attention.packed import Kind, Packed, bits_per_number
 from compiled_kernels.quantized_attention.reference import reference
 from compiled_kernels.quantized_attention.rule import Settling
-from compiled_kernels.quantized_attention.settle import PageFormat, settle
+from compiled_kernels.quantized_attention.settle import Groups, PageFormat, settle
 
 FORMATS: tuple[tuple[Kind, Kind], ...] = (("int8", "int8"), ("int4", "int4"), ("fp8", "fp8"), ("dense", "int4"))
 
@@ -46,7 +46,7 @@ def inputs(
     whole = random(generator, dtype, (2, sum(held) + 1, groups, size, dim))
     recent = torch.full_like(whole, torch.nan)
     groups_settled = [
-        (int(tables[1][seq, at // size]), int(tables[0][seq, at // size]), at % size // run, max(0, min(run, first - at)))
+        (*(int(table[seq, at // size]) for table in (tables[1], tables[0])), at % size // run, min(run, max(0, first - at)))
         for seq, context in enumerate(contexts)
         for at in range(0, rule.settled(context), run)
     ]
@@ -55,7 +55,7 @@ def inputs(
     for kind, keys, pages in zip(formats, (True, False), whole, strict=True):
         format = PageFormat(kind, keys, groups, dim, size, run if keys else min(columns, dim))
         packed.append(_unwritten(format, sum(held) + 1, dtype))
-        settle(pages, packed[-1], format, run, *where)
+        settle([pages], packed[-1:], format, Groups(run, *where))
     for seq, (context, span) in enumerate(zip(contexts, spans, strict=True)):
         unsettled = rule.settled(context - span + 1)
         for at in [*range(min(first, unsettled)), *range(unsettled, context)]:
@@ -152,7 +152,8 @@ def _cases():
             yield case("decode, first 20 full", (80, 27, 9), (1, 1, 1), formats, dtype, first=20, **small)
             window = SlidingWindow(21, sinks=3)
             yield case("decode window and sinks", (80, 27), (1, 1), formats, dtype, mask=window, first=3, **small)
-            yield case("mixed soft-cap and sink logits", (66, 8), (1, 8), formats, dtype, softcap=3.0, sinks=True, **small)
+            changed = {"softcap": 3.0, "sinks": True, **small}
+            yield case("mixed soft-cap and sink logits", (66, 8), (1, 8), formats, dtype, **changed)
 
 
 SUITES = (Suite("quantized_attention", inputs, call, tuple(_cases()), terms, exact=exact),)

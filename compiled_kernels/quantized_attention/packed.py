@@ -25,8 +25,8 @@ LEVELS = {"int8": 255, "int4": 15}  # the highest code
 
 
 class Packed(NamedTuple):
-    """`number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3 numbers; dense has codes
-    only: the numbers, in order."""
+    """`number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3 numbers; dense has
+    codes only: the numbers, in order."""
 
     codes: Tensor
     scales: Tensor | None = None

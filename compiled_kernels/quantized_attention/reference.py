@@ -92,7 +92,7 @@ def attend(
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     if score is not None:
-        heads = rearrange(torch.arange(q.shape[1], device=q.device), "(group share) -> group share 1 1", group=k.shape[1])
+        heads = torch.arange(q.shape[1], device=q.device).view(k.shape[1], -1, 1, 1)
         scores = score(scores, heads, queries, positions)
     scores = torch.where(allowed, scores, -torch.inf)
     somewhere = (scores != -torch.inf).any(-1, keepdim=True)
@@ -123,4 +123,5 @@ def _recent_run(pages: Tensor, table: Tensor, begin: int, end: int) -> Tensor:
     size = pages.shape[2]
     first = begin // size
     used = table[first : -(-end // size)].long()
-    return rearrange(pages[used], "page group offset dim -> (page offset) group dim")[begin - first * size :][: end - begin]
+    tokens = rearrange(pages[used], "page group offset dim -> (page offset) group dim")
+    return tokens[begin - first * size :][: end - begin]

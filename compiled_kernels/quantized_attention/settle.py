@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,34 +34,43 @@ class PageFormat:
         return Packed(*(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in parts))
 
 
-def settle(
-    recent: Float[Tensor, "recent_page group offset dim"],
-    packed: Packed,
-    format: PageFormat,
-    group: int,
-    from_pages: Int[Tensor, " settling"],
-    to_pages: Int[Tensor, " settling"],
-    parts: Int[Tensor, " settling"],
-    unread: Int[Tensor, " settling"],
-) -> None:
-    """Quantize groups of `group` tokens, the `parts`-th of their pages, from recent pages into packed ones, in place.
+@dataclass(frozen=True)
+class Groups:
+    """Groups of `size` tokens on their way: the `parts`-th of their pages, from recent pages to packed ones. The first
+    `unread` tokens of each are read in full precision by everybody: they have no say in its scales."""
 
-    The first `unread` tokens of a group are read in full precision by everybody: they have no say in its scales.
-    """
-    tokens = recent.unflatten(2, (-1, group))[from_pages, :, parts]  # [settling, group, token, dim]
-    ignored = torch.arange(group, device=recent.device) < unread[:, None]
-    tokens = torch.where(ignored[:, None, :, None], tokens[:, :, -1:], tokens)
-    if format.kind == "dense":
-        packed.codes.unflatten(2, (-1, group))[to_pages, :, parts] = tokens.to(packed.codes.dtype)
-        return
-    coded = quantize(tokens.transpose(-1, -2) if format.keys else tokens, format.kind, format.run)
-    if format.keys:
-        packed.codes.unflatten(3, (-1, group))[to_pages, :, :, parts] = coded.codes
-    else:
-        packed.codes.unflatten(2, (-1, coded.codes.shape[2]))[to_pages, :, parts] = coded.codes
-    for pages, run in zip(packed[1:], coded[1:], strict=True):
-        if pages is not None and run is not None and format.keys:
-            pages[to_pages, :, parts] = run[:, :, 0]
-        elif pages is not None and run is not None:
-            pages.unflatten(3, (-1, group))[to_pages, :, :, parts] = run
+    size: int
+    from_pages: Int[Tensor, " settling"]
+    to_pages: Int[Tensor, " settling"]
+    parts: Int[Tensor, " settling"]
+    unread: Int[Tensor, " settling"]
 
+    def taken(self, recent: Float[Tensor, "recent_page group offset dim"]) -> Float[Tensor, "settling group token dim"]:
+        """The tokens as they are to be quantized."""
+        tokens = recent.unflatten(2, (-1, self.size))[self.from_pages, :, self.parts]
+        ignored = torch.arange(self.size, device=recent.device) < self.unread[:, None]
+        return torch.where(ignored[:, None, :, None], tokens[:, :, -1:], tokens)
+
+    def put(self, coded: Packed, packed: Packed, keys: bool) -> None:
+        """Lay what `coded` made of the tokens into packed pages, in place."""
+        at, part = self.to_pages, self.parts
+        if packed.scales is None:
+            packed.codes.unflatten(2, (-1, self.size))[at, :, part] = coded.codes.to(packed.codes.dtype)
+        elif keys:
+            packed.codes.unflatten(3, (-1, self.size))[at, :, :, part] = coded.codes
+        else:
+            packed.codes.unflatten(2, (-1, coded.codes.shape[2]))[at, :, part] = coded.codes
+        for pages, run in zip(packed[1:], coded[1:], strict=True):
+            if pages is not None and run is not None and keys:
+                pages[at, :, part] = run[:, :, 0]
+            elif pages is not None and run is not None:
+                pages.unflatten(3, (-1, self.size))[at, :, :, part] = run
+
+
+def settle(recents: Sequence[Tensor], packed: Sequence[Packed], format: PageFormat, groups: Groups) -> None:
+    """Quantize the same groups of several layers, whose pages have one format: coded together, as one tensor."""
+    tokens = torch.stack([groups.taken(pages) for pages in recents])  # [layer, settling, group, token, dim]
+    transposed = format.keys and format.kind != "dense"
+    coded = quantize(tokens.transpose(-1, -2) if transposed else tokens, format.kind, format.run)
+    for layer, pages in enumerate(packed):
+        groups.put(Packed(*(None if part is None else part[layer] for part in coded)), pages, format.keys)

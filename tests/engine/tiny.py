@@ -107,8 +107,9 @@ def runner_of(model: Transformer, **settings) -> Runner:
 
 
 def poison(runner: Runner) -> None:
-    for cache in runner.store.layers:
-        cache.keys[:], cache.values[:] = torch.nan, torch.nan
+    for table in range(len(runner.store.tables)):
+        for tensor in runner.store.paged(table):
+            tensor.view(torch.uint8).fill_(255)  # NaN in every type of float
 
 
 def request(name: str, prompt: int, most: int, **sampling) -> Request:

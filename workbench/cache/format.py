@@ -69,8 +69,8 @@ class LayerChange(BaseModel):
 
 
 class CacheFormat(LayerFormat):
-    """How all layers keep them: `layers` are those that do otherwise, by their index. `dtype` is the type of all that is
-    not packed; `auto` is the model's."""
+    """How all layers keep them: `layers` are those that do otherwise, by their index. `dtype` is the type of all that
+    is not packed; `auto` is the model's."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     layers: dict[Annotated[int, Field(ge=0)], LayerChange] = {}
@@ -106,7 +106,8 @@ def cache_format(given: str | Mapping[str, Any] | CacheFormat) -> CacheFormat:
         return given
     if isinstance(given, str):
         if given not in FORMATS:
-            raise WorkbenchError(f"unknown cache format {given!r}{nearest(given, FORMATS)}; known: {', '.join(FORMATS)}")
+            known = ", ".join(FORMATS)
+            raise WorkbenchError(f"unknown cache format {given!r}{nearest(given, FORMATS)}; known: {known}")
         return CacheFormat(format=given)
     try:
         return CacheFormat.model_validate(dict(given))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 import compiled_kernels
 from compiled_kernels import Lane
 from compiled_kernels.masks import Mask
-from compiled_kernels.quantized_attention import rotate, settle
+from compiled_kernels.quantized_attention import Groups, rotate, settle
 from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
 from workbench.cache.shapes import CacheShape
 
 
 class QuantizedLayer:
-    """Settled groups of tokens in packed pages, and in recent pages, of `dtype`, all tokens that are not settled and the
-    first ones. What a query reads depends on its position alone (see `shape.rule`).
+    """Settled groups of tokens in packed pages, and in recent pages, of `dtype`, all tokens that are not settled and
+    the first ones. What a query reads depends on its position alone (see `shape.rule`).
 
         write:   tokens -> recent pages;  groups that this step settles -> packed pages
         attend:  packed pages for settled positions, recent pages for the others, one softmax
@@ -42,23 +44,11 @@ class QuantizedLayer:
         slots = batch.slots[self.recent]
         compiled_kernels.kv_write(self.recent_keys, k, slots, lane)
         compiled_kernels.kv_write(self.recent_values, v, slots, lane)
-        self.settle(batch, self.settling(batch))
-
-    def settle(self, batch: TokenBatch, rows: list[tuple[int, int, int, int]]) -> None:
-        """Quantize the groups `rows` (see `settling`), which lie in recent pages."""
-        if not rows:
-            return
-        device = self.recent_keys.device
-        seqs, places, parts, unread = torch.tensor(rows, device=device).unbind(1)
-        from_pages = batch.page_tables[self.recent][seqs, places].long()
-        to_pages = batch.page_tables[self.table][seqs, places].long()
-        where = self.rule.group, from_pages, to_pages, parts, unread
-        settle(self.recent_keys, self.keys, self.key_format, *where)
-        settle(self.recent_values, self.values, self.value_format, *where)
+        settle_layers([self], batch)
 
     def settling(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
-        """The groups that this step's tokens make old enough. For each: its sequence, its page's place in the text, its part of the page, and how many of its tokens
-        are read in full precision for ever."""
+        """The groups that this step's tokens make old enough. For each: its sequence, its page's place in the text, its
+        part of the page, and how many of its tokens are read in full precision for ever."""
         rule, size, rows = self.rule, self.page_size, []
         starts, ends = batch.span_starts.tolist(), batch.context_lengths.tolist()
         for seq, end in enumerate(ends):
@@ -114,3 +104,17 @@ class QuantizedLayer:
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for table in (self.table, self.recent) for tensor in self.paged(table))
+
+
+def settle_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None:
+    """Quantize the groups that this step's tokens make old enough, in layers of one shape. They lie in recent pages."""
+    first = layers[0]
+    rows = first.settling(batch)
+    if not rows:
+        return
+    device = first.recent_keys.device
+    seqs, places, parts, unread = torch.tensor(rows, device=device).unbind(1)
+    from_pages, to_pages = (batch.page_tables[table][seqs, places].long() for table in (first.recent, first.table))
+    groups = Groups(first.rule.group, from_pages, to_pages, parts, unread)
+    settle([each.recent_keys for each in layers], [each.keys for each in layers], first.key_format, groups)
+    settle([each.recent_values for each in layers], [each.values for each in layers], first.value_format, groups)

@@ -60,7 +60,7 @@ class CacheShape:
         return self.groups * self.dim * sum(self._bits(dtype)) / 8
 
     def recent_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes of what a sequence keeps in full precision beside packed tokens, at most: the unsettled and the first."""
+        """Bytes that a sequence keeps in full precision beside packed tokens, at most: the unsettled and the first."""
         rule = self.rule
         tokens = rule.lag + rule.group - 1 + rule.first if self.format.packed else 0
         return 2 * self.groups * self.dim * dtype.itemsize * tokens
@@ -79,7 +79,8 @@ class CacheShape:
             if kind != "dense" and self.dim % each:
                 raise WorkbenchError(f"cache: {kind} {name} are packed {each} columns at a time; heads have {self.dim}")
         if self.format.rotate and self.dim & (self.dim - 1):
-            raise WorkbenchError(f"cache.rotate: a Hadamard matrix turns heads whose width is a power of two, not {self.dim}")
+            told = f"a Hadamard matrix turns heads whose width is a power of two, not {self.dim}"
+            raise WorkbenchError(f"cache.rotate: {told}")
         made = self.groups, self.dim, size
         return PageFormat(keys, True, *made, self.format.group), PageFormat(values, False, *made, columns)
 

@@ -13,7 +13,7 @@ from compiled_kernels.masks import Mask
 from compiled_kernels.scores import Score
 from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
-from workbench.cache.quantized import QuantizedLayer
+from workbench.cache.quantized import QuantizedLayer, settle_layers
 from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 
@@ -139,13 +139,12 @@ class KVStore:
     def settle(self, batch: TokenBatch) -> None:
         """Quantize what a step of decodes makes old enough, before it is computed. A token is never settled by itself,
         so that all of that lies in the pages of earlier steps."""
-        known: dict[tuple, list[tuple[int, int, int, int]]] = {}
+        alike: dict[CacheShape, list[QuantizedLayer]] = {}
         for layer in self.layers:
             if isinstance(layer, QuantizedLayer):
-                alike = layer.rule, layer.recent
-                if alike not in known:
-                    known[alike] = layer.settling(batch)
-                layer.settle(batch, known[alike])
+                alike.setdefault(layer.shape, []).append(layer)
+        for layers in alike.values():
+            settle_layers(layers, batch)
 
     def paged(self, table: int) -> tuple[Tensor, ...]:
         """Every tensor whose first axis is the pages of `table`, layer by layer."""

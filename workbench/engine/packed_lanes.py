@@ -23,7 +23,7 @@ def fitted_to(
     """
     for shape in shapes:
         shape.page_formats(page_size)
-    problems = {lane: problem for lane in Lane if (problem := _problem(lane, shapes, kept, model))}
+    problems = {lane: problem for lane in Lane if (problem := problem_of(lane, shapes, kept, model))}
     if not auto:
         if problem := problems.get(lanes.blocks) or problems.get(lanes.decode):
             raise WorkbenchError(f"lane {str(lanes.blocks)!r} cannot carry out this cache: {problem}")
@@ -35,7 +35,8 @@ def fitted_to(
     return lanes
 
 
-def _problem(lane: Lane, shapes: tuple[CacheShape, ...], kept: torch.dtype, model: torch.dtype) -> str | None:
+def problem_of(lane: Lane, shapes: tuple[CacheShape, ...], kept: torch.dtype, model: torch.dtype) -> str | None:
+    """Why `lane` cannot write and read a cache of these shapes; None where it can."""
     if lane is Lane.MLIR and kept is not model:
         return f"it wants the cache in the model's {_name(model)}, not in {_name(kept)}"
     for layer, shape in enumerate(shapes):

@@ -74,8 +74,9 @@ def rows_of(model: Transformer, texts: Mapping[str, tuple[int, ...]], most: int 
     """
     limits = Limits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 512))
     runner = Runner(model, limits=limits, **{"page_size": 64, "pages": 4 * CONTEXT, **settings})
-    for layer in runner.store.layers:
-        layer.keys[1:], layer.values[1:] = torch.nan, torch.nan
+    for table in range(len(runner.store.tables)):
+        for tensor in runner.store.paged(table):
+            tensor[1:].view(torch.uint8).fill_(255)  # NaN in every type of float
     watched = _Watched(runner)
     greedy = SamplingParameters(temperature=0, max_tokens=most, ignore_eos=True)
     for name, event in generate(runner, [Request(name, ids, greedy) for name, ids in texts.items()]).items():

@@ -1,0 +1,30 @@
+"""Hold a cache format, as a configuration has it, to the laws of keys and values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from compiled_kernels import Lane
+from workbench.cache.format import CacheFormat, cache_format
+from workbench.testing import kv_laws
+from workbench.testing.holding import held
+from workbench.testing.kv_scenes import scenes
+from workbench.testing.report import Report
+
+
+def check_kv_format(
+    format: str | Mapping[str, Any] | CacheFormat, examples: int = 6, lanes: Iterable[str] = tuple(Lane)
+) -> Report:
+    """Try `format` in small models and report, law by law, whether it keeps them.
+
+    `format` is what `load(cache=...)` takes: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`). Each
+    law is tried on `examples` sets of texts, long enough that groups settle in them, the same ones every time; `lanes`
+    are held to the einops reference as far as they claim the format. Errors: WorkbenchError for a format that cannot be.
+    """
+    given = cache_format(format)
+    drawn = scenes(given)
+    laws = [held(law, functools.partial(check, given), examples, drawn) for law, check in kv_laws.LAWS.items()]
+    laws += [kv_laws.lane_law(Lane(lane), given, examples) for lane in lanes]
+    return Report(f"cache format {given.model_dump(exclude_defaults=True)}", tuple(laws))

@@ -1,0 +1,75 @@
+"""Tiny models whose texts are long enough for groups of a cache format to settle, and all that a runner samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from workbench.cache.format import CacheFormat
+from workbench.model.spec import Attention, LayerKind, ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.model.weights import random_weights
+from workbench.testing import attention_scenes
+from workbench.testing.attention_scenes import VOCAB, Rows
+
+DIM = 16
+MOST = 3  # tokens that each text is continued by
+
+
+@dataclass(frozen=True)
+class KVScene:
+    """Texts as lengths, a window in the second layer or none, and how the runner is to cut the texts."""
+
+    seed: int
+    groups: int
+    window: int | None
+    lengths: tuple[int, ...]
+    budget: int  # tokens a step
+    parts: int  # groups a page
+
+    def __repr__(self) -> str:
+        window = f", window {self.window}" if self.window else ""
+        return f"texts of {', '.join(map(str, self.lengths))} tokens ({self.groups} groups{window}, seed {self.seed})"
+
+    def texts(self) -> dict[str, tuple[int, ...]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = (torch.randint(VOCAB, (length,), generator=generator) for length in self.lengths)
+        return {f"{i}": tuple(ids.tolist()) for i, ids in enumerate(drawn)}
+
+    def model(self) -> Transformer:
+        """In float64, as written."""
+        heads = {"heads": 2 * self.groups, "groups": self.groups, "dim": DIM}
+        kinds = [Attention(**heads), Attention(**heads, window=self.window)]
+        layers = tuple(LayerKind(attention=kind, hidden=12) for kind in kinds)
+        context = max(self.lengths) + MOST + 1
+        spec = ModelSpec(name="tiny", vocab=VOCAB, width=8, layers=layers, context=context, tied=True)
+        return Transformer.from_state(spec, random_weights(spec, torch.float64, self.seed))
+
+    def page_size(self, format: CacheFormat) -> int:
+        return self.parts * group_of(format)
+
+
+def group_of(format: CacheFormat) -> int:
+    """The largest of the model's two layers' groups; a power of two times the smaller, or pages hold no whole group."""
+    return max(format.of(layer).group for layer in (0, 1))
+
+
+def scenes(format: CacheFormat) -> st.SearchStrategy[KVScene]:
+    """Texts around the lengths at which something settles."""
+    reach = max(format.of(layer).residual + format.of(layer).group for layer in (0, 1))
+    length = st.one_of(st.integers(2, reach + 2 * group_of(format)), st.integers(reach - 2, reach + 2))
+    windows = st.sampled_from([None, reach // 2 + 1, reach + 5])
+    lengths = st.lists(length, min_size=1, max_size=3).map(tuple)
+    return st.builds(KVScene, st.integers(0, 10_000), st.integers(1, 2), windows, lengths, st.integers(1, reach),
+                     st.integers(1, 2))  # fmt: skip
+
+
+def rows_of(scene: KVScene, format: CacheFormat, texts: dict[str, tuple[int, ...]] | None = None, **settings: Any) -> Rows:
+    """The logits of every row that a runner samples while it continues the texts, as in attention_scenes.py."""
+    size = settings.pop("page_size", scene.page_size(format))
+    given = scene.texts() if texts is None else texts
+    pages = settings.pop("pages", 2 * len(given) * (-(-(max(map(len, given.values())) + MOST) // size) + 1))
+    return attention_scenes.rows_of(scene.model(), given, MOST, page_size=size, pages=pages, cache=format, **settings)
