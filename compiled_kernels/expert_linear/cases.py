@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import torch
 
 import compiled_kernels
@@ -18,6 +20,19 @@ def inputs(
     return random(generator, dtype, (rows, width)), expert, weight, shift if bias else None
 
 
+def terms(width: int, **_: object) -> float:
+    return 4 + math.sqrt(width)
+
+
+def scale(
+    x: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """What a sum of products of either sign is like: the root of the sum of their squares; of a row the largest."""
+    shift = None if bias is None else bias.double().square()
+    squares = compiled_kernels.expert_linear(x.double().square(), expert, weight.double().square(), shift)
+    return squares.sqrt().amax(-1, keepdim=True)
+
+
 SUITES = (
     Suite(
         "expert_linear",
@@ -33,6 +48,7 @@ SUITES = (
             for rows, experts, width, out in [(4, 32, 576, 1536), (64, 32, 576, 1536), (5, 3, 16, 7), (1, 4, 33, 5)]
             for dtype in (torch.float32, torch.bfloat16)
         ),
-        terms=lambda width, **_: width,
+        terms=terms,
+        scale=scale,
     ),
 )

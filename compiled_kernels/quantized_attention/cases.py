@@ -11,7 +11,7 @@ import compiled_kernels
 from compiled_kernels.cases import Case, Suite, Work, random
 from compiled_kernels.lanes import Lane
 from compiled_kernels.masks import Causal, Mask, SlidingWindow
-from compiled_kernels.quantized_attention.packed import Kind, Packed, bits_per_number
+from compiled_kernels.quantized_attention.packed import Kind, Packed, bits_per_number, dequantize
 from compiled_kernels.quantized_attention.reference import reference
 from compiled_kernels.quantized_attention.rule import Settling
 from compiled_kernels.quantized_attention.settle import Groups, PageFormat, settle
@@ -130,9 +130,19 @@ def _name(formats: tuple[Kind, Kind]) -> str:
     return formats[0] if formats[0] == formats[1] else " keys, ".join(formats) + " values"
 
 
-def terms(contexts: Sequence[int], dim: int, **_: object) -> int:
+def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
     # As in paged attention: a score's rounding is carried through the exponential.
-    return 8 * dim + 4 * math.ceil(math.sqrt(max(contexts)))
+    return 8 * math.sqrt(dim) + math.sqrt(max(contexts)) + 8
+
+
+def scale(*inputs: Any) -> Tensor:
+    """What values of one sign would come to, so that a sum that happens to cancel is not held to less."""
+    q, keys, values, recent_keys, recent_values, *rest = _packed(inputs)
+    *tables, scale, mask, rule, _, softcap, sink_logits = rest
+    recent = recent_keys.double(), recent_values.double().abs()
+    sizes = Packed(dequantize(values, torch.float64).abs())
+    of = q.double(), keys, sizes, *recent, *tables, scale, mask, rule, softcap, sink_logits
+    return reference(*of).amax(-1, keepdim=True)  # type: ignore[call-arg]
 
 
 def _cases():
@@ -156,4 +166,4 @@ def _cases():
             yield case("mixed soft-cap and sink logits", (66, 8), (1, 8), formats, dtype, **changed)
 
 
-SUITES = (Suite("quantized_attention", inputs, call, tuple(_cases()), terms, exact=exact),)
+SUITES = (Suite("quantized_attention", inputs, call, tuple(_cases()), terms, exact=exact, scale=scale),)

@@ -37,8 +37,8 @@ FORMS += [("paged_attention", "eager"), pytest.param("paged_attention", "inducto
 def as_schema(operator: str, inputs: tuple) -> tuple:
     if operator != "paged_attention":
         return inputs
-    *cache, mask, decode_only, softcap, sinks = inputs
-    return (*cache, *band(mask, "any"), decode_only, softcap, sinks)
+    *cache, mask, decode_only, softcap, sinks, score = inputs
+    return (*cache, *band(mask, "any"), decode_only, softcap, sinks, score is not None)
 
 
 def transposed(part: Tensor) -> Tensor:

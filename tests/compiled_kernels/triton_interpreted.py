@@ -49,7 +49,7 @@ def drawn(data: st.DataObject, operator: str, **given_: Any) -> tuple[Case, tupl
 
 
 def test_the_lane_has_every_operator_but_those_of_the_gap_table() -> None:
-    assert set(SUITES) - set(MINE) == {"log_softmax"}
+    assert set(SUITES) - set(MINE) == {"log_softmax", "expert_linear", "quantized_attention"}
 
 
 @pytest.mark.parametrize("operator", MINE)
@@ -66,6 +66,8 @@ def test_cases_agree_with_float64(operator: str) -> None:
     small = [case for case in suite.cases if max(case.work.bytes, case.work.flops) < MOST_WORK]
     assert small
     for case in small:
+        if (gap := known_gap(operator, Lane.TRITON, case.name)) and not gap.mended_in:
+            continue  # every row of the gap table is tried in test_gaps.py
         assert verdict(suite, case, Lane.TRITON) == ("ok", ""), case.name
 
 

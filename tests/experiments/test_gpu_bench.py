@@ -10,12 +10,14 @@ import torch
 import typer
 
 from compiled_kernels import Lane, cases
+from compiled_kernels.gaps import GAPS
 from compiled_kernels.lanes import lane_problems
 from experiments import gpu_bench, gpu_kernels, gpu_models, gpu_timing
 
 
 def test_every_operator_of_the_lane_is_checked() -> None:
-    assert set(gpu_bench.CHECKED) == {suite.operator for suite in cases.suites()} - {"linear", "log_softmax"}
+    without = {gap.operator for gap in GAPS if gap.lane is Lane.TRITON and gap.case == "*"}
+    assert set(gpu_bench.CHECKED) == {suite.operator for suite in cases.suites()} - without - {"linear"}
 
 
 @pytest.mark.parametrize("operator", ["rms_norm", "add_rms_norm", "linear_int8", "linear_int4", "top_logprobs"])
