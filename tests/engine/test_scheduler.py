@@ -181,3 +181,18 @@ def test_sixty_four_sequences_are_scheduled_in_200_microseconds(tables: tuple[Ta
         pass
     rounds = [sum(step()[1] for _ in range(size)) / size for _ in range(6)]
     assert len(scheduler.running) == seqs and min(rounds) < 200e-6
+
+
+def test_an_heir_takes_its_place_in_the_order() -> None:
+    """The first of three samples is cancelled before its prefill is done: the second leads, older than who runs."""
+    scheduler = scheduler_of((PagePool(30, 4),), Limits(4, 32))
+    first, second, third, younger = (sequence(order, 30, 3) for order in range(4))
+    scheduler.submit(first, [second, third])
+    scheduler.submit(younger)
+    plan = scheduler.plan()
+    assert plan is not None and scheduler.running == [first, younger]
+    scheduler.commit(plan, {})
+    scheduler.finish(first, FinishReason.CANCELLED)
+    assert second.followers == [third] and third.leader is second and second.leader is None
+    scheduler.plan()
+    assert scheduler.running == [second, younger]
