@@ -35,14 +35,14 @@ def size_and_quality(rows: Rows) -> Verdict:
         claim="kv-quant-size",
         says="INT8 halves and INT4 quarters the cache, with minimal loss of quality",
         rule=(
-            f"bytes where tokens stay at most {HALF} and {QUARTER} of bfloat16's, KL mean at most {MINIMAL_KL['int8']:g} "
-            f"(INT8) and {MINIMAL_KL['int4']:g} (INT4) above it: holds; refuted where the sizes or INT8 miss; with limits "
-            "where INT4's quality misses, or the whole cache with its end in full precision is larger than that"
+            f"bytes where tokens stay at most {HALF} and {QUARTER} of bfloat16's, KL mean at most "
+            f"{MINIMAL_KL['int8']:g} (INT8) and {MINIMAL_KL['int4']:g} (INT4) above it: holds; refuted where sizes or "
+            "INT8 miss; with limits where INT4 misses, or the cache with its end in full precision is larger than that"
         ),
         outcome=outcome,
         because=(
-            f"stored {stored['int8']:.3f} and {stored['int4']:.3f}, in all at {tokens:,} tokens {whole['int8']:.3f} and "
-            f"{whole['int4']:.3f} of bfloat16; KL {lost['int8']:+.1e} and {lost['int4']:+.1e}"
+            f"stored {stored['int8']:.3f} and {stored['int4']:.3f} of bfloat16, in all at {tokens:,} tokens "
+            f"{whole['int8']:.3f} and {whole['int4']:.3f}; KL {lost['int8']:+.1e} and {lost['int4']:+.1e}"
         ),
     )
 
@@ -61,8 +61,8 @@ def concurrency(rows: Rows) -> Verdict:
         claim="kv-quant-concurrency",
         says="Halving the precision roughly doubles the concurrent sessions",
         rule=(
-            f"sequences that the scheduler runs at once in the same memory, the end in full precision included: INT8 at "
-            f"least {DOUBLE} and INT4 at least {FOURFOLD} times bfloat16's: holds; one of both at least doubled: with limits"
+            f"sequences that the scheduler runs at once in the same memory, the end in full precision included: INT8 "
+            f"at least {DOUBLE} and INT4 at least {FOURFOLD} times bfloat16's: holds; one of them {DOUBLE}: limits"
         ),
         outcome=outcome,
         because=f"at {tokens:,} tokens {dense}, {int8} and {int4} sequences: {twice:.2f} and {four:.2f} times",

@@ -16,7 +16,7 @@ def judge(rows: Rows) -> list[Verdict]:
 
 
 def window_bounds(rows: Rows) -> Verdict:
-    """Memory: pages of the window, whatever the length. Sight: names assigned before the window against the full model."""
+    """Memory: pages of the window, whatever the length. Sight: names assigned before it, against the full model."""
     full = row_of(rows, FULL)
     per_token = full["stored_bytes_per_token"]
     bounded = all(row_of(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items())
@@ -60,8 +60,8 @@ def middle(rows: Rows) -> Verdict:
         claim="lost-in-the-middle",
         says="More context is not better: what stands in the middle is used less",
         rule=(
-            f"gain of a name by the depth of its assignment: some inner depth at least {FALL:.0%} of the better end below "
-            "both ends: holds; below one end only (nearer is better, no dip): with limits; else refuted"
+            f"gain of a name by the depth of its assignment: some inner depth at least {FALL:.0%} of the better end "
+            "below both ends: holds; below one end only (nearer is better, no dip): with limits; else refuted"
         ),
         outcome=outcome,
         because=f"nats a token from depth {told}",

@@ -22,6 +22,9 @@ from workbench.model.transformer import Transformer
 from workbench.study.cache_of import parts_of, store_of
 from workbench.study.experiment import CachePart
 
+KINDS = st.tuples(
+    st.integers(1, 2), st.integers(1, 2), st.sampled_from([2, 6]), st.sampled_from([None, 3, 9])
+)  # groups, share, dim, window
 DTYPES = st.sampled_from(["float32", "bfloat16", "float64"])
 
 
@@ -66,10 +69,7 @@ def test_named_shapes_on_the_meta_device(name: str) -> None:
 
 
 @settings(max_examples=40)
-@given(
-    st.lists(st.tuples(st.integers(1, 2), st.integers(1, 2), st.sampled_from([2, 6]), st.sampled_from([None, 3, 9])), min_size=1, max_size=3),
-    DTYPES, st.integers(1, 6), st.integers(1, 47),
-)  # fmt: skip
+@given(st.lists(KINDS, min_size=1, max_size=3), DTYPES, st.integers(1, 6), st.integers(1, 47))
 def test_the_cache_is_the_pages_a_sequence_holds(kinds: list, dtype: str, page: int, tokens: int) -> None:
     """Allocated pages, times what a page of the real tensors takes, for a sequence that the scheduler serves."""
     spec = spec_of(*(layer(groups * share, groups, dim, window) for groups, share, dim, window in kinds))

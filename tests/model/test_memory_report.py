@@ -90,8 +90,9 @@ def test_gpt2_with_its_own_names(tmp_path: Path) -> None:
 
 def test_windows_experts_and_what_lies_inside(tmp_path: Path) -> None:
     inner = {
-        "model_type": "x", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1,
-        "head_dim": 32, "intermediate_size": 128, "vocab_size": 100, "sliding_window": 16, "sliding_window_pattern": 3,
+        "model_type": "x", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 128, "vocab_size": 100, "sliding_window": 16,
+        "sliding_window_pattern": 3,
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "tie_word_embeddings": True,
     }  # fmt: skip
     spec, remarks = spec_from_any_config(written(tmp_path / "m", {"model_type": "outer", "text_config": inner}))

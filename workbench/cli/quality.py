@@ -86,7 +86,7 @@ def quality(
 
 
 def variant_of(words: str) -> tuple[str, dict]:
-    """`[NAME:] PATH=VALUE PATH=VALUE ...` as a name and its settings; values are YAML, quoted where they have spaces."""
+    """`[NAME:] PATH=VALUE PATH=VALUE ...` as a name and its settings; values as in YAML, quoted where need be."""
     from workbench.study import yaml_text
 
     name, colon, rest = words.partition(": ")

@@ -201,7 +201,7 @@ class Runner:
         (negative ones from the last computed): recomputed from the cache's pages, and costing nothing until then.
 
         `layers` and `heads` choose the weights (all unless given, none for `()`), `hidden` the blocks before which
-        hidden states are wanted, the number of layers for what leaves the last. WorkbenchError for what is not there."""
+        hidden states are wanted, the number of layers for what leaves the last. WorkbenchError for what is missing."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             known = ", ".join(self._sequences) or "none"

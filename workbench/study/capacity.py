@@ -8,7 +8,7 @@ from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
 from workbench.cache.tables import Table
-from workbench.engine.scheduler import Limits, Scheduler
+from workbench.engine.scheduler import Limits, Refusal, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.request import Sequence as Served
@@ -32,26 +32,49 @@ def pages_within(
     tables: Sequence[Table], sizes: Sequence[int], budget: int, tokens: int, chunk: int, page: int
 ) -> tuple[tuple[int, ...], int]:
     """Pages of each table that take at most `budget` bytes, null pages included, so that as many sequences of `tokens`
-    tokens as possible run at once, and how many these are. `sizes` are bytes a page, `chunk` the tokens of a step."""
-    most = [table.most(tokens, chunk, page) for table in tables]
-    one = sum(count * size for count, size in zip(most, sizes, strict=True))
-    fit = (budget - sum(sizes)) // one
+    tokens as possible decode at once while one is prefilled, and how many these are. `sizes` are bytes a page, `chunk`
+    the tokens of a step."""
+    steady = [table.most(tokens, 1, page) for table in tables]
+    ahead = [table.most(tokens, chunk, page) - count for table, count in zip(tables, steady, strict=True)]
+    one = sum(count * size for count, size in zip(steady, sizes, strict=True))
+    rest = sum((1 + count) * size for count, size in zip(ahead, sizes, strict=True))
+    fit = (budget - rest) // one
     if fit < 1:
-        raise WorkbenchError(f"a pool of {budget:,} bytes holds no sequence of {tokens:,} tokens: one takes {one:,}")
-    return tuple(max(1, fit * count) for count in most), fit
+        raise WorkbenchError(
+            f"a pool of {budget:,} bytes holds no sequence of {tokens:,} tokens: one takes {one + rest:,}"
+        )
+    return tuple(max(1, fit * count + more) for count, more in zip(steady, ahead, strict=True)), fit
 
 
 def sequences_at_once(
-    tables: Sequence[Table], pages: Sequence[int], page: int, tokens: int, chunk: int, asked: int
+    tables: Sequence[Table], pages: Sequence[int], page: int, tokens: int, chunk: int, least: int
 ) -> int:
-    """The most of `asked` sequences that the scheduler has at `tokens` tokens at the same time, until it must set one
-    back or has no room for more. Those that are through stay, and keep their pages."""
-    pools = tuple(PagePool(count, page) for count in pages)
-    scheduler = Scheduler(Holdings(pools, tables, chunk), Limits(asked, chunk), tokens + 1)
-    for index in range(asked):
-        scheduler.submit(Served.of(Request(str(index), (0,) * tokens, SamplingParameters(max_tokens=1)), index))
+    """The most sequences that the scheduler brings to `tokens` tokens side by side, none set back and none waiting; at
+    most twice `least`, from which the search begins."""
+    low, high = 0, least
+    while high <= 2 * least and _run_together(tables, pages, page, tokens, chunk, high):
+        low, high = high, max(high + 1, high + high // 4)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _run_together(tables, pages, page, tokens, chunk, middle) else (low, middle)
+    return low
+
+
+def _run_together(
+    tables: Sequence[Table], pages: Sequence[int], page: int, tokens: int, chunk: int, count: int
+) -> bool:
+    """Whether `count` sequences are prefilled and decode their last tokens, over two pages, without one giving way."""
+    pools = tuple(PagePool(number, page) for number in pages)
+    scheduler = Scheduler(Holdings(pools, tables, chunk), Limits(count, chunk), tokens + 1)
+    prompt = max(1, tokens - 2 * page)
+    sampling = SamplingParameters(max_tokens=tokens + 1 - prompt)
+    try:
+        for index in range(count):
+            scheduler.submit(Served.of(Request(str(index), (0,) * prompt, sampling), index))
+    except Refusal:  # not even one fits
+        return False
     while (plan := scheduler.plan()) is not None:
         if any(decision.action == "set_back" for decision in plan.decisions):
-            break
-        scheduler.commit(plan, {})
-    return sum(sequence.computed == tokens for sequence in scheduler.running)
+            return False
+        scheduler.commit(plan, {s.sequence.request_id: 0 for s in plan.spans if s.samples and s.end < tokens})
+    return sum(sequence.computed == tokens for sequence in scheduler.running) == count

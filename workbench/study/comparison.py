@@ -23,12 +23,15 @@ from workbench.study.run import threads
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
 from workbench.study.verdict import verdicts
+from workbench.user_parts import find
 
 
 def run_comparison(
     experiment: Experiment, out: Path | str = "runs", name: str = "run", progress: bool = True
 ) -> Record:
     """Measure every variant and write the run's folder below `out`; a mistake in the input leaves none."""
+    if experiment.judge is not None:
+        find(experiment.judge.path)  # told before anything is measured
     folder = RunFolder.create(Path(out), name)
     folder.write_text("experiment.yaml", experiment.to_yaml())
     folder.write_json("environment.json", environment())

@@ -22,8 +22,8 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """An Altair chart of `bytes_per_token` against `kl_mean`, both logarithmic; variants that none beats are joined. What
-    is no distance away stands at the bottom, a decade below the smallest that is some."""
+    """An Altair chart of `bytes_per_token` against `kl_mean`, both logarithmic; variants that none beats are joined.
+    What is no distance away stands at the bottom, a decade below the smallest that is some."""
     altair = _altair()
     points = [(float(row["bytes_per_token"]), float(row["kl_mean"])) for row in rows]
     best = set(frontier(points))

@@ -11,7 +11,7 @@ from workbench.study.divergence import Distributions, Places, compare
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings, Rows
 from workbench.study.greedy import divergence_summary, first_divergence, greedy_outputs
-from workbench.study.quality_costs import capacity, kept_bytes, speed
+from workbench.study.quality_costs import capacity, check_speed, kept_bytes, speed
 from workbench.study.quality_texts import QualityTexts
 from workbench.study.quality_workload import QualityWorkload
 from workbench.study.run import runner_for
@@ -24,6 +24,9 @@ def quality(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     """Measure every variant of `experiment`, whose workload is of the kind quality; the reference is the first row."""
     work = cast(QualityWorkload, experiment.workload)
     variants = {REFERENCE: reference_of(experiment), **every_variant(experiment)}
+    if work.speed is not None:
+        check_speed(variants, work.speed)
+    fits = capacity(variants, work.pool) if work.pool is not None else [{}] * len(variants)
     tell("loading")
     exact = runner_for(variants[REFERENCE])
     if exact.tokenizer is None:
@@ -43,12 +46,8 @@ def quality(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
         if texts.snippets:
             row |= _copying(found, name, copying(runner, texts.snippets))
         found.tables["places"] += _columns_as_rows(name, places)
-        found.rows.append(row)
+        found.rows.append(row | fits[len(found.rows)])
         del runner
-    if work.pool is not None:
-        tell("sequences that fit")
-        for row, figures in zip(found.rows, capacity(variants, work.pool), strict=True):
-            row |= figures
     if work.speed is not None:
         found.tables["speed"] = speed(variants, experiment.lane, work.speed, tell)
         for row in found.rows:

@@ -46,7 +46,7 @@ def kept_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
 
 def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[str, Any]]:
     """For each variant `sequences` that the scheduler ran at once in pools of `pool.bytes`, `sequences_predicted` from
-    their sizes, and `pool_bytes` that were allocated."""
+    their sizes, and the `pool_bytes` that these pools take."""
     rows = []
     for variant in variants.values():
         variant = _with_model(variant, pool.model, pool.dtype)
@@ -56,12 +56,21 @@ def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[st
         tokens = pool.context or spec.context
         sizes = page_bytes(store)
         pages, fit = pages_within(store.tables, sizes, pool.bytes, tokens, chunk, page)
-        ran = sequences_at_once(store.tables, pages, page, tokens, chunk, fit + 1)
+        ran = sequences_at_once(store.tables, pages, page, tokens, chunk, fit)
         rows.append({
             "sequences": ran, "sequences_predicted": fit, "sequence_tokens": tokens,
             "pool_bytes": sum((count + 1) * size for count, size in zip(pages, sizes, strict=True)),
         })  # fmt: skip
     return rows
+
+
+def check_speed(variants: Mapping[str, Experiment], part: SpeedPart) -> None:
+    """Raises WorkbenchError where a model's context is too short for the contexts asked for."""
+    longest = max(part.contexts) + part.tokens * (part.rounds + 1)
+    for variant in variants.values():
+        context = spec_of(_with_model(variant, part.model, None))[0].context
+        if longest > context:
+            raise WorkbenchError(f"workload.speed: {longest:,} tokens exceed the model's context of {context:,}")
 
 
 def speed(
@@ -77,9 +86,6 @@ def speed(
         if part.lane is not None or name == REFERENCE:
             changes["lane"] = part.lane or lane
         runners[name] = runner_for(variant.model_copy(update=changes))
-        context = runners[name].model.spec.context
-        if (longest := max(part.contexts) + part.tokens * (part.rounds + 1)) > context:
-            raise WorkbenchError(f"workload.speed: {longest:,} tokens exceed the model's context of {context:,}")
     return decode_speed(runners, part.contexts, part.tokens, part.rounds, tell)
 
 

@@ -1,0 +1,148 @@
+"""The rules of the experiments' verdicts: numbers that make a claim hold, hold with limits, and fall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import kv_groups, kv_precision, prefix_reuse, window_span
+from workbench.errors import WorkbenchError
+from workbench.request import UserPart
+from workbench.study.experiment import Experiment
+from workbench.study.variants import every_variant
+from workbench.study.verdict import Verdict, row_of, verdicts
+
+EXPERIMENTS = Path(kv_precision.__file__).parent
+NAMES = ("kv_precision", "window_span", "kv_groups", "prefix_reuse")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_can_be_read_and_every_variant_is_one(name: str) -> None:
+    experiment = Experiment.read(EXPERIMENTS / f"{name}.yaml")
+    assert Experiment.from_yaml(experiment.to_yaml()) == experiment
+    assert len(every_variant(experiment)) >= 2 and experiment.compares
+    assert experiment.judge is not None and experiment.judge.path == f"experiments.{name}:judge"
+
+
+def precision(
+    stored: tuple[float, float], whole: tuple[float, float], kl: tuple[float, float], fit: tuple
+) -> list[dict]:
+    rows = [("bfloat16", 1.0, 1.0, 7e-5, fit[0])]
+    rows += [(f"int{8 - 4 * i}", stored[i], whole[i], 7e-5 + kl[i], fit[1 + i]) for i in range(2)]
+    names = ("variant", "stored_bytes_per_token", "bytes_per_token", "kl_mean", "sequences")
+    return [dict(zip(names, row, strict=True)) | {"kv_tokens": 1000, "sequence_tokens": 4096} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes"),
+    [
+        (precision((0.53, 0.28), (0.54, 0.29), (1e-4, 5e-3), (10, 18, 35)), ["holds", "holds"]),
+        (precision((0.53, 0.28), (0.60, 0.37), (1e-4, 5e-3), (10, 16, 20)), ["holds-with-limits"] * 2),
+        (precision((0.53, 0.28), (0.54, 0.29), (1e-4, 5e-2), (10, 18, 30)), ["holds-with-limits"] * 2),
+        (precision((0.60, 0.28), (0.60, 0.29), (1e-4, 5e-3), (10, 17, 17)), ["refuted", "refuted"]),
+        (precision((0.53, 0.28), (0.54, 0.29), (2e-3, 5e-3), (10, 18, 35)), ["refuted", "holds"]),
+    ],
+)
+def test_precision(rows: list[dict], outcomes: list[str]) -> None:
+    found = kv_precision.judge(rows)
+    assert [each.claim for each in found] == ["kv-quant-size", "kv-quant-concurrency"]
+    assert [each.outcome for each in found] == outcomes
+    assert all(each.rule and each.because and each.says for each in found)
+
+
+def windows(gains: dict[float, float], left: float = 0.0, pages: float = 1.0) -> list[dict[str, Any]]:
+    """Rows in which names before a window keep `left` of the full model's gain, and hold `pages` times too much."""
+
+    def copying(span: int | None) -> dict:
+        found = {}
+        for depth, gain in gains.items():
+            distance = 900 * (1 - depth) + 20
+            seen = span is None or distance <= span
+            found[str(depth)] = {"gain": gain if seen else left * gain, "distance": distance}
+        return found
+
+    rows: list[dict[str, Any]] = [
+        {"variant": "float32", "stored_bytes_per_token": 10.0, "kv_bytes": 10240, "copying": copying(None)}
+    ]
+    for name, span in window_span.WINDOWS.items():
+        rows.append({"variant": name, "kv_bytes": pages * (span + 16) * 10.0, "copying": copying(span)})
+    return rows
+
+
+NEARER = {0.0: 2.8, 0.25: 4.9, 0.5: 5.8, 0.75: 6.2, 1.0: 7.1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes"),
+    [
+        (windows(NEARER), ["holds", "holds-with-limits"]),
+        (windows(NEARER, left=0.5), ["holds-with-limits", "holds-with-limits"]),
+        (windows(NEARER, pages=2.0), ["refuted", "holds-with-limits"]),
+        (windows({0.0: 6.0, 0.5: 3.0, 1.0: 7.0}), ["holds", "holds"]),
+        (windows({0.0: 7.0, 0.5: 6.9, 1.0: 7.1}), ["holds", "refuted"]),
+    ],
+)
+def test_windows_and_the_middle(rows: list[dict], outcomes: list[str]) -> None:
+    found = window_span.judge(rows)
+    assert [each.claim for each in found] == ["kv-window", "lost-in-the-middle"]
+    assert [each.outcome for each in found] == outcomes
+
+
+def groups(sizes: tuple[float, float, float]) -> list[dict]:
+    rows = zip(kv_groups.GROUPS, sizes, strict=True)
+    return [{"variant": n, "bytes_per_token": s, "stored_bytes_per_token": s, "kl_mean": 0.1} for n, s in rows]
+
+
+def test_groups() -> None:
+    right = groups((4 * 3072.0, 2 * 3072.0, 3072.0))
+    assert [each.outcome for each in kv_groups.judge(right)] == ["holds", "holds", "holds-with-limits"]
+    wrong = groups((4 * 3072.0, 2 * 3072.0, 2 * 3072.0))
+    assert [each.outcome for each in kv_groups.judge(wrong)] == ["refuted", "refuted", "holds-with-limits"]
+    assert "41.9 GB at 128,000: right is A" in kv_groups.llama().because
+
+
+def test_the_count_of_llama_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_groups, "SOURCES", {"A": 400, "E": 30})
+    assert kv_groups.llama().outcome == "refuted"
+    monkeypatch.setattr(kv_groups, "SOURCES", {"A": 40, "E": 42})
+    assert kv_groups.llama().outcome == "holds"
+
+
+@pytest.mark.parametrize(
+    ("ttft", "rate", "outcomes"),
+    [
+        (0.05, 5.0, ["holds", "holds"]),
+        (0.20, 8.0, ["holds", "holds-with-limits"]),
+        (0.50, 1.2, ["holds-with-limits", "refuted"]),
+        (0.95, 1.0, ["refuted", "refuted"]),
+    ],
+)
+def test_prefixes(ttft: float, rate: float, outcomes: list[str]) -> None:
+    rows = [
+        {"variant": "computed", "ttft_s": 1.0, "requests_per_s": 1.0},
+        {"variant": "reused", "ttft_s": ttft, "requests_per_s": rate, "cached_tokens": 960.0, "same_tokens": True},
+    ]
+    assert [each.outcome for each in prefix_reuse.judge(rows)] == outcomes
+
+
+def strict(rows, most: float = 1.0) -> list[Verdict]:
+    good = all(row["kl_mean"] <= most for row in rows)
+    return [Verdict("mine", "small", f"at most {most}", "holds" if good else "refuted", "so")]
+
+
+def nonsense(rows) -> list[str]:
+    return ["holds"]
+
+
+def test_a_judge_of_ones_own_with_arguments() -> None:
+    rows = [{"variant": "a", "kl_mean": 0.5}]
+    path = f"{__name__}:strict"
+    assert verdicts(UserPart(path=path), rows)[0].outcome == "holds"
+    assert verdicts(UserPart(path=path, arguments={"most": 0.1}), rows)[0].outcome == "refuted"
+    assert verdicts(None, rows) == []
+    with pytest.raises(WorkbenchError, match="gives str, must give Verdict values"):
+        verdicts(UserPart(path=f"{__name__}:nonsense"), rows)
+    with pytest.raises(WorkbenchError, match="needs a variant 'b'; this run has a"):
+        row_of(rows, "b")

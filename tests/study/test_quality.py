@@ -1,0 +1,178 @@
+"""A quality run as small as one can be: its table, its folder, its verdict, and what the command line makes of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.cli import main
+from workbench.cli.quality import variant_of
+from workbench.errors import WorkbenchError
+from workbench.study import comparison_text, pareto
+from workbench.study.comparison import run_comparison
+from workbench.study.experiment import Experiment
+from workbench.study.quality import quality
+from workbench.study.record import Record
+from workbench.study.reproduce import reproduce
+from workbench.study.run import run
+from workbench.study.verdict import Verdict
+
+WORK = {
+    "kind": "quality", "windows": 2, "decode": 8, "greedy_prompts": 2, "greedy_tokens": 8,
+    "copying": {"names": 1, "tokens": 200, "depths": [0.0, 1.0]},
+    "speed": {"contexts": [16, 40], "tokens": 2, "rounds": 2}, "pool": {"bytes": 2**22, "context": 300},
+}  # fmt: skip
+VALUES = {
+    "question": "what does it cost?", "model": {"name": "demo-draft", "dtype": "float32"}, "lane": "eager",
+    "workload": WORK, "judge": {"path": f"{__name__}:judge"},
+    "variants": {
+        "bfloat16": {"model.dtype": "bfloat16"}, "window": {"attention.window": 64},
+        "int8": {"cache.format": "int8", "cache.group": 32, "cache.residual": 32},
+    },
+}  # fmt: skip
+
+
+def judge(rows) -> list[Verdict]:
+    return [Verdict("small", "it is small", "at most 1", "holds" if rows[1]["kl_mean"] < 1 else "refuted", "measured")]
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return run(Experiment.of(VALUES), tmp_path_factory.mktemp("quality"), "small", progress=False)
+
+
+def row(record: Record, name: str) -> dict[str, Any]:
+    return next(each for each in record.summary["rows"] if each["variant"] == name)
+
+
+def test_the_reference_is_no_distance_from_itself(record: Record) -> None:
+    exact = row(record, "float32")
+    assert exact["kl_max"] == 0 and exact["same_top"] == exact["greedy_equal"] == 1.0
+    assert exact["first_divergence"] == 8
+
+
+def test_variants_are_some_distance_away(record: Record) -> None:
+    exact, half, window, packed = (row(record, name) for name in ("float32", "bfloat16", "window", "int8"))
+    assert 0 < half["kl_mean"] < 1e-2 and half["kl_mean"] <= half["kl_max"]
+    assert 0 < packed["kl_mean"] < window["kl_mean"]
+    assert abs(half["bits_per_byte"] - exact["bits_per_byte"]) < 0.05
+    assert 0.5 < exact["bits_per_byte"] < 2
+
+
+def test_bytes_are_what_is_stored(record: Record) -> None:
+    """Draft: 3 layers, 2 groups of 32."""
+    per_token = 2 * 3 * 2 * 32
+    assert row(record, "float32")["stored_bytes_per_token"] == 4 * per_token
+    assert row(record, "bfloat16")["stored_bytes_per_token"] == 2 * per_token
+    assert row(record, "int8")["stored_bytes_per_token"] == (1 + 4 / 32) * per_token
+    pages = 1024 // 64
+    assert row(record, "float32")["kv_bytes"] == pages * 64 * 4 * per_token
+    assert row(record, "window")["kv_bytes"] == 2 * 64 * 4 * per_token
+
+
+def test_sequences_that_fit(record: Record) -> None:
+    for each in record.summary["rows"]:
+        assert each["sequences_predicted"] <= each["sequences"]
+        assert each["pool_bytes"] <= WORK["pool"]["bytes"]
+    exact, half = row(record, "float32"), row(record, "bfloat16")
+    assert exact["sequences"] == (2**22 - 64 * 1536) // (5 * 64 * 1536)
+    assert half["sequences"] >= 2 * exact["sequences"]
+
+
+def test_the_tables_hold_what_the_rows_are_means_of(record: Record) -> None:
+    places = [each for each in record.read_table("places.parquet").to_pylist() if each["variant"] == "int8"]
+    found = row(record, "int8")
+    assert len(places) == found["scored_tokens"] == row(record, "float32")["scored_tokens"]
+    assert sum(each["kl"] for each in places) / len(places) == pytest.approx(found["kl_mean"])
+    assert {each["depth"] for each in record.read_table("copying.parquet").to_pylist()} == {0.0, 1.0}
+    speed = record.read_table("speed.parquet").to_pylist()
+    assert len(speed) == 4 * 2 and all(len(each["step_s"]) == 4 for each in speed)
+    assert set(found["decode_tokens_per_s"]) == {"16", "40"}
+
+
+def test_the_verdict_and_the_picture_lie_in_the_folder(record: Record) -> None:
+    record.verify()
+    assert record.summary["verdicts"][0]["outcome"] == "holds"
+    if pareto.plotting_problem() is None:
+        assert (record.path / "pareto.svg").read_text().startswith("<svg")
+        assert (record.path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_experiment_gives_the_same_quality(record: Record) -> None:
+    plain = {"variants": {"int8": VALUES["variants"]["int8"]}, "judge": None}
+    again = quality(Experiment.of({**VALUES, **plain, "workload": WORK | {"speed": None, "pool": None}}))
+    keys = ("bits_per_byte", "kl_mean", "kl_p99", "kl_max", "same_top", "first_divergence", "copied", "copy_gain")
+    assert {key: again.rows[1][key] for key in keys} == {key: row(record, "int8")[key] for key in keys}
+
+
+def test_formats_hold_every_row(record: Record) -> None:
+    rows = record.summary["rows"]
+    told = list(csv.DictReader(io.StringIO(comparison_text.comma_separated(rows))))
+    assert [each["variant"] for each in told] == [each["variant"] for each in rows]
+    assert [float(each["kl_mean"]) for each in told] == [each["kl_mean"] for each in rows]
+    assert float(told[0]["copying.1.0.gain"]) == rows[0]["copying"]["1.0"]["gain"]
+    text = comparison_text.markdown(rows)
+    assert text.count("\n| float32 |") == 3 and "KL mean" in text and "tok/s at 40" in text
+
+
+def test_inspect_shows_it_and_reproduce_says_why_not(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(record.path)]) == 0
+    out = capsys.readouterr().out
+    assert "what does it cost?" in out and "small: holds" in out and "bfloat16" in out
+    with pytest.raises(WorkbenchError, match="a table of variants, not one run of requests"):
+        reproduce(record)
+
+
+def test_a_text_of_ones_own_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "mine.py"
+    text.write_text("\n".join(f"value_{index} = {index} * 2" for index in range(400)))
+    words = ["quality", "half: model.dtype=bfloat16", "--model", "demo-draft", "--text", str(text), "--windows", "1"]
+    small = ["--set", "workload.copying=null", "--set", "workload.greedy_prompts=1", "--set", "workload.decode=4"]
+    words += [*small, "--no-speed", "--no-pool", "--format", "json", "--out", str(tmp_path / "runs")]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["variant"] for each in found["rows"]] == ["float32", "half"]
+    assert found["about"]["texts"] == "files" and Path(found["run"]).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "changes"),
+    [
+        ("cache.format=int8", "cache.format=int8", {"cache.format": "int8"}),
+        ("a b: x.y=1 z=true", "a b", {"x.y": 1, "z": True}),
+        ('w: attention.pattern="[window, full]"', "w", {"attention.pattern": ["window", "full"]}),
+    ],
+)
+def test_variants_on_the_command_line(words: str, name: str, changes: dict) -> None:
+    assert variant_of(words) == (name, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"variants": {"x": {"cache.fromat": "int8"}}}, "variants.x: cache.fromat: unknown key; did you mean 'format'"),
+        ({"variants": {"x": {"question.a": 1}}}, "variants.x.question.a: question is a value"),
+        ({"model": {"name": "shape:tiny"}}, "has no tokenizer"),
+        ({"workload": WORK | {"texts": ["nowhere.py"]}}, "nowhere.py: cannot be read"),
+        ({"workload": WORK | {"decode": 2000}}, "must be below the model's context of 1024"),
+        ({"workload": WORK | {"speed": {"contexts": [1020]}}}, "exceed the model's context"),
+        ({"judge": {"path": "nobody.knows:it"}}, "nobody.knows cannot be imported"),
+    ],
+)
+def test_mistakes_are_told_and_leave_no_folder(changes: dict, words: str, tmp_path: Path) -> None:
+    values = {**VALUES, "variants": {"same": {}}, **changes}
+    with pytest.raises(WorkbenchError, match=words):
+        run_comparison(Experiment.of(values), tmp_path, "wrong", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_words_that_are_no_variant() -> None:
+    with pytest.raises(WorkbenchError, match="write PATH=VALUE"):
+        variant_of("int8")
+    with pytest.raises(WorkbenchError, match="No closing quotation"):
+        variant_of("a='b")

@@ -1,0 +1,66 @@
+"""Variants of one workload beside each other: requests with a shared prefix, and requests as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import WorkbenchError
+from workbench.study.comparison import run_comparison
+from workbench.study.experiment import Experiment
+from workbench.study.record import Record
+from workbench.study.shared_prefix import shared_prefix
+
+TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager", "cache": {"page_size": 8}}
+PREFIX = {
+    "question": "sooner?", **TINY,
+    "workload": {
+        "kind": "shared_prefix", "requests": 3, "prefix_tokens": 100, "own_tokens": 5, "output_tokens": 4, "rounds": 2,
+    },
+    "variants": {"computed": {}, "reused": {"cache.prefix": "radix"}},
+    "judge": {"path": "experiments.prefix_reuse:judge"},
+}  # fmt: skip
+
+
+def test_a_prefix_is_found_again_and_changes_no_token(tmp_path: Path) -> None:
+    record = run_comparison(Experiment.of(PREFIX), tmp_path, "prefix", progress=False)
+    computed, reused = record.summary["rows"]
+    assert (computed["cached_tokens"], reused["cached_tokens"]) == (0, 96)  # whole pages of 8
+    assert computed["same_tokens"] and reused["same_tokens"]
+    assert [each["claim"] for each in record.summary["verdicts"]] == ["prefix-cache-latency", "prefix-cache-throughput"]
+    requests = record.read_table("requests.parquet").to_pylist()
+    assert len(requests) == 2 * 2 * 3
+    for each in requests:
+        first = each["index"] == 0 or each["variant"] == "computed"
+        assert each["cached_tokens"] == (0 if first else 96)
+        assert each["cached_tokens"] + each["computed_tokens"] == 105 + 4 - 1
+
+
+def test_every_round_has_a_prefix_of_its_own() -> None:
+    found = shared_prefix(Experiment.of(PREFIX | {"judge": None}))
+    firsts = [each for each in found.tables["requests"] if each["variant"] == "reused" and each["index"] == 0]
+    assert [each["cached_tokens"] for each in firsts] == [0, 0]
+
+
+def test_requests_as_they_are(tmp_path: Path) -> None:
+    experiment = Experiment.of(
+        {
+            "question": "faster?", **TINY,
+            "workload": {"kind": "random", "requests": 3, "prompt_tokens": 20, "output_tokens": 5},
+            "variants": {"together": {}, "one by one": {"schedule.max_num_seqs": 1}}, "measure": {"warmup": 0},
+        }
+    )  # fmt: skip
+    record: Record = run_comparison(experiment, tmp_path, "requests", progress=False)
+    together, alone = record.summary["rows"]
+    assert together["kv_bytes_peak"] == 3 * alone["kv_bytes_peak"] > 0
+    assert all(each["output_tokens_per_s"] > 0 for each in (together, alone))
+    tokens = record.read_table("tokens.parquet").to_pylist()
+    assert len(tokens) == 2 * 3 * 5
+    assert record.summary["picture"] is None
+
+
+def test_a_variant_that_fails_is_told() -> None:
+    values = {**PREFIX, "workload": {**PREFIX["workload"], "prefix_tokens": 300}}  # type: ignore[dict-item]
+    with pytest.raises(WorkbenchError, match="context of 256"):
+        shared_prefix(Experiment.of(values))
