@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: .venv/core
 	$(BIN)/workbench run experiments/first_light.yaml
 
+# Two processes with a thread each: the suite is twelve minutes long in one.
 test: .venv/dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: .venv/dev
 	$(BIN)/ruff check . && $(BIN)/pyright --pythonpath $(BIN)/python

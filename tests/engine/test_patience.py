@@ -30,7 +30,7 @@ def test_told_once_it_takes_long() -> None:
 def test_loading_tells_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     heard, told = threading.Event(), []
 
-    def slow(lanes, *_):
+    def slow(lanes, *_, **settings):
         assert heard.wait(30)
         return lanes
 

@@ -213,8 +213,13 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
         if isinstance(cache, QuantizedLayer):
             packed = zip(PACKED, (*cache.keys.tensors, *cache.values.tensors), strict=True)
-            found |= {f"{name}_{index}": tensor for name, tensor in packed}
+            found |= {f"{name}_{index}": _words(tensor) for name, tensor in packed}
             found[f"keys_{index}"], found[f"values_{index}"] = cache.recent_keys, cache.recent_values
         else:
             found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found
+
+
+def _words(part: Tensor) -> Tensor:
+    """Codes, four bytes in a row, as the words that the step reads; scales and minima as they are."""
+    return part.view(torch.int32)[..., 0] if part.dtype == torch.uint8 else part

@@ -109,7 +109,7 @@ def lane_law(lane: Lane, format: CacheFormat, examples: int) -> Law:
     name = f"lane {lane}: agrees with the einops reference in float64"
     if problem := lane_problems()[lane]:
         return Law(name, True, f"not tried: {problem}")
-    shape = shapes_of([(2, DIM, None, 0)], format)[0]
+    shape = shapes_of([(2, DIM, None, 0, None)], format)[0]
     if not shape.format.packed:
         return Law(name, True, "not tried: a dense layer is paged_attention's, which has cases of its own")
     if problem := problem_of(lane, (shape,), torch.float32, torch.float32):
