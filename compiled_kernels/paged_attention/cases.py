@@ -91,8 +91,8 @@ def _cases():
         yield case("decode soft-cap", (33,), (1,), dtype, softcap=2.0, **small)
         yield case("mixed soft-cap and sink logits", (33, 8), (1, 8), dtype, softcap=3.0, sinks=True, **small)
         yield case("decode own mask", (33, 4), (1, 1), dtype, mask=Both(Causal(), even), **small)
-        yield case("decode ALiBi", (33, 4), (1, 1), dtype, alibi=True, **small)
-        yield case("mixed ALiBi", (33, 8), (1, 8), dtype, alibi=True, **small)
+        yield case("decode ALiBi", (33, 4), (1, 1), dtype, alibi=True, sinks=True, **small)
+        yield case("mixed ALiBi", (33, 8), (1, 8), dtype, alibi=True, sinks=True, **small)
         yield case("decode sink logits", (33, 1), (1, 1), dtype, sinks=True, **small)
 
 

@@ -40,7 +40,7 @@ def without(lane: Lane):
 
 
 def tiny(lane: str, attention: dict, **settings):
-    return load("shape:tiny", dtype="float32", lane=lane, attention=attention, **settings)
+    return load("shape:tiny", lane=lane, attention=attention, **{"dtype": "float32", **settings})
 
 
 @pytest.mark.parametrize("attention", COMPOSITIONS, ids=str)
@@ -53,6 +53,12 @@ def test_as_written(attention: dict) -> None:
 @pytest.mark.parametrize("attention", SAID, ids=str)
 def test_lane_mlir(attention: dict) -> None:
     rows_are_the_oracles(tiny("mlir", attention, max_num_batched_tokens=16))
+
+
+@without(Lane.MLIR)
+def test_lane_mlir_in_bfloat16() -> None:
+    attention = SAID[0] | SAID[1] | {"qk_norm": True}
+    rows_are_the_oracles(tiny("mlir", attention, dtype="bfloat16"))
 
 
 @without(Lane.INDUCTOR)
@@ -123,6 +129,15 @@ def test_a_variant_in_a_file_and_by_its_registered_name(tmp_path: Path) -> None:
     ids = list(range(20))
     for runner in (by_file, by_name):
         assert torch.equal(runner.model.logits(ids), by_slot.model.logits(ids))
+
+
+def test_blocks_of_an_edited_file_do_not_share_what_was_compiled(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    built = []
+    for far in (3, 3, 4):
+        file.write_text(f"def near(query, key):\n    return (key <= query) & (key > query - {far})\n")
+        built.append(tiny("eager", {"mask": f"{file}:near"}).model.blocks[0].built_as)
+    assert built[0] == built[1] != built[2]
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,10 @@ class Oracle:
 
     def forward(self, plan) -> Tensor:
         texts = [list(span.sequence.token_ids) for span in plan.spans if span.samples]
-        rows = self.inner.forward(plan)
+        try:
+            rows = self.inner.forward(plan)
+        except Exception as error:
+            raise Objection(f"the step raised {type(error).__name__}: {error}") from error
         assert rows.shape[0] == len(texts)
         for row, text in zip(rows, texts, strict=True):
             exact, bound = expected(self.model, text)
