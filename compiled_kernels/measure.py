@@ -22,7 +22,8 @@ from compiled_kernels.compiled import compiling, many_calls
 from compiled_kernels.gaps import known_gap
 from compiled_kernels.lanes import Lane, interpreted, lane_problems
 
-FROM_MEMORY = ("linear", "linear_int8", "linear_int4", "paged_attention", "quantized_attention")  # weights and caches: read once a step
+# Weights and caches: read once a step.
+FROM_MEMORY = ("linear", "linear_int8", "linear_int4", "paged_attention", "quantized_attention")
 PAST_CACHES = 2**28  # bytes in copies that no cache of one processor keeps
 MOST_COPIES = 8192  # inputs so small that they needed more are in the cache in any model
 CALLS = 4  # in one graph

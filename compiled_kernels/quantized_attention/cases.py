@@ -46,7 +46,11 @@ def inputs(
     whole = random(generator, dtype, (2, sum(held) + 1, groups, size, dim))
     recent = torch.full_like(whole, torch.nan)
     groups_settled = [
-        (*(int(table[seq, at // size]) for table in (tables[1], tables[0])), at % size // run, min(run, max(0, first - at)))
+        (
+            *(int(table[seq, at // size]) for table in (tables[1], tables[0])),
+            at % size // run,
+            min(run, max(0, first - at)),
+        )
         for seq, context in enumerate(contexts)
         for at in range(0, rule.settled(context), run)
     ]

@@ -1,4 +1,4 @@
-"""A packed layer: what a query reads is a function of its position alone, however the text was cut, batched and paged."""
+"""A packed layer: what a query reads is a function of its position alone, however a text is cut, batched, paged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Cache:
         )
         only = all(spans[i] == 1 for i in order)
         batch = TokenBatch(positions, positions, starts, lengths, tables, slots, positions, only)
-        q, k, v = (torch.cat([self.texts[i][part][row] for i, row in zip(order, rows, strict=True)]) for part in range(3))
+        mine = list(zip(order, rows, strict=True))
+        q, k, v = (torch.cat([self.texts[i][part][row] for i, row in mine]) for part in range(3))
         self.layer.write(k, v, batch, Lane.EAGER)
         out = self.layer.attend(q, batch, 0.3, self.mask, self.lane)
         for i, row, found in zip(order, rows, out.split([spans[i] for i in order]), strict=True):

@@ -74,7 +74,8 @@ def test_nothing_changes_before_it_is_said_to(layout: tuple[Table, int], compute
 
 
 def test_tables_of_dense_layers() -> None:
-    assert tables_of([{0: Table()}, {1: Table(back=8, first=2)}, {0: Table()}]) == (Table((0, 2)), Table((1,), back=8, first=2))
+    made = tables_of([{0: Table()}, {1: Table(back=8, first=2)}, {0: Table()}])
+    assert made == (Table((0, 2)), Table((1,), back=8, first=2))
     with pytest.raises(ValueError, match="layers of table 0 differ"):
         tables_of([{0: Table()}, {0: Table(back=8)}])
     with pytest.raises(ValueError, match="at least 1"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from workbench.engine.load import SHIPPED
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.study.held_out import held_out_modules, sample_windows, windows
+from workbench.study.held_out import held_out_modules, sample, windows
 
 TOKENIZER = Tokenizer.from_folder(SHIPPED["demo"])
 assert TOKENIZER is not None
@@ -25,7 +25,7 @@ def test_every_token_counts_once_and_from_half_a_context(text: str, context: int
     assert TOKENIZER is not None
     control = TOKENIZER.control_ids
     ids = (control["<|begin|>"], *TOKENIZER.encode(text), control["<|end|>"])
-    found = list(windows(TOKENIZER, "a", text, context))
+    found = windows(TOKENIZER, {"a": text}, context)
     assert [token for window in found for token in window.ids[window.first :]] == list(ids[1:])
     assert sum(window.bytes for window in found) == len(text.encode())
     for number, window in enumerate(found):
@@ -36,11 +36,13 @@ def test_every_token_counts_once_and_from_half_a_context(text: str, context: int
 def test_a_sample_is_the_same_for_the_same_seed() -> None:
     assert TOKENIZER is not None
     texts = {name: f"{name} = {number}\n" * 40 for number, name in enumerate("abcd")}
-    one, again, other = (sample_windows(TOKENIZER, texts, 16, 6, seed) for seed in (1, 1, 2))
+    every = windows(TOKENIZER, texts, 16)
+    assert {window.name for window in every} == set("abcd")
+    one, again, other = (sample(every, 6, seed) for seed in (1, 1, 2))
     assert one == again != other
     assert len(set(one)) == 6
     with pytest.raises(WorkbenchError, match="windows of at least 17 tokens"):
-        sample_windows(TOKENIZER, {"a": "x = 1"}, 16, 1, 0, least=17)
+        sample(windows(TOKENIZER, {"a": "x = 1"}, 16), 1, 0, least=17)
 
 
 def manifest(folder: Path, files: dict[str, bytes], side: str = "held_out") -> Path:

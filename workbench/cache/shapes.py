@@ -105,7 +105,7 @@ def shapes_of(
         if not mine.packed or (window is not None and window <= mine.residual):
             mine = DENSE
         if mine.packed and shared is not None:
-            raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form yet; keep it dense")
+            raise WorkbenchError(f"cache: layer {index} keeps latent rows, which have no {mine} form; keep it dense")
         shape = CacheShape(groups, dim, 0, window, sinks, mine, shared=shared)
         if shape not in numbers:
             numbers[shape] = taken, taken + mine.packed

@@ -63,9 +63,9 @@ class Runner:
         sleep: Callable[[float], None] = time.sleep,
     ):
         """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
-        what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order in
-        which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes` says
-        which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
+        what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order
+        in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes`
+        says which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)

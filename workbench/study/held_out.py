@@ -6,8 +6,9 @@ import hashlib
 import json
 import random
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from workbench.engine.load import DEMO
@@ -61,13 +62,18 @@ def held_out_modules(manifest: Path = DEMO / "corpus.json", library: Path | None
     return HeldOut(texts, len(listed))
 
 
-def windows(tokenizer: Tokenizer, name: str, text: str, context: int) -> Iterator[Window]:
+def windows(tokenizer: Tokenizer, texts: Mapping[str, str], context: int) -> list[Window]:
     """Windows of `context` + 1 tokens, half of them new: no token but a text's first ones is predicted from less than
     half a context, and every token but the beginning counts in exactly one window."""
+    size = cache(lambda token: len(tokenizer.token_bytes(token)))
+    return [window for name, text in sorted(texts.items()) for window in _cut(tokenizer, name, text, context, size)]
+
+
+def _cut(tokenizer: Tokenizer, name: str, text: str, context: int, size: Callable[[int], int]) -> Iterator[Window]:
     begin, end = _ends(tokenizer)
     body = tokenizer.encode(text)
     ids = (*begin, *body, *end)
-    sizes = [*[0] * len(begin), *(len(tokenizer.token_bytes(token)) for token in body), *[0] * len(end)]
+    sizes = [*[0] * len(begin), *map(size, body), *[0] * len(end)]
     known = max(1, len(begin))
     for start in range(0, len(ids) - 1, context // 2):
         cut = ids[start : start + context + 1]
@@ -78,11 +84,8 @@ def windows(tokenizer: Tokenizer, name: str, text: str, context: int) -> Iterato
             return
 
 
-def sample_windows(
-    tokenizer: Tokenizer, texts: dict[str, str], context: int, count: int, seed: int, least: int = 0
-) -> Sequence[Window]:
-    """`count` windows drawn without repetition from all of at least `least` tokens; the same ones for the same seed."""
-    every = [w for name, text in sorted(texts.items()) for w in windows(tokenizer, name, text, context)]
+def sample(every: Sequence[Window], count: int, seed: int, least: int = 0) -> Sequence[Window]:
+    """`count` windows drawn without repetition from those of at least `least` tokens; the same for the same seed."""
     long = [window for window in every if len(window.ids) >= least]
     if len(long) < count:
         raise WorkbenchError(f"{len(long)} windows of at least {least} tokens in these texts, {count} are asked for")

@@ -48,8 +48,8 @@ def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[st
     """For each variant `sequences` that the scheduler ran at once in pools of `pool.bytes`, `sequences_predicted` from
     their sizes, and the `pool_bytes` that these pools take."""
     rows = []
-    for variant in variants.values():
-        variant = _with_model(variant, pool.model, pool.dtype)
+    for name, variant in variants.items():
+        variant = _with_model(variant, pool.model, pool.dtype if name != REFERENCE else None)
         page, chunk = variant.cache.page_size, variant.schedule.max_num_batched_tokens
         spec, dtype = spec_of(variant)
         store = store_of(spec, variant.cache, dtype)

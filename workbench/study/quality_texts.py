@@ -11,7 +11,7 @@ from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.study.copying import Snippet, snippets
 from workbench.study.forced import Text
-from workbench.study.held_out import Window, held_out_modules, sample_windows
+from workbench.study.held_out import Window, held_out_modules, sample, windows
 from workbench.study.quality_workload import QualityWorkload
 
 LEAST_PROMPT = 16
@@ -34,9 +34,10 @@ class QualityTexts:
         if work.decode + 2 > context:
             raise WorkbenchError(f"workload.decode {work.decode}: must be below the model's context of {context}")
         least = max(work.decode + 2, context // 2)
-        windows = sample_windows(tokenizer, texts, context - 1, work.windows, work.seed, least)
+        every = windows(tokenizer, texts, context - 1)
+        scored = sample(every, work.windows, work.seed, least)
         length = max(1, min(context // 2, context - work.greedy_tokens))
-        beginnings = sample_windows(tokenizer, texts, context - 1, work.greedy_prompts, work.seed + 1, LEAST_PROMPT)
+        beginnings = sample(every, work.greedy_prompts, work.seed + 1, LEAST_PROMPT)
         asked: Sequence[Snippet] = ()
         if work.copying is not None:
             tokens = context * 9 // 10 if work.copying.tokens == "auto" else work.copying.tokens
@@ -45,8 +46,8 @@ class QualityTexts:
                     f"workload.copying.tokens {tokens}: must be below the model's context of {context}"
                 )
             asked = snippets(tokenizer, work.copying.names, tokens, work.copying.depths, work.seed)
-        about |= {"windows": sorted({window.name for window in windows}), "context": context}
-        return cls(windows, [window.ids[:length] for window in beginnings], asked, about, work.decode)
+        about |= {"windows": sorted({window.name for window in scored}), "context": context}
+        return cls(scored, [window.ids[:length] for window in beginnings], asked, about, work.decode)
 
     @property
     def scored(self) -> list[Text]:

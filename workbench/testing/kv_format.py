@@ -21,7 +21,7 @@ def check_kv_format(
 
     `format` is what `load(cache=...)` takes: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`). Each
     law is tried on `examples` sets of texts, long enough that groups settle in them, the same ones every time; `lanes`
-    are held to the einops reference as far as they claim the format. Errors: WorkbenchError for a format that cannot be.
+    are held to the einops reference as far as they claim the format. Raises WorkbenchError for an impossible format.
     """
     given = cache_format(format)
     drawn = scenes(given)

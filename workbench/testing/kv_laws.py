@@ -40,7 +40,8 @@ def _half_a_step(format: CacheFormat, scene: KVScene) -> None:
             else:
                 allowed = packed.scales.float().T / 2
             if not bool((away <= allowed.double() * (1 + 1e-4)).all()):
-                raise Broken(f"layer {layer}: a number is {float(away.max()):.3g} away from its {kind} code, on {scene}")
+                far = f"{float(away.max()):.3g}"
+                raise Broken(f"layer {layer}: a number is {far} away from its {kind} code, on {scene}")
 
 
 def _counted(format: CacheFormat, scene: KVScene) -> None:
@@ -80,7 +81,8 @@ def _paged(format: CacheFormat, scene: KVScene) -> None:
     size = group_of(format)
     scattered = rows_of(scene, format, page_size=size, pages=pages, page_orders=orders)
     wide = rows_of(scene, format, page_size=4 * size)
-    must_agree(scattered, wide, f"in pages of {size} tokens in random order it gives other rows than in wide ones", scene)
+    told = f"in pages of {size} tokens in random order it gives other rows than in wide ones"
+    must_agree(scattered, wide, told, scene)
 
 
 def _warm(format: CacheFormat, scene: KVScene) -> None:

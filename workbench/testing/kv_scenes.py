@@ -67,7 +67,9 @@ def scenes(format: CacheFormat) -> st.SearchStrategy[KVScene]:
                      st.integers(1, 2))  # fmt: skip
 
 
-def rows_of(scene: KVScene, format: CacheFormat, texts: dict[str, tuple[int, ...]] | None = None, **settings: Any) -> Rows:
+def rows_of(
+    scene: KVScene, format: CacheFormat, texts: dict[str, tuple[int, ...]] | None = None, **settings: Any
+) -> Rows:
     """The logits of every row that a runner samples while it continues the texts, as in attention_scenes.py."""
     size = settings.pop("page_size", scene.page_size(format))
     given = scene.texts() if texts is None else texts
