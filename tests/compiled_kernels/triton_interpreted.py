@@ -108,10 +108,13 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
     assert disagreement(suite, case, inputs, Lane.TRITON) is None
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st.DataObject) -> None:
-    case, inputs = drawn(data, "quantized_attention")
+    """Spans within which tokens settle, too."""
+    contexts = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=2))
+    spans = [data.draw(st.sampled_from([1, context, -(-context // 3)])) for context in contexts]
+    case, inputs = drawn(data, "quantized_attention", contexts=contexts, spans=spans)
     splits, reference = data.draw(st.sampled_from([1, 2, 3, 8])), SUITES["quantized_attention"]
 
     def ours(*given_, lane):
