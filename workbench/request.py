@@ -125,8 +125,10 @@ class Sequence:
     covered: int = 0  # with so many tokens known, no page is missing
     due: int = 0  # with so many tokens computed, a page is full or dead
     saved: Saved | None = None
-    followers: list[Sequence] = field(default_factory=list, repr=False)  # samples that begin where its prefill ends
+    followers: list[Sequence] = field(default_factory=list, repr=False)  # they begin on its pages
     leader: Sequence | None = field(default=None, repr=False)  # of a follower that has not begun
+    joins: int = 0  # and with how many tokens it will: what it has in common with its leader
+    mates: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself too: a step takes all
     cached_tokens: int = 0  # not computed, but found in pages that were there
     computed_tokens: int = 0  # by its steps, more than once after a set-back
     restored_tokens: int = 0  # come back from the host
