@@ -37,7 +37,7 @@ class Holdings:
         self.moves = Moves()
 
     def at_once(self, tokens: int, sequences: int = 1, common: int = 0) -> list[int]:
-        """Pages that `sequences` of `tokens` tokens need at once, at most, by table, the first `common` being shared."""
+        """Pages that `sequences` of `tokens` tokens need at once, at most, by table; they share the first `common`."""
         counts = []
         for table in self.tables:
             shared = table.settled(common) // self.size if table.back is None else 0
@@ -113,8 +113,8 @@ class Holdings:
         sequence.shared_pages += offer.shared
 
     def fork(self, leader: Sequence, follower: Sequence) -> int:
-        """`follower` holds the pages of what `leader` has computed, so many; whoever writes to the last one first copies
-        it. At any point between two steps; `follower` holds nothing before."""
+        """`follower` holds the pages of what `leader` has computed, so many; whoever writes to the last one first
+        copies it. At any point between two steps; `follower` holds nothing before."""
         follower.pages = tuple(self._written(leader))
         for pool, pages in zip(self.pools, follower.pages, strict=True):
             pool.share(page for page in pages if page != NULL_PAGE)

@@ -84,8 +84,8 @@ class Scheduler:
         count = len(family) if together else 1
         if count > self.limits.max_num_seqs:
             raise Refusal(
-                f"request {sequence.request_id}: {count} beams, and max_num_seqs is {self.limits.max_num_seqs}; raise it "
-                "or ask for fewer beams"
+                f"request {sequence.request_id}: {count} beams, and max_num_seqs is {self.limits.max_num_seqs}; raise "
+                "it or ask for fewer beams"
             )
         needed = self.holdings.at_once(min(prompt + most, self.context) - 1, count, prompt - 1)
         for table, (pages, pool) in enumerate(zip(needed, self.pools, strict=True)):
