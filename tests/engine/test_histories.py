@@ -73,7 +73,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(
         shared=st.integers(0, 30), own=st.integers(0, 9), most=st.integers(1, 12),
-        samples=st.sampled_from([1, 1, 2, 3, 6]), beams=st.booleans(), salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
+        samples=st.sampled_from([1, 1, 2, 3, 6]), beams=st.booleans(),
+        salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
     )  # fmt: skip
     def submit(self, shared: int, own: int, most: int, samples: int, beams: bool, salt: str, which: int) -> None:
         """Prompts have beginnings in common: zeros, or ones. Of one request come samples, or the beams of a search."""
