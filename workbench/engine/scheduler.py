@@ -75,7 +75,7 @@ class Scheduler:
                 f"{self.context}; shorten the prompt or set overflow: cut_oldest"
             )
         # The last token of all is never read back, so its keys and values need no room.
-        needed = self.holdings.at_once(min(prompt + most, self.context) - 1)
+        needed = self.holdings.at_once(min(prompt + most, self.context) - 1, prompt)
         for table, (pages, pool) in enumerate(zip(needed, self.pools, strict=True)):
             if pages > pool.pages:
                 back = self.holdings.tables[table].back
@@ -85,6 +85,10 @@ class Scheduler:
                     f"pages of {pool.page_size} tokens{seen}, the cache has {pool.pages}; lower max_tokens or raise "
                     "cache.pages"
                 )
+        if self.holdings.budget is not None:  # evicting moves what lies in pages: nobody shares them
+            for follower in followers:
+                self._wait(follower)
+            followers = ()
         for follower in followers:
             follower.leader, follower.pages = sequence, tuple([] for _ in self.pools)
             sequence.followers.append(follower)
@@ -94,6 +98,9 @@ class Scheduler:
         """The next step's spans, or None when there is nothing to do. Pages are taken here."""
         self.holdings.carried_out()
         decisions: list[Decision] = []
+        for sequence in self.running:
+            if reason := self.holdings.evict(sequence):
+                decisions.append(Decision(sequence.request_id, "evicted", reason))
         self._fork(decisions)
         if self._grow(decisions):
             self._admit(decisions)
@@ -181,7 +188,7 @@ class Scheduler:
 
     def _admit(self, decisions: list[Decision]) -> None:
         """Waiting sequences in order, each with pages for its next step, until one does not fit."""
-        budget = self.limits.max_num_batched_tokens - sum(s.waiting_tokens for s in self.running)
+        budget = self.limits.max_num_batched_tokens - sum(self.holdings.next_tokens(s) for s in self.running)
         places = self.limits.max_num_seqs - sum(1 + len(s.followers) for s in self.running)
         while self.waiting:
             sequence = self.waiting[0]
@@ -195,7 +202,7 @@ class Scheduler:
             self.waiting.pop(0)
             bisect.insort(self.running, sequence, key=lambda running: running.order)
             decisions.append(Decision(sequence.request_id, "admitted", self._begin(sequence, offer)))
-            budget -= sequence.waiting_tokens
+            budget -= self.holdings.next_tokens(sequence)
             places -= 1 + len(sequence.followers)
 
     def _obstacle(self, sequence: Sequence, places: int, budget: int, offer: Offer | None) -> str:
@@ -233,7 +240,7 @@ class Scheduler:
         spans: list[Span] = []
         longer: list[tuple[Sequence, int]] = []
         for sequence in self.running:
-            wanted = len(sequence.token_ids) - sequence.computed
+            wanted = self.holdings.next_tokens(sequence)
             if sequence.followers:
                 wanted -= 1  # they join before the prompt's last token
             if wanted > 1:
