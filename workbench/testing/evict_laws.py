@@ -124,11 +124,11 @@ def _within_budget(policy: Evict, scene: EvictScene) -> None:
 
 
 def _allowed(budget: Budget, sequence: Sequence) -> int:
-    """The most tokens that `sequence` may hold after a step."""
+    """The most tokens that `sequence` may hold after a step, and have pages for."""
     prompt, most = sequence.prompt_length, budget.most(sequence.prompt_length)
     if budget.in_decode:
         return most
-    return sequence.computed if sequence.computed <= prompt else min(prompt, most) + sequence.computed - prompt
+    return prompt if sequence.computed <= prompt else min(prompt, most) + sequence.computed - prompt
 
 
 def _oracle(policy: Evict, scene: EvictScene) -> None:
