@@ -16,7 +16,6 @@ from workbench.engine import evicting, packing
 from workbench.engine.evicting import Evictor
 from workbench.errors import WorkbenchError
 from workbench.testing import check_evict, evict_laws
-from workbench.testing.attention_scenes import scenes
 from workbench.testing.holding import held
 
 HEAVY = {"kind": "heavy_hitters", "budget": 64}
@@ -28,7 +27,7 @@ KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages 
 def breaks(law: str, policy: dict, examples: int = 2) -> bool:
     """Whether the kit's verdict on this law is that it is broken."""
     check = functools.partial(evict_laws.LAWS[law], evict_from(policy))
-    return not held(law, check, examples, evict_laws.evict_scenes(scenes())).ok
+    return not held(law, check, examples, evict_laws.evict_scenes()).ok
 
 
 @pytest.mark.parametrize(("policy", "examples"), [(HEAVY, 2), (SNAP, 2), ({"kind": "window", "ratio": 0.5}, 1)])
@@ -111,7 +110,7 @@ def test_an_engine_that_keeps_others_is_told(plant, monkeypatch: pytest.MonkeyPa
 
 def test_an_engine_that_evicts_wherever_a_step_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "left", lambda *_: None)
-    assert breaks("chunked = whole", HEAVY, examples=4) and breaks("batched = alone", HEAVY, examples=4)
+    assert breaks("chunked = whole", HEAVY) and breaks("batched = alone", HEAVY)
 
 
 def test_pages_that_do_not_come_back_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +124,7 @@ def test_pages_that_do_not_come_back_are_told(monkeypatch: pytest.MonkeyPatch) -
         return said
 
     monkeypatch.setattr(Holdings, "evict", evict)
-    assert breaks(KEPT, SNAP, examples=4)
+    assert breaks(KEPT, SNAP)
 
 
 def test_what_is_no_policy_is_refused() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from workbench.cache.evict import Evict, evict_from
 from workbench.errors import WorkbenchError
 from workbench.testing import evict_laws
-from workbench.testing.attention_scenes import scenes
 from workbench.testing.holding import held
 from workbench.testing.report import Law, Report
 
@@ -27,7 +26,7 @@ def check_evict(policy: Mapping[str, Any] | Evict, examples: int = 6) -> Report:
         raise WorkbenchError("check_evict: None evicts nothing; give settings or a policy")
     law = "keeps as many as the budget says, in order, the newest among them, and the same when asked again"
     laws = [held(law, functools.partial(evict_laws.chooses, given), 20 * examples, evict_laws.choosing())]
-    drawn = evict_laws.evict_scenes(scenes())
+    drawn = evict_laws.evict_scenes()
     for law, check in evict_laws.LAWS.items() if laws[0].ok else ():
         if law in given.gives_up:
             laws.append(Law(law, True, "given up: not tried"))

@@ -73,8 +73,13 @@ class EvictScene:
         return Within(policy, self.tokens).budget_for(1, 1)
 
 
-def evict_scenes(scenes: st.SearchStrategy[Scene]) -> st.SearchStrategy[EvictScene]:
-    return st.builds(EvictScene, scenes, st.integers(2, 30))
+def evict_scenes() -> st.SearchStrategy[EvictScene]:
+    """The simplest, which is tried first, has texts three times as long as the budget."""
+    lengths = st.lists(st.sampled_from([24, 40, 9, 31, 2, 17, 13, 36]), min_size=2, max_size=3).map(tuple)
+    sizes = st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8])
+    scenes = st.builds(Scene, st.integers(0, 10_000), *sizes, lengths, st.sampled_from([7, 1, 3, 12]),
+                       st.sampled_from([4, 1, 9, 3]))  # fmt: skip
+    return st.builds(EvictScene, scenes, st.sampled_from([8, 2, 3, 5, 12, 20, 30]))
 
 
 def choosing() -> st.SearchStrategy[tuple[Tensor, int]]:
@@ -145,9 +150,11 @@ def _oracle(policy: Evict, scene: EvictScene) -> None:
 
 
 def _batched(policy: Evict, scene: EvictScene) -> None:
-    together = scene.rows(policy)
+    """In steps of so few tokens that company changes where a text is cut."""
+    few = max(2, scene.scene.budget)
+    together = scene.rows(policy, max_num_batched_tokens=few)
     for name, text in scene.texts().items():
-        alone = scene.rows(policy, {name: text})
+        alone = scene.rows(policy, {name: text}, max_num_batched_tokens=few)
         must_agree(alone, together, "beside other texts it gives other rows than alone", scene.scene)
 
 
