@@ -56,9 +56,11 @@ class Budget:
             return self.most(prompt) - (computed - evicted)
         return prompt - computed if computed < prompt else None
 
+    def resting(self, prompt: int, tokens: int) -> int:
+        """The most tokens held once the prompt is computed, on the way to `tokens` known ones."""
+        most = self.most(prompt)
+        return min(tokens, most) if self.in_decode else min(prompt, most) + tokens - prompt
+
     def at_once(self, prompt: int, tokens: int) -> int:
         """The most tokens held at once on the way to `tokens` known ones."""
-        most = self.most(prompt)
-        if self.in_decode:
-            return min(tokens, most)
-        return tokens if prompt <= most else max(min(prompt, tokens), most + tokens - prompt)
+        return max(self.resting(prompt, tokens), 0 if self.in_decode else min(prompt, tokens))
