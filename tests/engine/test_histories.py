@@ -85,7 +85,8 @@ class Histories(RuleBasedStateMachine):
         ]
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
-        fits = all(n <= pool.pages for n, pool in zip(self.holdings.at_once(tokens), self.holdings.pools, strict=True))
+        needed = self.holdings.at_once(tokens, len(ids))
+        fits = all(n <= pool.pages for n, pool in zip(needed, self.holdings.pools, strict=True))
         try:
             self.scheduler.submit(new[0], new[1:])
             assert fits and len(ids) < CONTEXT
