@@ -87,8 +87,9 @@ class Histories(RuleBasedStateMachine):
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
         count = samples if beams else 1
-        needed = self.holdings.at_once(tokens, count, len(ids) - 1)
+        needed = self.holdings.at_once(tokens, len(ids), count)
         fits = all(n <= pool.pages for n, pool in zip(needed, self.holdings.pools, strict=True)) and count <= 4
+        fits = fits and not (beams and self.holdings.budget is not None)
         try:
             self.scheduler.submit(new[0], new[1:], together=beams)
             assert fits and len(ids) < CONTEXT
