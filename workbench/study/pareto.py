@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.study.labels import labels
 
+WIDTH, HEIGHT = 560, 340  # pixels of the picture without its edges
 LEAST_KL = 1e-10  # what is below is no distance: rounding
 BEST, BEATEN = "#0b6e4f", "#a8a8a8"
 
@@ -35,9 +38,13 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     ]
     decades = [10.0**power for power in range(round(math.log10(bottom)), round(math.log10(top)) + 1)]
     axis = altair.Axis(values=decades, labelExpr=f"datum.value <= {bottom} ? '0' : format(datum.value, '.0e')")
-    sizes = [x for x, _ in points]
-    wide = altair.Scale(type="log", domain=[0.85 * min(sizes), 1.3 * max(sizes)], nice=False)
-    x = altair.X("bytes:Q", title="bytes of cache a token (measured)", scale=wide)
+    left, right = 0.85 * min(x for x, _ in points), 1.3 * max(x for x, _ in points)
+    ticks = [step * 10.0**power for power in range(15) for step in (1, 1.5, 2, 3, 4, 6)]
+    x = altair.X(
+        "bytes:Q", title="bytes of cache a token (measured)",
+        axis=altair.Axis(values=[tick for tick in ticks if left <= tick <= right], format=",.6~r"),
+        scale=altair.Scale(type="log", domain=[left, right], nice=False),
+    )  # fmt: skip
     y = altair.Y(
         "kl:Q", title="mean KL divergence from float32, nats", axis=axis,
         scale=altair.Scale(type="log", domain=[bottom, top], nice=False),
@@ -46,10 +53,32 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     dots = everything.mark_point(filled=True, size=70, opacity=1).encode(
         color=altair.condition("datum.best", altair.value(BEST), altair.value(BEATEN))
     )
-    names = everything.mark_text(align="left", dx=7, dy=-6, fontSize=11).encode(text="variant:N")
+    across, down = _Log(left, right, WIDTH), _Log(top, bottom, HEIGHT)
+    places = [(across.pixel(value["bytes"]), down.pixel(value["kl"])) for value in values]
+    said = [
+        {"name": label.text, "bytes": across.value(label.x), "kl": down.value(label.y)}
+        for label in labels([value["variant"] for value in values], places, WIDTH, HEIGHT)
+    ]
+    names = altair.Chart(altair.Data(values=said)).mark_text(align="left", baseline="middle", fontSize=11)
+    names = names.encode(x=x, y=y, text="name:N")
     line = everything.transform_filter("datum.best").mark_line(color=BEST, strokeWidth=1, interpolate="step-after")
     shown = line.encode(order=altair.Order("bytes:Q")) + dots + names
-    return shown.properties(width=560, height=340, title=title)
+    return shown.properties(width=WIDTH, height=HEIGHT, title=title)
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A logarithmic axis of `length` pixels from the value `start` to the value `end`."""
+
+    start: float
+    end: float
+    length: float
+
+    def pixel(self, value: float) -> float:
+        return self.length * math.log(value / self.start) / math.log(self.end / self.start)
+
+    def value(self, pixel: float) -> float:
+        return self.start * (self.end / self.start) ** (pixel / self.length)
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
