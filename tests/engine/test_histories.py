@@ -72,11 +72,12 @@ class Histories(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        shared=st.integers(0, 30), own=st.integers(0, 9), most=st.integers(1, 12),
+        shared=st.one_of(st.integers(0, 30), st.integers(1, 6).map(lambda pages: pages * SIZE)),
+        own=st.one_of(st.integers(0, 9), st.just(1)), most=st.integers(1, 12),
         samples=st.sampled_from([1, 1, 2, 3, 6]), salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
     )  # fmt: skip
     def submit(self, shared: int, own: int, most: int, samples: int, salt: str, which: int) -> None:
-        """Prompts have beginnings in common: zeros, or ones."""
+        """Prompts have beginnings in common: zeros, or ones, often whole pages of them and one token more."""
         ids = (which,) * shared + tuple(self.draw.randrange(3) for _ in range(own + (shared == 0)))
         asked = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), cache_salt=salt)
         new = [
@@ -107,10 +108,14 @@ class Histories(RuleBasedStateMachine):
         self.look_over(plan)
         self.memory.compute(plan)
         chosen = {span.sequence.request_id: self.draw.randrange(2) for span in plan.spans if span.samples}
+        if self.draw.random() < 0.05:  # a listener cancels what the step has just computed
+            self.end(self.draw.choice(plan.spans).sequence, FinishReason.CANCELLED)
         self.scheduler.commit(plan, chosen)
         for span in plan.spans:
             s = span.sequence
-            if len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT:
+            if s.finish_reason is not None:
+                assert not any(s.pages), "what has ended holds pages again"
+            elif len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT:
                 self.end(s, FinishReason.LENGTH)
         self.memory.forget_free()
         self.now += 0.25
@@ -132,6 +137,8 @@ class Histories(RuleBasedStateMachine):
         assert oldest in [s.sequence for s in plan.spans] or plan.decode_tokens == BUDGET or plan.tokens == BUDGET
 
     def end(self, ended: Sequence, reason: FinishReason) -> None:
+        if reason is FinishReason.ERROR:
+            self.memory.spoil(ended)
         self.scheduler.finish(ended, reason)
         assert ended.finish_reason is reason
         self.open.remove(ended)
