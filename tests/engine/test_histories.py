@@ -79,6 +79,9 @@ class Histories(RuleBasedStateMachine):
     def submit(self, shared: int, own: int, most: int, samples: int, salt: str, which: int) -> None:
         """Prompts have beginnings in common: zeros, or ones, often whole pages of them and one token more."""
         ids = (which,) * shared + tuple(self.draw.randrange(3) for _ in range(own + (shared == 0)))
+        self.ask(ids, most, samples, salt)
+
+    def ask(self, ids: tuple[int, ...], most: int, samples: int, salt: str) -> None:
         asked = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), cache_salt=salt)
         new = [
             Sequence.of(Request(f"r{self.count + i}", ids, asked.sampling, cache_salt=salt), self.count + i)
@@ -147,7 +150,10 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.CANCELLED, FinishReason.STOP, FinishReason.ERROR]))
     def stop(self, data: st.DataObject, reason: FinishReason) -> None:
-        self.end(data.draw(st.sampled_from(self.open)), reason)
+        ended = data.draw(st.sampled_from(self.open))
+        self.end(ended, reason)
+        if reason is FinishReason.ERROR:  # its client tries again
+            self.ask(tuple(ended.token_ids), 1, 1, ended.request.cache_salt)
 
     @precondition(lambda self: self.holdings.prefix is not None)
     @rule(table=st.integers(0, 2), count=st.integers(1, 4), everything=st.sampled_from([False, False, False, True]))
