@@ -9,6 +9,7 @@ from collections.abc import Sequence as Many
 
 from workbench.cache.moves import Moves
 from workbench.cache.pages import NULL_PAGE, PagePool, pages_for
+from workbench.cache.places import Places
 from workbench.cache.prefix import Offer, PrefixIndex
 from workbench.cache.tables import Table
 from workbench.request import Saved, Sequence
@@ -31,15 +32,17 @@ class Holdings:
         if len(pools) != len(tables):
             raise ValueError(f"{len(pools)} pools for {len(tables)} tables")
         self.pools, self.tables, self.chunk = tuple(pools), tuple(tables), chunk
-        self.prefix, self.host = prefix, tuple(host)
+        self.prefix, self.host = prefix, Places(host, prefix)
         self.size = self.pools[0].page_size
         self.moves = Moves()
-        self._loaded: dict[int, Saved] = {}
-        self._fetched: list[tuple[int, int]] = []  # table, place
 
-    def at_once(self, tokens: int) -> list[int]:
-        """Pages that a sequence of `tokens` tokens needs at once, at most, by table."""
-        return [table.most(tokens, self.chunk, self.size) for table in self.tables]
+    def at_once(self, tokens: int, sequences: int = 1, common: int = 0) -> list[int]:
+        """Pages that `sequences` of `tokens` tokens need at once, at most, by table; they share the first `common`."""
+        counts = []
+        for table in self.tables:
+            shared = table.settled(common) // self.size if table.back is None else 0
+            counts.append(sequences * table.most(tokens, self.chunk, self.size) - (sequences - 1) * shared)
+        return counts
 
     def drain(self) -> Moves:
         """The moves that the step being planned begins with."""
@@ -48,21 +51,22 @@ class Holdings:
 
     def carried_out(self) -> None:
         """The moves of the last step are done: what was loaded need not stay on the host."""
-        for saved in self._loaded.values():
-            self._free_places(saved.places)
-        for t, place in self._fetched:
-            self.host[t].release([place])
-        self._loaded, self._fetched = {}, []
+        self.host.carried_out()
 
     def match(self, sequence: Sequence) -> Offer:
         """What `sequence` need not compute, when it begins now."""
-        if self.prefix is None or sequence.saved is not None:
+        if self.prefix is None or sequence.saved is not None or sequence.computed:
             return Offer(0, tuple([] for _ in self.tables))
-        return self.prefix.match(sequence.token_ids, sequence.request.cache_salt)
+        ids = sequence.token_ids
+        if sequence.followers:  # they begin with so many tokens and no more
+            ids = ids[: 1 + min(follower.joins for follower in sequence.followers)]
+        return self.prefix.match(ids, sequence.request.cache_salt)
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
         """Pages to be taken, by table, for `sequence` to begin on `offer`, or what it saved, and for its next step."""
         saved = sequence.saved
+        if sequence.computed:  # it waited on pages that it shares
+            return self.missing(sequence) or [0] * len(self.tables)
         if saved is not None:
             computed, held = saved.computed, [len(places) for places in saved.places]
             here = [sum(place == NULL_PAGE for place in places) for places in saved.places]
@@ -92,6 +96,8 @@ class Holdings:
         if sequence.saved is not None:
             self._restore(sequence, sequence.saved)
             return
+        if sequence.computed:
+            return
         sequence.pages = tuple(list(pages) for pages in offer.pages)
         if self.prefix is not None:
             self.prefix.take(sequence.order, offer)
@@ -100,26 +106,23 @@ class Holdings:
                 page = sequence.pages[t][at] = self._allocate(t, 1)[0]
                 self.moves.loads.append((sequence.request_id, t, place, page))
                 self.prefix.fetched(sequence.order, node, t, page)
-                self._fetched.append((t, place))
+                self.host.fetched.append((t, place))
         sequence.computed = offer.tokens
         sequence.covered = sequence.due = 0
         sequence.cached_tokens += offer.tokens
         sequence.shared_pages += offer.shared
 
-    def fork(self, leader: Sequence, follower: Sequence) -> None:
-        """`follower` holds the pages of what `leader` has computed; whoever writes to the last one first copies it."""
-        follower.pages = tuple(
-            pages[: pages_for(table.settled(leader.computed), self.size)]
-            for pages, table in zip(leader.pages, self.tables, strict=True)
-        )
+    def fork(self, leader: Sequence, follower: Sequence) -> int:
+        """`follower` holds the pages of what `leader` has computed, so many; whoever writes to the last one first
+        copies it. At any point between two steps; `follower` holds nothing before."""
+        follower.pages = tuple(self._written(leader))
         for pool, pages in zip(self.pools, follower.pages, strict=True):
             pool.share(page for page in pages if page != NULL_PAGE)
         if self.prefix is not None:
             self.prefix.fork(leader.order, follower.order, leader.computed)
         follower.computed = leader.computed
         follower.covered = follower.due = leader.covered = 0
-        follower.cached_tokens += leader.computed
-        follower.shared_pages += sum(page != NULL_PAGE for pages in follower.pages for page in pages)
+        return sum(page != NULL_PAGE for pages in follower.pages for page in pages)
 
     def missing(self, sequence: Sequence) -> list[int] | None:
         """Pages to be taken, by table, before the next step of a sequence that runs; None for none at all."""
@@ -168,11 +171,10 @@ class Holdings:
 
     def set_back(self, sequence: Sequence) -> int:
         """Take every page from `sequence`; where the host has room, what stands in them is saved: so many pages."""
-        saved = self._loaded.pop(sequence.order, None)
+        saved = self.host.recall(sequence, self.moves)
         if saved is None:
-            saved = self._save(sequence)
-        else:  # it was to come back with this very step: it stays where it is
-            self.moves.loads = [load for load in self.moves.loads if load[0] != sequence.request_id]
+            saved = self.host.save(sequence.computed, self._written(sequence), self.moves)
+        else:
             sequence.restored_tokens -= saved.computed
         self.release(sequence)
         sequence.saved = saved
@@ -191,7 +193,7 @@ class Holdings:
             self.moves.forget(t, set(now))
             freed[t] += now
         if sequence.saved is not None:
-            self._free_places(sequence.saved.places)
+            self.host.release(sequence.saved)
         sequence.pages, sequence.saved = tuple([] for _ in self.pools), None
         sequence.computed = sequence.covered = sequence.due = 0
         return freed
@@ -229,51 +231,19 @@ class Holdings:
             self.pools[t].release([sequence.pages[t][place]])
             sequence.pages[t][place] = page
 
-    def _save(self, sequence: Sequence) -> Saved | None:
-        """Places on the host for all its pages that hold something, or None where they do not fit."""
-        held = [
-            pages[: pages_for(table.settled(sequence.computed), self.size)]
-            for table, pages in zip(self.tables, sequence.pages, strict=True)
-        ]
-        wanted = [sum(page != NULL_PAGE for page in pages) for pages in held]
-        if not self.host or not sum(wanted) or any(n > self._places(t) for t, n in enumerate(wanted)):
-            return None
-        if any(self.moves.place(t, page) is not None for t, pages in enumerate(held) for page in pages):
-            return None  # what stands in its pages has not come yet
-        places: list[list[int]] = []
-        for t, pages in enumerate(held):
-            mine: list[int] = []
-            for page in pages:
-                place = NULL_PAGE if page == NULL_PAGE else self._place(t)
-                if place != NULL_PAGE:
-                    self.moves.saves.append((t, self.moves.source(t, page), place))
-                mine.append(place)
-            places.append(mine)
-        return Saved(sequence.computed, tuple(places))
-
     def _restore(self, sequence: Sequence, saved: Saved) -> None:
         pages: list[list[int]] = []
         for t, places in enumerate(saved.places):
             fresh = self._allocate(t, sum(place != NULL_PAGE for place in places))
-            mine = [NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places]
-            self.moves.loads += [
-                (sequence.request_id, t, place, page)
-                for place, page in zip(places, mine, strict=True)
-                if place != NULL_PAGE
-            ]
-            pages.append(mine)
-        self._loaded[sequence.order] = saved
+            pages.append([NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places])
         sequence.pages, sequence.saved = tuple(pages), None
+        self.host.load(sequence, saved, self.moves)
         sequence.computed, sequence.covered, sequence.due = saved.computed, 0, 0
         sequence.restored_tokens += saved.computed
 
-    def _places(self, table: int) -> int:
-        """Places on the host that can be had."""
-        return self.host[table].free if self.prefix is None else self.prefix.places(table)
-
-    def _place(self, table: int) -> int:
-        return self.host[table].allocate(1)[0] if self.prefix is None else self.prefix.take_place(table)
-
-    def _free_places(self, places: tuple[list[int], ...]) -> None:
-        for room, mine in zip(self.host, places, strict=True):
-            room.release(place for place in mine if place != NULL_PAGE)
+    def _written(self, sequence: Sequence) -> list[list[int]]:
+        """The pages of `sequence`, by table, in which something stands."""
+        return [
+            pages[: pages_for(table.settled(sequence.computed), self.size)]
+            for table, pages in zip(self.tables, sequence.pages, strict=True)
+        ]

@@ -1,60 +1,51 @@
-"""Where names stand beside the points of a picture, so that each can be read. Pixels, from the upper left corner."""
+"""Where the names of points go in a picture, so that none covers another or a dot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
-HEIGHT, LETTER = 13.0, 6.2  # of a line of text, and of a letter in it, at size 11
-DOT = 5.0  # from a point's middle to its edge
+LETTER, LINE, DOT = 6.4, 12.0, 5.0  # a letter's width, a line's height and a dot's radius in pixels, at size 11
+ASIDE = 7.0  # from a dot's middle to where its name begins
+TRIES = (-6.0, 9.0, -18.0, 21.0, -30.0, 33.0, -42.0, 45.0)  # heights of a name against its dot
 
 
 @dataclass(frozen=True)
 class Label:
-    """A name, or several at one place: its left edge, and the middle of its line."""
+    """A name beside its dot: pixels from the dot's middle, to the right of it or, where `left`, ending left of it."""
 
-    text: str
-    x: float
-    y: float
-
-    @property
-    def box(self) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom."""
-        return self.x, self.y - HEIGHT / 2, self.x + LETTER * len(self.text), self.y + HEIGHT / 2
+    dx: float
+    dy: float
+    left: bool = False
 
 
-def labels(names: Sequence[str], points: Sequence[tuple[float, float]], width: float, height: float) -> list[Label]:
-    """A label for each place at which points stand, near it and clear of the others and of all points; where there is
-    no clear place inside, the one that covers least."""
-    together: dict[tuple[int, int], list[int]] = {}
-    for index, (x, y) in enumerate(points):
-        together.setdefault((round(x), round(y)), []).append(index)
-    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in together]
-    placed = []
-    for (x, y), found in together.items():
-        text = ", ".join(names[index] for index in found)
-        label = min(_beside(text, x, y), key=lambda label: _covered(label.box, taken, width, height))
-        taken.append(label.box)
-        placed.append(label)
-    return placed
+Box = tuple[float, float, float, float]
 
 
-def _beside(text: str, x: float, y: float) -> list[Label]:
-    """Places for a text around a point, the best first: `min` takes the first of equals."""
-    right, left = x + DOT + 3, x - DOT - 3 - LETTER * len(text)
-    near = [Label(text, side, y + up) for up, side in product((-8.0, 9.0), (right, left))]
-    return near + [Label(text, side, y + up) for up, side in product((-22.0, 23.0, -36.0, 37.0), (right, left))]
+def place(points: Sequence[tuple[float, float]], names: Sequence[str], width: float) -> list[Label]:
+    """A place for each name beside its point (x, y), in pixels, y downwards, in a picture of this width. Each takes the
+    first place that is free, right before left, near before far; where none is, the first."""
+    taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in points]
+    found = []
+    for (x, y), name in zip(points, names, strict=True):
+        tries = [Label(-ASIDE if left else ASIDE, dy, left) for dy in TRIES for left in (False, True)]
+        free = (
+            label
+            for label in tries
+            if (box := _box(x, y, name, label))[0] >= 0
+            and box[2] <= width + 40
+            and not any(_meet(box, t) for t in taken)
+        )
+        label = next(free, tries[0])
+        taken.append(_box(x, y, name, label))
+        found.append(label)
+    return found
 
 
-def _covered(box: tuple, taken: Sequence[tuple], width: float, height: float) -> float:
-    """The area of a box that covers others or lies outside."""
-    left, top, right, bottom = box
-    inside = _shared(box, (0.0, 0.0, width, height))
-    return (right - left) * (bottom - top) - inside + sum(_shared(box, other) for other in taken)
+def _box(x: float, y: float, name: str, label: Label) -> Box:
+    begin = x + label.dx - (LETTER * len(name) if label.left else 0)
+    return begin, y + label.dy - LINE / 2, begin + LETTER * len(name), y + label.dy + LINE / 2
 
 
-def _shared(one: tuple, other: tuple) -> float:
-    across = min(one[2], other[2]) - max(one[0], other[0])
-    down = min(one[3], other[3]) - max(one[1], other[1])
-    return max(0.0, across) * max(0.0, down)
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
