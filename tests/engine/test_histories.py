@@ -83,7 +83,7 @@ class Histories(RuleBasedStateMachine):
         ids = (which,) * shared + tuple(self.draw.randrange(3) for _ in range(own + (shared == 0)))
         self.ask(ids, most, samples, salt, beams)
 
-    def ask(self, ids: tuple[int, ...], most: int, samples: int = 1, salt: str = "", beams: bool = False) -> None:
+    def ask(self, ids: tuple[int, ...], most: int, samples: int, salt: str, beams: bool = False) -> None:
         asked = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), cache_salt=salt)
         new = [
             Sequence.of(Request(f"r{self.count + i}", ids, asked.sampling, cache_salt=salt), self.count + i)
@@ -92,8 +92,9 @@ class Histories(RuleBasedStateMachine):
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
         count = samples if beams else 1
-        needed = self.holdings.at_once(tokens, count, len(ids) - 1)
+        needed = self.holdings.at_once(tokens, len(ids), count)
         fits = all(n <= pool.pages for n, pool in zip(needed, self.holdings.pools, strict=True)) and count <= 4
+        fits = fits and not (beams and self.holdings.budget is not None)
         try:
             self.scheduler.submit(new[0], new[1:], together=beams)
             assert fits and len(ids) < CONTEXT
@@ -123,10 +124,9 @@ class Histories(RuleBasedStateMachine):
                 self.branch(mates)
         for span in plan.spans:
             s = span.sequence
-            done = len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT
             if s.finish_reason is not None:
                 assert not any(s.pages), "what has ended holds pages again"
-            elif done:
+            elif len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT:
                 self.end(s, FinishReason.LENGTH)
         self.memory.forget_free()
         self.now += 0.25
@@ -170,7 +170,7 @@ class Histories(RuleBasedStateMachine):
         ended = data.draw(st.sampled_from(self.open))
         self.end(ended, reason)
         if reason is FinishReason.ERROR:  # its client tries again
-            self.ask(tuple(ended.token_ids), 1, salt=ended.request.cache_salt)
+            self.ask(tuple(ended.token_ids), 1, 1, ended.request.cache_salt)
 
     @precondition(lambda self: self.holdings.prefix is not None)
     @rule(table=st.integers(0, 2), count=st.integers(1, 4), everything=st.sampled_from([False, False, False, True]))

@@ -87,7 +87,10 @@ class Scheduler:
                 f"request {sequence.request_id}: {count} beams, and max_num_seqs is {self.limits.max_num_seqs}; raise "
                 "it or ask for fewer beams"
             )
-        needed = self.holdings.at_once(min(prompt + most, self.context) - 1, count, prompt - 1)
+        alone = self.holdings.budget is not None  # evicting moves what lies in pages: nobody shares them
+        if together and alone:
+            raise Refusal(f"request {sequence.request_id}: beams share pages, and cache.evict moves what is in them")
+        needed = self.holdings.at_once(min(prompt + most, self.context) - 1, prompt, count)
         for table, (pages, pool) in enumerate(zip(needed, self.pools, strict=True)):
             if pages > pool.pages:
                 back = self.holdings.tables[table].back
@@ -101,12 +104,16 @@ class Scheduler:
         if together:
             for mate in family:
                 mate.mates = family
-        self._wait(*family)
+        for leader, *rest in [[each] for each in family] if alone else [family]:
+            self._wait(leader, *rest)
 
     def plan(self) -> StepPlan | None:
         """The next step's spans, or None when there is nothing to do. Pages are taken here."""
         self.holdings.carried_out()
         decisions: list[Decision] = []
+        for sequence in self.running:
+            if reason := self.holdings.evict(sequence):
+                decisions.append(Decision(sequence.request_id, "evicted", reason))
         self._fork(decisions)
         if self._grow(decisions):
             self._admit(decisions)
@@ -244,7 +251,7 @@ class Scheduler:
 
     def _admit(self, decisions: list[Decision]) -> None:
         """Waiting sequences in order, each with pages for its next step, until one does not fit."""
-        budget = self.limits.max_num_batched_tokens - sum(s.waiting_tokens for s in self.running)
+        budget = self.limits.max_num_batched_tokens - sum(self.holdings.next_tokens(s) for s in self.running)
         places = self.limits.max_num_seqs - sum(1 + len(s.followers) for s in self.running)
         while self.waiting:
             sequence = self.waiting[0]
@@ -260,7 +267,7 @@ class Scheduler:
             self.waiting.pop(0)
             bisect.insort(self.running, sequence, key=lambda running: running.order)
             decisions.append(Decision(sequence.request_id, "admitted", self._begin(sequence, offer)))
-            budget -= sequence.waiting_tokens
+            budget -= self.holdings.next_tokens(sequence)
             places -= 1 + len(sequence.followers)
 
     def _obstacle(self, sequence: Sequence, places: int, budget: int, offer: Offer | None) -> tuple[str, bool]:
@@ -302,10 +309,9 @@ class Scheduler:
         spans: list[Span] = []
         longer: list[tuple[Sequence, int]] = []
         for sequence in self.running:
-            known = len(sequence.token_ids)
+            wanted = self.holdings.next_tokens(sequence)
             if sequence.followers:  # the next of them joins there
-                known = min(follower.joins for follower in sequence.followers)
-            wanted = known - sequence.computed
+                wanted = min(wanted, min(follower.joins for follower in sequence.followers) - sequence.computed)
             if wanted > 1:
                 longer.append((sequence, wanted))
             elif wanted and budget:
