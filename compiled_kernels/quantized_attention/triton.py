@@ -57,7 +57,8 @@ def plan(
         "recent_page": recent_keys.stride(0), "recent_group": recent_keys.stride(1),
         **_pages("key", keys), **_pages("value", values),
         "scale": scale, "softcap": softcap, "window": window, "sinks": sinks,
-        "SHARE": heads // groups, "STEP": step, "TILE": max(step, LEAST_DOT), "SIZE": size, "KEYS": KINDS[keys.kind], "VALUES": KINDS[values.kind],
+        "SHARE": heads // groups, "STEP": step, "TILE": max(step, LEAST_DOT), "SIZE": size,
+        "KEYS": KINDS[keys.kind], "VALUES": KINDS[values.kind],
         "RUN": group, "COLUMNS": padded if values.scales is None else _columns(values, padded),
         "LAG": lag, "FIRST": first, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip

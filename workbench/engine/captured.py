@@ -102,4 +102,5 @@ def _moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """A copy of the batch that a capture may keep."""
     ids, positions, starts, lengths, *rest = (tensor.to(device, copy=True) for tensor in _tensors(batch))
     tables = len(batch.page_tables)
-    return TokenBatch(ids, positions, starts, lengths, tuple(rest[:tables]), tuple(rest[tables:-1]), rest[-1], True, False)
+    page_tables, slots = tuple(rest[:tables]), tuple(rest[tables:-1])
+    return TokenBatch(ids, positions, starts, lengths, page_tables, slots, rest[-1], True, False)
