@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -297,3 +298,26 @@ def test_plain_values_survive_yaml(value: object) -> None:
 
 def test_nan_is_no_number_that_survives() -> None:
     assert math.isnan(yaml_text.read(yaml_text.write(math.nan)))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model: {name: demo}\ncache:\n  format: int8\n  page_size: 64\n  format: int4\n",
+         "cache.format stands twice, in lines 3 and 5"),
+        ("model: {name: demo, dtype: float32, name: demo-draft}\n", "model.name stands twice, in lines 1 and 1"),
+        ("variants:\n  a: {}\n  b: {}\n  a: {}\n", "variants.a stands twice, in lines 2 and 4"),
+        ("- {a: 1}\n- {b: 1, b: 2}\n", "1.b stands twice, in lines 2 and 2"),
+    ],
+)  # fmt: skip
+def test_a_key_that_stands_twice_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        yaml_text.read(text)
+
+
+def test_keys_of_one_name_in_different_places_and_aliases_are_fine() -> None:
+    assert yaml_text.read("a: &x {b: 1}\nc: {b: 2, a: *x}\n1: 3\n'1': 4\n") == {
+        "a": {"b": 1}, "c": {"b": 2, "a": {"b": 1}}, 1: 3, "1": 4,
+    }  # fmt: skip
+    around = yaml_text.read("a: &x [*x]\n")["a"]
+    assert around[0] is around
