@@ -1,9 +1,9 @@
 """Verdicts on what a small cache should keep: the rules of `kv_evict.yaml`.
 
-All policies lose tokens at the same places of a text and hold the same number of them. Texts are computed as in serving:
-spans end where tokens are lost. SnapKV evicts once, where the prompt ends: of the scored text only what is decoded is
-computed on what it kept, so its bits a byte stand beside the others' and are not ranked; names to copy are asked for
-after its eviction, but for their first token.
+All policies lose tokens at the same places of a text and hold the same number of them. Texts are computed as in
+serving: spans end where tokens are lost. SnapKV evicts once, where the prompt ends: of the scored text only what is
+decoded is computed on what it kept, so its bits a byte stand beside the others' and are not ranked; names to copy are
+asked for after its eviction, but for their first token.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _better(rows: Rows, policy: str, others: tuple[str, ...], claim: str, says: 
         claim=claim,
         says=says,
         rule=(
-            f"bits a byte at least {MARGIN:.1%} below the best of {' and '.join(others)} with every budget: holds; with "
-            "one of them: with limits; else refuted"
+            f"bits a byte at least {MARGIN:.1%} below the best of {' and '.join(others)} with every budget: holds; "
+            "with one of them: with limits; else refuted"
         ),
         outcome=outcome,
         because=f"bits a byte {', '.join(told)}; {row_of(rows, FULL)['bits_per_byte']:.3f} with all tokens",
@@ -86,8 +86,8 @@ def snapkv(rows: Rows) -> Verdict:
         claim="kv-snapkv",
         says="What the prompt's last queries look at is what its answer will need (SnapKV)",
         rule=(
-            f"of the gain on names farther back than the budget, {MOST:.0%} is left with every budget: holds; {SOME:.0%} "
-            "with one of them: with limits; else refuted"
+            f"of the gain on names farther back than the budget, {MOST:.0%} is left with every budget: holds; "
+            f"{SOME:.0%} with one of them: with limits; else refuted"
         ),
         outcome=outcome,
         because=", ".join(f"{share:.0%} of the gain left with {budget} tokens" for budget, share in shares.items()),
