@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane, LaneError
+from compiled_kernels.lanes import Lane, LaneError, spoken
 from compiled_kernels.masks import Mask, band
 from compiled_kernels.operators import define
 from compiled_kernels.quantized_attention.packed import Packed
@@ -26,6 +26,7 @@ QUANTIZED_ATTENTION = define(
     {
         Lane.EAGER: "compiled_kernels.quantized_attention.spans:eager_form",
         Lane.INDUCTOR: "compiled_kernels.quantized_attention.spans:inductor_form",
+        Lane.TRITON: "compiled_kernels.quantized_attention.triton:quantized_attention",
         Lane.MLIR: "compiled_kernels.quantized_attention.mlir:quantized_attention",
     },
 )
@@ -55,7 +56,8 @@ def quantized_attention(
     `keys` are packed [page, group, dim, offset], `values` [page, group, offset, dim], dense ones both the latter;
     a query at position t reads position p packed where `rule` says so, from page `packed_table[s, p // offset]`,
     else from the recent page in that place. All else is as in `paged_attention`: what nobody may see may be anything.
-    Raises LaneError for what `lane` cannot say: mlir reads INT8 and INT4, and windows whose sinks are not packed.
+    Raises LaneError for what `lane` cannot say: triton and mlir know windows whose sinks are not packed, and no score
+    functions; mlir reads INT8 and INT4.
     """
     cache = keys, values, recent_keys, recent_values, packed_table, recent_table
     rest = scale, mask, rule, softcap, sink_logits, score
@@ -64,7 +66,7 @@ def quantized_attention(
     if lane in (Lane.INDUCTOR, Lane.EAGER) and not torch.compiler.is_compiling():
         return (by_spans if lane is Lane.INDUCTOR else reference)(q, *cache, span_starts, context_lengths, *rest)
     if score is not None and lane in (Lane.TRITON, Lane.MLIR):
-        raise LaneError(f"quantized_attention: lane {lane} knows no score functions, not {score!r}")
+        raise LaneError(f"quantized_attention: lane {lane} knows no score functions, not {spoken(score)}")
     window, sinks = band(mask, lane)
     tensors = *keys, *values, *cache[2:], span_starts, context_lengths
     numbers = rule.group, rule.lag, rule.first, scale, window, sinks, decode_only, softcap
