@@ -24,13 +24,14 @@ workload: {kind: prompts, prompts: ["a", "b"]}
 
 awkward = ["", "yes", "1e3", "~", "a: b # c", "\x85", "\u2028x", "\ufeff", " a\n b \n\n", "\tx", "\ud800", "|\n "]
 words = st.text(max_size=20) | st.sampled_from([*awkward, "a" * 300])
+names = st.from_regex(r"[^\W\d]\w{0,9}", fullmatch=True).filter(str.isidentifier)
 counts = st.integers(1, 2**40)
 seeds = st.integers(0, 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 token_ids = st.integers(0, 2**31)
 parts = st.fixed_dictionaries(
     {"path": words},
-    optional={"arguments": st.dictionaries(words, finite | st.integers() | words | st.booleans(), max_size=2)},
+    optional={"arguments": st.dictionaries(names, finite | st.integers() | words | st.booleans(), max_size=2)},
 )
 sampling = st.fixed_dictionaries(
     {},
@@ -321,3 +322,9 @@ def test_keys_of_one_name_in_different_places_and_aliases_are_fine() -> None:
     }  # fmt: skip
     around = yaml_text.read("a: &x [*x]\n")["a"]
     assert around[0] is around
+
+
+@pytest.mark.parametrize("name", ["", "a b", "1st", "\ud800"])
+def test_arguments_have_names_as_in_python(name: str) -> None:
+    with pytest.raises(WorkbenchError, match="names as in Python"):
+        Experiment.of({**yaml_text.read(SMALL), "judge": {"path": "a:b", "arguments": {name: 1}}})
