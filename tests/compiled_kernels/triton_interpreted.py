@@ -108,10 +108,13 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
     assert disagreement(suite, case, inputs, Lane.TRITON) is None
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st.DataObject) -> None:
-    case, inputs = drawn(data, "quantized_attention")
+    """Spans within which tokens settle, too."""
+    contexts = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=2))
+    spans = [data.draw(st.sampled_from([1, context, -(-context // 3)])) for context in contexts]
+    case, inputs = drawn(data, "quantized_attention", contexts=contexts, spans=spans)
     splits, reference = data.draw(st.sampled_from([1, 2, 3, 8])), SUITES["quantized_attention"]
 
     def ours(*given_, lane):
@@ -259,7 +262,7 @@ def test_the_interpreter_is_still_wrong_in_bfloat16() -> None:
     """The day this fails, what `UPCAST` in compiled_kernels/triton_code/dots.py is for has gone, or a part of it, and
     the mended rows go from the table of gaps."""
     mended = {gap.operator for gap in GAPS if gap.reason == BF16_DOTS}
-    assert mended == {"linear_int8", "linear_int4", "paged_attention"}
+    assert mended == {"linear_int8", "linear_int4", "paged_attention", "quantized_attention"}
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(16, 16, generator=generator) for _ in range(2))
     for dtype, right in ((torch.float32, True), (torch.bfloat16, False)):
