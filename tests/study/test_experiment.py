@@ -68,14 +68,21 @@ changes = {
     "position": st.sampled_from(["rotary", "alibi", "none"]),
     "mask": words | parts,
 }
+
+
+def agrees_with_itself(change: dict) -> bool:
+    return not (change.get("window") == "full" and change.get("sinks"))
+
+
+change = st.fixed_dictionaries({}, optional=changes).filter(agrees_with_itself)
 attention = st.fixed_dictionaries(
     {},
     optional=changes
     | {
         "pattern": st.lists(st.just("full"), max_size=3),
-        "layers": st.dictionaries(st.integers(0, 99), st.fixed_dictionaries({}, optional=changes), max_size=2),
+        "layers": st.dictionaries(st.integers(0, 99), change, max_size=2),
     },
-)
+).filter(agrees_with_itself)
 values = st.fixed_dictionaries(
     {"question": words, "workload": workloads},
     optional={
