@@ -42,7 +42,7 @@ def problem_of(lane: Lane, shapes: tuple[CacheShape, ...], kept: torch.dtype, mo
     for layer, shape in enumerate(shapes):
         kinds = shape.format.kinds
         if shape.format.packed and lane is Lane.MLIR and not set(kinds) <= set(SCALED):
-            return f"layer {layer}: it reads keys and values that are both packed, not {shape.format}; the other lanes do"
+            return f"layer {layer}: it reads keys and values that are both packed, not {shape.format}; others do"
     return None
 
 
