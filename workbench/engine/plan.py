@@ -39,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why something happened to a request: `action` is admitted, waiting, cut or set_back."""
+    """Why something happened to a request: `action` is admitted, waiting, cut, set_back or refused_wish."""
 
     request_id: str
     action: str
@@ -54,6 +54,7 @@ class StepPlan:
     spans: tuple[Span, ...]
     decisions: tuple[Decision, ...] = ()
     moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
+    faults: tuple[tuple[Sequence, str], ...] = ()  # who must end with an error, and which
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
         """The plan less the spans of `sequences`, which ended before it began."""

@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: continuous batching (Orca), first come first served.
+"""Which tokens the next step computes: a policy says what it wishes, the scheduler owns sequences and pages.
 
 Integers only, so that thousands of histories are tested in a second and the same scheduler drives a real
 model or a simulated one.
@@ -7,29 +7,22 @@ model or a simulated one.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
-from workbench.cache.prefix import Offer
+from workbench.engine.granting import Granting
+from workbench.engine.lawful import Lawful, ask, lawful, name_of
+from workbench.engine.limits import Limits, Refusal, check_fits
 from workbench.engine.plan import Decision, Span, StepPlan
+from workbench.engine.policies import FCFS
+from workbench.engine.policy import Policy
+from workbench.engine.tenants import Tenants
+from workbench.engine.views import Views
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Sequence
 
-
-class Refusal(WorkbenchError):
-    """A request that could never run, with the numbers."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    max_num_seqs: int = 16  # sequences that run at once
-    max_num_batched_tokens: int = 512  # tokens a step computes at most
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or self.max_num_batched_tokens < 1:
-            raise WorkbenchError("max_num_seqs and max_num_batched_tokens must be at least 1")
+__all__ = ["Limits", "Refusal", "Scheduler"]
 
 
 class Scheduler:
@@ -37,21 +30,26 @@ class Scheduler:
 
         submit -> waiting --admitted--> running --finished--> gone
                      ^                     |
-                     +----- set back ------+     (the youngest, when pages run out)
+                     +----- set back ------+     (the last in turn, when pages run out)
 
-    Both queues are kept in arrival order, and the oldest of those that wait is admitted first, so the oldest gets on
-    (with the decodes, once its prefill is done) and nobody starves. `plan` hands pages out; `commit` moves `computed`
-    forward and gives back pages that no query reaches any more.
+    Both queues are kept in arrival order. The policy is asked before every step in which there is something to decide;
+    what it wishes is carried out as far as there are places, tokens and pages. `plan` hands pages out; `commit` moves
+    `computed` forward and gives back pages that no query reaches any more.
     """
 
-    def __init__(self, holdings: Holdings, limits: Limits, context: int):
+    def __init__(self, holdings: Holdings, limits: Limits, context: int, policy: Policy | None = None):
         self.holdings = holdings
         self.limits = limits
         self.context = context
+        self.policy: Policy = policy or FCFS()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.tenants = Tenants()
+        self._views = Views(holdings, limits, self.tenants)
+        self._by_id: dict[str, Sequence] = {}
         self._steps = 0
         self._told = ("", "")  # who was last told to wait, and why
+        self._settled = False  # who waits was looked at since anybody came or went
 
     @property
     def pools(self) -> tuple[PagePool, ...]:
@@ -68,41 +66,27 @@ class Scheduler:
     def submit(self, sequence: Sequence, followers: Iterable[Sequence] = ()) -> None:
         """Queue `sequence`, or refuse it at once when it can never fit. `followers` are further samples of its
         request: they begin where its prefill ends, on its pages."""
-        prompt, most = sequence.prompt_length, sequence.request.sampling.max_tokens
-        if prompt + 1 > self.context:
-            raise Refusal(
-                f"request {sequence.request_id}: {prompt} prompt tokens leave no room in a context of "
-                f"{self.context}; shorten the prompt or set overflow: cut_oldest"
-            )
-        # The last token of all is never read back, so its keys and values need no room.
-        needed = self.holdings.at_once(min(prompt + most, self.context) - 1)
-        for table, (pages, pool) in enumerate(zip(needed, self.pools, strict=True)):
-            if pages > pool.pages:
-                back = self.holdings.tables[table].back
-                seen = "" if back is None else f" at once in layers that see {back}"
-                raise Refusal(
-                    f"request {sequence.request_id}: {prompt} prompt tokens and up to {most} more need {pages} "
-                    f"pages of {pool.page_size} tokens{seen}, the cache has {pool.pages}; lower max_tokens or raise "
-                    "cache.pages"
-                )
+        check_fits(sequence, self.holdings, self.limits, self.context)
         for follower in followers:
             follower.leader, follower.pages = sequence, tuple([] for _ in self.pools)
             sequence.followers.append(follower)
+        for new in (sequence, *sequence.followers):
+            new.since = self._steps
+            self.tenants.come(new.request.tenant, (*self.running, *self.waiting))
         self._wait(sequence)
 
     def plan(self) -> StepPlan | None:
-        """The next step's spans, or None when there is nothing to do. Pages are taken here."""
+        """The next step's spans, or None when there is nothing to do. Pages are taken here. WorkbenchError where the
+        policy gives no plan; everybody is then where they were."""
         self.holdings.carried_out()
         decisions: list[Decision] = []
         self._fork(decisions)
-        if self._grow(decisions):
-            self._admit(decisions)
-            if self._fork(decisions):  # a leader with nothing before its prompt's last token
-                self._grow(decisions)
-        spans = self._spans(decisions)
-        if not spans:
+        spans, faults = self._steady(), ()
+        if spans is None:
+            spans, faults = self._decided(decisions)
+        if not spans and not faults:
             return None
-        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain())
+        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain(), faults)
         self._steps += 1
         return plan
 
@@ -122,10 +106,18 @@ class Scheduler:
         if sequence.finish_reason is not None:
             return []
         sequence.finish_reason = reason
+        self._settled = False
+        self.tenants.go(sequence)
         if sequence.leader is not None:
             sequence.leader.followers.remove(sequence)
+            if sequence.leader not in self.running:
+                self._views.changed(sequence.leader)
             return []
-        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        del self._by_id[sequence.request_id]
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self._wait_no_more(sequence)
         if sequence.followers:  # the next sample leads the others
             heir, *rest = sequence.followers
             heir.leader, heir.followers, sequence.followers = None, rest, []
@@ -136,119 +128,126 @@ class Scheduler:
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.pages = tuple([] for _ in self.pools)
-        bisect.insort(self.waiting, sequence, key=lambda waiting: waiting.order)
+        bisect.insort(self.waiting, sequence, key=_order)
+        self._by_id[sequence.request_id] = sequence
+        self._views.waits(sequence)
+        self._settled = False
 
-    def _fork(self, decisions: list[Decision]) -> bool:
-        """Followers join where their leader has computed all of the prompt but its last token; whether any did."""
+    def _wait_no_more(self, sequence: Sequence) -> None:
+        del self.waiting[bisect.bisect_left(self.waiting, sequence.order, key=_order)]
+        self._views.waits_no_more(sequence)
+
+    def _steady(self) -> tuple[Span, ...] | None:
+        """The step in which everybody decodes, where there is nothing to decide and the policy would say the same."""
+        running, holdings = self.running, self.holdings
+        if not running or len(running) > self.limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
+            return None
+        if self.waiting and (len(running) < self.limits.max_num_seqs or not self._settled):
+            return None
+        spans = []
+        for sequence in running:
+            known = len(sequence.token_ids)
+            if known - sequence.computed != 1:
+                return None
+            if known > sequence.covered and (missing := holdings.missing(sequence)) is not None:
+                if holdings.short(missing) is not None:
+                    return None
+                holdings.take(sequence)
+            spans.append(Span(sequence, sequence.computed, 1, True))
+        return tuple(spans)
+
+    def _decided(self, decisions: list[Decision]) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
+        """The spans that come of the policy's wishes, and who ends because a wish for it broke a law."""
+        if not self.busy:
+            return (), ()
+        state = self._views.state(self._steps, self.running, self.waiting, self._by_id)
+        found = lawful(ask(self.policy, state), state, self._by_id, name_of(self.policy))
+        stuck = not self.running or any(sequence.waiting_tokens for sequence in self.running)
+        decisions += found.strays
+        spans = self._carried_out(found, decisions)
+        if stuck and not spans and not found.faults and not found.set_back:
+            raise WorkbenchError(
+                f"policy {name_of(self.policy)}: plans nothing, with {len(self.running)} sequences that run and "
+                f"{len(self.waiting)} that wait; it must go on with somebody"
+                + "".join(f"; {decision.request_id}: {decision.reason}" for decision in decisions[:3])
+            )
+        self._settled = True
+        return spans, tuple(found.faults)
+
+    def _carried_out(self, found: Lawful, decisions: list[Decision]) -> tuple[Span, ...]:
+        step = Granting(self.holdings, self.limits, self._views, self.running, self._wait, decisions)
+        ran = set(self.running)
+        for sequence in found.set_back:
+            step.set_back(sequence, f"policy {name_of(self.policy)} set it back")
+        faulty = {sequence for sequence, _ in found.faults}
+        order = [s for s in found.tokens if s in ran]
+        order += [s for s in self.running if s not in found.tokens and s not in faulty]
+        for sequence in order:
+            if tokens := found.tokens.get(sequence):
+                step.give(sequence, tokens)
+        if step.grow(order):
+            self._admit([wish for wish in found.tokens.items() if wish[0] not in ran], found.because, step)
+        if forked := self._fork(decisions):  # a leader with nothing before its prompt's last token
+            for sequence in forked:
+                if sequence in self.running and step.left > 0:
+                    step.lengths[sequence] = 1
+            step.grow(self.running)
+        return self._spans(step.lengths, decisions)
+
+    def _admit(self, wishes: list[tuple[Sequence, int]], because: Mapping[str, str], step: Granting) -> None:
+        """Waiting sequences in the order of the wishes, each with pages for its next step, until one does not fit."""
+        places = self.limits.max_num_seqs - sum(1 + len(s.followers) for s in self.running)
+        for sequence, tokens in wishes:
+            reason = because.get(sequence.request_id, "")
+            if reason:
+                reason = f"not admitted: {reason}"
+            elif tokens:
+                reason = step.admit(sequence, tokens, places)
+            else:
+                offer = self._views.offer(sequence) if places > 0 and step.left > 0 else None
+                reason = step.obstacle(sequence, places, offer) or "not admitted: the policy gives it no tokens yet"
+            if reason:
+                if (sequence.request_id, reason) != self._told:  # not the same words every step
+                    self._told = (sequence.request_id, reason)
+                    step.decisions.append(Decision(sequence.request_id, "waiting", reason))
+                return
+            self._wait_no_more(sequence)
+            places -= 1 + len(sequence.followers)
+
+    def _fork(self, decisions: list[Decision]) -> list[Sequence]:
+        """Followers join where their leader has computed all of the prompt but its last token; these, and the leaders."""
         leaders = [s for s in self.running if s.followers and s.waiting_tokens == 1]
+        forked = list(leaders)
         for leader in leaders:
             for follower in leader.followers:
                 follower.leader = None
+                forked.append(follower)
                 if len(self.running) >= self.limits.max_num_seqs:
                     self._wait(follower)
                     continue
                 self.holdings.fork(leader, follower)
-                bisect.insort(self.running, follower, key=lambda running: running.order)
+                self._by_id[follower.request_id] = follower
+                bisect.insort(self.running, follower, key=_order)
                 reason = f"admitted: shares {follower.shared_pages} pages with {leader.request_id}"
                 decisions.append(Decision(follower.request_id, "admitted", reason))
             leader.followers = []
-        return bool(leaders)
+        return forked
 
-    def _grow(self, decisions: list[Decision]) -> bool:
-        """Pages for every running sequence's next step, oldest first; the youngest makes room. True if none had to."""
-        holdings = self.holdings
-        index, roomy = 0, True
-        while index < len(self.running):
-            sequence = self.running[index]
-            missing = holdings.missing(sequence)
-            short = holdings.short(missing) if missing is not None else None
-            if missing is None or short is None:
-                if missing is not None:
-                    holdings.take(sequence)
-                index += 1
-                continue
-            youngest, roomy = self.running.pop(), False
-            reason = (
-                f"{sequence.request_id} needs {missing[short]} more pages, {holdings.available(short)} free; "
-                "youngest gives way"
-            )
-            saved = holdings.set_back(youngest)
-            reason += f", {saved} pages saved on the host" if saved else ""
-            decisions.append(Decision(youngest.request_id, "set_back", reason))
-            youngest.set_backs += 1
-            bisect.insort(self.waiting, youngest, key=lambda waiting: waiting.order)
-        return roomy
-
-    def _admit(self, decisions: list[Decision]) -> None:
-        """Waiting sequences in order, each with pages for its next step, until one does not fit."""
-        budget = self.limits.max_num_batched_tokens - sum(s.waiting_tokens for s in self.running)
-        places = self.limits.max_num_seqs - sum(1 + len(s.followers) for s in self.running)
-        while self.waiting:
-            sequence = self.waiting[0]
-            offer = self.holdings.match(sequence) if places > 0 and budget > 0 else None
-            reason = self._obstacle(sequence, places, budget, offer)
-            if reason or offer is None:
-                if (sequence.request_id, reason) != self._told:  # not the same words every step
-                    self._told = (sequence.request_id, reason)
-                    decisions.append(Decision(sequence.request_id, "waiting", reason))
-                return
-            self.waiting.pop(0)
-            bisect.insort(self.running, sequence, key=lambda running: running.order)
-            decisions.append(Decision(sequence.request_id, "admitted", self._begin(sequence, offer)))
-            budget -= sequence.waiting_tokens
-            places -= 1 + len(sequence.followers)
-
-    def _obstacle(self, sequence: Sequence, places: int, budget: int, offer: Offer | None) -> str:
-        """Why `sequence` cannot begin now, or nothing."""
-        limits, come = self.limits, len(sequence.followers)
-        if places < min(1 + come, limits.max_num_seqs):
-            run = f"{len(self.running)} sequences run" + (f" and {1 + come} would come" if come else "")
-            return f"not admitted: {run}, max_num_seqs is {limits.max_num_seqs}"
-        if budget <= 0 or offer is None:
-            return f"not admitted: the step's {limits.max_num_batched_tokens} tokens are taken"
-        lacks = self.holdings.lacks(sequence, offer)
-        short = self.holdings.short(lacks, offer)
-        if short is None:
-            return ""
-        return f"not admitted: {lacks[short]} pages needed, {self.holdings.available(short, offer)} free"
-
-    def _begin(self, sequence: Sequence, offer: Offer) -> str:
-        """Hand out the pages `sequence` begins with; what is to be said of it."""
-        before = [pool.used for pool in self.pools]
-        saved = sequence.saved
-        self.holdings.begin(sequence, offer)
-        self.holdings.take(sequence)
-        taken = " + ".join(str(pool.used - used) for pool, used in zip(self.pools, before, strict=True))
-        left = " + ".join(str(pool.available) for pool in self.pools)
-        reason = f"admitted: {taken} pages taken, {left} left"
-        if saved is not None:
-            return f"{reason}; {saved.computed} tokens come back from the host"
-        if offer.tokens:
-            reason += f"; {offer.tokens} tokens found in the cache, in {offer.shared} pages"
-        return reason
-
-    def _spans(self, decisions: list[Decision]) -> tuple[Span, ...]:
-        """Decodes first, then prefill in order, cut where the step's budget ends."""
-        budget = self.limits.max_num_batched_tokens
-        spans: list[Span] = []
-        longer: list[tuple[Sequence, int]] = []
+    def _spans(self, lengths: dict[Sequence, int], decisions: list[Decision]) -> tuple[Span, ...]:
+        """Spans of one token first, as they are packed, then the longer ones, each in order of arrival."""
+        single: list[Span] = []
+        longer: list[Span] = []
         for sequence in self.running:
-            wanted = len(sequence.token_ids) - sequence.computed
-            if sequence.followers:
-                wanted -= 1  # they join before the prompt's last token
-            if wanted > 1:
-                longer.append((sequence, wanted))
-            elif wanted and budget:
-                spans.append(Span.of(sequence, 1))
-                budget -= 1
-        cut: list[Span] = []
-        for sequence, wanted in longer:
-            length = min(wanted, budget)
-            if length == 0:
-                break
-            if length < wanted:
+            length = lengths.get(sequence, 0)
+            if not length:
+                continue
+            todo = sequence.waiting_tokens - bool(sequence.followers)
+            if length < todo:
                 reason = f"prefill cut: {length} of {sequence.waiting_tokens} tokens fit into this step"
                 decisions.append(Decision(sequence.request_id, "cut", reason))
-            (spans if length == 1 else cut).append(Span.of(sequence, length))
-            budget -= length
-        return (*spans, *cut)
+            (single if length == 1 else longer).append(Span.of(sequence, length))
+        return (*single, *longer)
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.order
