@@ -125,6 +125,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     set_backs: int = 0
     since: int = 0  # the step before which it came
+    began: int = 0  # the step in which it was last admitted
     covered: int = 0  # with so many tokens known, no page is missing
     due: int = 0  # with so many tokens computed, a page is full or dead
     saved: Saved | None = None

@@ -18,7 +18,8 @@ from workbench.request import Saved, Sequence
 class Holdings:
     """`chunk` is the most tokens that a step computes of one sequence: so far ahead a windowed table has pages.
 
-    `prefix` keeps full pages for later requests; `host` are the places where pages of a set-back sequence may lie.
+    `prefix` keeps full pages for later requests; `host` are the places where pages may lie that it gives up and, where
+    it `saves`, those of a sequence that is set back.
     """
 
     def __init__(
@@ -28,12 +29,13 @@ class Holdings:
         chunk: int,
         prefix: PrefixIndex | None = None,
         host: Many[PagePool] = (),
+        saves: bool = True,
     ):
         if len(pools) != len(tables):
             raise ValueError(f"{len(pools)} pools for {len(tables)} tables")
         self.pools, self.tables, self.chunk = tuple(pools), tuple(tables), chunk
         self.prefix, self.host = prefix, Places(host, prefix)
-        self.size = self.pools[0].page_size
+        self.size, self.saves = self.pools[0].page_size, saves
         self.moves = Moves()
 
     def at_once(self, tokens: int) -> list[int]:
@@ -162,7 +164,7 @@ class Holdings:
         """Take every page from `sequence`; where the host has room, what stands in them is saved: so many pages."""
         saved = self.host.recall(sequence, self.moves)
         if saved is None:
-            saved = self.host.save(sequence.computed, self._written(sequence), self.moves)
+            saved = None if not self.saves else self.host.save(sequence.computed, self._written(sequence), self.moves)
         else:
             sequence.restored_tokens -= saved.computed
         self.release(sequence)

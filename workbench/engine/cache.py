@@ -17,6 +17,7 @@ from workbench.cache.settings import RadixPrefix, offload_from, prefix_from
 from workbench.cache.store import KVStore
 from workbench.cache.tables import tables_of
 from workbench.engine.plan import StepPlan
+from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
 
@@ -41,6 +42,7 @@ class Cache:
         page_orders: tuple[list[int], ...] | None,
         prefix: Any,
         offload: Any,
+        set_back: str = "auto",
     ) -> Cache:
         """What `Runner` takes under these names; `chunk` is the most tokens that a step computes of one sequence."""
         shapes = model.cache_shapes(cache)
@@ -51,9 +53,12 @@ class Cache:
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
         host = host_pages(store, offload_from(offload))
         rooms = host.rooms if host is not None else ()
+        if set_back == "offload" and host is None:
+            raise WorkbenchError("set_back: offload needs a place for the pages; set offload: memory")
         reuse = prefix_from(prefix)
         index = PrefixIndex(pools, store.tables, reuse.ttl, clock, rooms) if isinstance(reuse, RadixPrefix) else None
-        return cls(store, Holdings(pools, store.tables, chunk, index, rooms), host)
+        holdings = Holdings(pools, store.tables, chunk, index, rooms, saves=set_back != "recompute")
+        return cls(store, holdings, host)
 
     def move(self, plan: StepPlan, running: Iterable[Sequence]) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
         """The plan once its pages are where they should be, less the requests whose pages could not be had, and why."""

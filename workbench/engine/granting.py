@@ -17,9 +17,14 @@ class Granting:
     """One step's carrying out. `lengths` are the tokens that each sequence gets of it."""
 
     def __init__(
-        self, holdings: Holdings, limits: Limits, views: Views, running: list[Sequence], wait: Callable[[Sequence], None],
+        self,
+        holdings: Holdings,
+        limits: Limits,
+        views: Views,
+        running: list[Sequence],
+        wait: Callable[[Sequence], None],
         decisions: list[Decision],
-    ):  # fmt: skip
+    ):
         self.holdings, self.limits, self.views = holdings, limits, views
         self.running, self.decisions = running, decisions
         self.lengths: dict[Sequence, int] = {}
@@ -46,7 +51,7 @@ class Granting:
         self.decisions.append(Decision(sequence.request_id, "set_back", reason))
 
     def grow(self, order: list[Sequence]) -> bool:
-        """Pages for the next tokens of those in `order` that get some; the last in it makes room. True if none had to."""
+        """Pages for those in `order` that get tokens of this step; the last in it makes room. True if none had to."""
         holdings, order, index, roomy = self.holdings, list(order), 0, True
         while index < len(order):
             sequence = order[index]
@@ -60,8 +65,8 @@ class Granting:
                 continue
             last, roomy = order.pop(), False
             which = "the youngest" if last is self.running[-1] else "the last in turn"
-            free = holdings.available(short)
-            self.set_back(last, f"{sequence.request_id} needs {missing[short]} more pages, {free} free; {which} gives way")
+            needs = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.available(short)} free"
+            self.set_back(last, f"{needs}; {which} gives way")
         return roomy
 
     def admit(self, sequence: Sequence, tokens: int, places: int) -> str:

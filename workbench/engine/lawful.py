@@ -38,7 +38,7 @@ def ask(policy: Policy, state: State) -> Wishes:
         raise WorkbenchError(f"policy {name}: raised {type(error).__name__}: {error}; nothing was planned") from error
     if not isinstance(wishes, Wishes):
         raise WorkbenchError(
-            f"policy {name}: gave {type(wishes).__name__}, must give workbench.engine.policy.Wishes([(id, tokens), ...])"
+            f"policy {name}: gave {type(wishes).__name__}, must give engine.policy.Wishes([(id, tokens), ...])"
         )
     return wishes
 

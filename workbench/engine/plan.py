@@ -60,6 +60,11 @@ class StepPlan:
         """The plan less the spans of `sequences`, which ended before it began."""
         return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
 
+    def halves(self) -> tuple[StepPlan, StepPlan]:
+        """The first half of the spans, one at least, and the others."""
+        middle = max(1, len(self.spans) // 2)
+        return replace(self, spans=self.spans[:middle]), replace(self, spans=self.spans[middle:])
+
     @property
     def tokens(self) -> int:
         return sum(span.length for span in self.spans)

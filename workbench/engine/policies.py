@@ -8,14 +8,15 @@ gets all it needs `patience` steps after it came, at the latest, and when it end
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench.engine.policy import Entry, Policy, State, Wishes
+from workbench.engine.serving import in_turn, overdue, parted, serve, turn_of
 
 Steps = Annotated[int, Field(ge=1)]
 
@@ -31,7 +32,7 @@ class FCFS(_Part):
     kind: Literal["fcfs"] = "fcfs"
 
     def __call__(self, state: State) -> Wishes:
-        decodes, prefills = _parted(state.running)
+        decodes, prefills = parted(state.running)
         return serve(state, chain(decodes, prefills, state.waiting))
 
 
@@ -42,8 +43,8 @@ class PrefillFirst(_Part):
     patience: Steps = 1000
 
     def __call__(self, state: State) -> Wishes:
-        decodes, prefills = _parted(state.running)
-        late, others = _late(state, self.patience, decodes)
+        decodes, prefills = parted(state.running)
+        late, others = overdue(state, self.patience, decodes)
         return serve(state, chain(late, prefills, state.waiting, others))
 
 
@@ -55,10 +56,10 @@ class DecodeFirst(_Part):
     patience: Steps = 64
 
     def __call__(self, state: State) -> Wishes:
-        decodes, prefills = _parted(state.running)
+        decodes, prefills = parted(state.running)
         if not decodes:
             return serve(state, chain(prefills, state.waiting))
-        late, _ = _late(state, self.patience, chain(prefills, state.waiting))
+        late, _ = overdue(state, self.patience, chain(prefills, state.waiting))
         wishes = serve(state, chain(decodes, late))
         if late or not state.waiting:
             return wishes
@@ -74,8 +75,8 @@ class ShortestPrompt(_Part):
     patience: Steps = 1000
 
     def __call__(self, state: State) -> Wishes:
-        decodes, prefills = _parted(state.running)
-        behind = _in_turn(state, self.patience, chain(prefills, state.waiting), lambda entry: entry.todo)
+        decodes, prefills = parted(state.running)
+        behind = in_turn(state, self.patience, chain(prefills, state.waiting), lambda entry: entry.todo)
         return serve(state, chain(decodes, behind))
 
 
@@ -86,9 +87,9 @@ class Priority(_Part):
     patience: Steps = 1000
 
     def __call__(self, state: State) -> Wishes:
-        decodes, prefills = _parted(state.running)
-        behind = _in_turn(state, self.patience, chain(prefills, state.waiting), _priority)
-        keep = sorted(state.running, key=_turn(state, self.patience, _priority))
+        decodes, prefills = parted(state.running)
+        behind = in_turn(state, self.patience, chain(prefills, state.waiting), _priority)
+        keep = sorted(state.running, key=turn_of(state, self.patience, _priority))
         return serve(state, chain(decodes, behind), keep)
 
 
@@ -100,11 +101,11 @@ class Fair(_Part):
     patience: Steps = 1000
 
     def __call__(self, state: State) -> Wishes:
-        decodes, prefills = _parted(state.running)
+        decodes, prefills = parted(state.running)
         return serve(state, chain(decodes, prefills, self._by_tenant(state)))
 
     def _by_tenant(self, state: State) -> Iterator[Entry]:
-        late, rest = _late(state, self.patience, state.waiting)
+        late, rest = overdue(state, self.patience, state.waiting)
         queues: dict[str, list[Entry]] = {}
         for entry in reversed(rest):
             queues.setdefault(entry.tenant, []).append(entry)
@@ -123,15 +124,19 @@ class Fair(_Part):
 
 
 class Static:
-    """A batch waits for its last: nobody joins once anybody in it has decoded. `inner` says who comes into it."""
+    """A batch waits for its last: nobody joins once anybody in it has decoded. `inner` says who comes into it.
+
+    It is gathered for as long as its prompts take, which may be several steps; nobody decodes meanwhile.
+    """
 
     def __init__(self, inner: Policy):
         self.inner = inner
         self.steady = getattr(inner, "steady", False)
+        self.patience = getattr(inner, "patience", None)
         self.kind = f"static {getattr(inner, 'kind', type(inner).__qualname__)}"
 
     def __call__(self, state: State) -> Wishes:
-        if any(entry.known > entry.prompt + 1 for entry in state.running):
+        if state.running and self._complete(state):
             wishes = self.inner(replace(state, waiting=()))
             if not state.waiting:
                 return wishes
@@ -144,81 +149,13 @@ class Static:
             return replace(wishes, tokens=[(name, 0 if name in decodes else n) for name, n in wishes.tokens])
         return wishes
 
-
-def serve(state: State, turns: Iterable[Entry], keep: Iterable[Entry] | None = None) -> Wishes:
-    """Tokens for everybody in `turns`, who runs or waits, as far as the step's go; who waits begins as long as there
-    are places and pages, and the first for whom there are not is named as the next in line. `keep` is the order in
-    which those that run hold on to their pages, that of arrival unless given."""
-    left, chunk, places, free = state.budget, state.chunk, state.places, state.free
-    unasked = len(state.running)
-    tokens: dict[str, int] = {}
-    begin: list[tuple[str, int]] = []
-    closed = blocked = False
-    for entry in turns:
-        if entry.runs:
-            unasked -= 1
-            if entry.decodes:
-                length = min(entry.todo, left)
-            else:
-                length = 0 if blocked else state.portion(entry.todo, left, chunk)
-                blocked |= entry.todo > length == 0
-                chunk -= length
-            tokens[entry.id] = length
-        elif closed:
-            if not unasked:
-                break
-            continue
-        else:
-            length = 0
-            if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and state.seats(entry, places):
-                needs = state.needs[entry.id]
-                if all(count <= pages for count, pages in zip(needs, free, strict=True)):
-                    length = state.portion(state.todo(entry), left, chunk)
-            if length:
-                places -= entry.places
-                free = tuple(pages - count for count, pages in zip(needs, free, strict=True))
-                chunk -= length
-            closed = not length
-            begin.append((entry.id, length))
-        left -= length
-    kept = state.running if keep is None else keep
-    return Wishes([*((entry.id, tokens.get(entry.id, 0)) for entry in kept), *begin])
-
-
-def _parted(running: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Those that decode, and those in prefill."""
-    decodes: list[Entry] = []
-    prefills: list[Entry] = []
-    for entry in running:
-        (decodes if entry.decodes else prefills).append(entry)
-    return decodes, prefills
-
-
-def _late(state: State, patience: int, entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Those of `entries` that are overdue, in order of arrival, and the others as they stand."""
-    late: list[Entry] = []
-    others: list[Entry] = []
-    for entry in entries:
-        (late if state.step - entry.since >= patience else others).append(entry)
-    return sorted(late, key=lambda entry: entry.order), others
-
-
-def _turn(state: State, patience: int, key: Callable[[Entry], Any]) -> Callable[[Entry], tuple]:
-    def turn(entry: Entry) -> tuple:
-        return (0, 0, entry.order) if state.step - entry.since >= patience else (1, key(entry), entry.order)
-
-    return turn
-
-
-def _in_turn(
-    state: State, patience: int, entries: Iterable[Entry], key: Callable[[Entry], Any]
-) -> Iterator[Entry]:
-    """Who is overdue, then the others by `key`; sorted no further than it is looked at."""
-    turn = _turn(state, patience, key)
-    heap = [(turn(entry), entry) for entry in entries]
-    heapq.heapify(heap)
-    while heap:
-        yield heapq.heappop(heap)[1]
+    def _complete(self, state: State) -> bool:
+        if any(entry.known > entry.prompt + 1 for entry in state.running):
+            return True
+        # Prompts that end with their prefill make room for others: without a bound it would be gathered for ever. Whole
+        # prompts fill the steps they are laid into by half at least.
+        prompts = sum(entry.known for entry in state.running)
+        return state.step - min(entry.began for entry in state.running) > 2 * -(-prompts // state.chunk)
 
 
 def _priority(entry: Entry) -> int:

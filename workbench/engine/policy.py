@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     runs: bool
     places: int = 1  # sequences that run once it does: one a sample
     set_backs: int = 0
+    began: int = 0  # the step in which it was last admitted, where it runs
     drafted: int = 0  # of `todo`, tokens that are only proposed and go into one check
 
     @property

@@ -139,10 +139,10 @@ class Scheduler:
 
     def _steady(self) -> tuple[Span, ...] | None:
         """The step in which everybody decodes, where there is nothing to decide and the policy would say the same."""
-        running, holdings = self.running, self.holdings
-        if not running or len(running) > self.limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
+        running, holdings, limits = self.running, self.holdings, self.limits
+        if not running or len(running) > limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
             return None
-        if self.waiting and (len(running) < self.limits.max_num_seqs or not self._settled):
+        if self.waiting and (len(running) < limits.max_num_seqs or not self._settled):
             return None
         spans = []
         for sequence in running:
@@ -212,10 +212,11 @@ class Scheduler:
                     step.decisions.append(Decision(sequence.request_id, "waiting", reason))
                 return
             self._wait_no_more(sequence)
+            sequence.began = self._steps
             places -= 1 + len(sequence.followers)
 
     def _fork(self, decisions: list[Decision]) -> list[Sequence]:
-        """Followers join where their leader has computed all of the prompt but its last token; these, and the leaders."""
+        """Followers join where their leader has computed all of the prompt but its last token; they, and leaders."""
         leaders = [s for s in self.running if s.followers and s.waiting_tokens == 1]
         forked = list(leaders)
         for leader in leaders:
@@ -227,6 +228,7 @@ class Scheduler:
                     continue
                 self.holdings.fork(leader, follower)
                 self._by_id[follower.request_id] = follower
+                follower.began = self._steps
                 bisect.insort(self.running, follower, key=_order)
                 reason = f"admitted: shares {follower.shared_pages} pages with {leader.request_id}"
                 decisions.append(Decision(follower.request_id, "admitted", reason))

@@ -98,6 +98,7 @@ class Views:
         return Entry(
             request.request_id, sequence.order, sequence.since, request.tenant, request.priority,
             len(request.prompt_ids), known, computed, todo, runs, 1 + followers, sequence.set_backs,
+            sequence.began,
         )  # fmt: skip
 
     def _needs(self, sequence: Sequence) -> Counts:
