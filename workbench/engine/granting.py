@@ -55,7 +55,10 @@ class Granting:
         holdings, order, index, roomy = self.holdings, list(order), 0, True
         while index < len(order):
             sequence = order[index]
-            missing = holdings.missing(sequence) if self.lengths.get(sequence) else None
+            if len(sequence.token_ids) <= sequence.covered or not self.lengths.get(sequence):
+                index += 1
+                continue
+            missing = holdings.missing(sequence)
             short = holdings.short(missing) if missing is not None else None
             if missing is None or short is None:
                 if missing is not None:
@@ -87,9 +90,11 @@ class Granting:
 
     def give(self, sequence: Sequence, tokens: int) -> None:
         """`tokens` of this step for one that runs, no more than it has to compute."""
-        todo = self._todo(sequence.waiting_tokens, sequence)
-        length = min(tokens, todo)
-        self.lengths[sequence] = length if todo <= 1 else self._portion(length, todo)
+        todo = len(sequence.token_ids) - sequence.computed
+        if todo > 1:
+            todo = self._todo(todo, sequence)
+            todo = self._portion(min(tokens, todo), todo)
+        self.lengths[sequence] = todo
 
     def obstacle(self, sequence: Sequence, places: int, offer: Offer | None) -> str:
         """Why `sequence` cannot begin now, or nothing."""

@@ -61,6 +61,12 @@ def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: st
         elif sequence not in found.set_back:
             found.set_back.append(sequence)
     for place, pair in enumerate(wishes.tokens):
+        if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is int and 0 <= pair[1] <= left:
+            sequence = by_id.get(pair[0])  # as nearly always: a wish with nothing wrong in it
+            if sequence and sequence not in found.tokens and not faulty and not (found.set_back and pair[1]):
+                found.tokens[sequence] = pair[1]
+                left -= pair[1]
+                continue
         try:
             request_id, tokens = pair
             sequence = by_id.get(request_id)

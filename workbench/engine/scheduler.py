@@ -162,7 +162,7 @@ class Scheduler:
             return (), ()
         state = self._views.state(self._steps, self.running, self.waiting, self._by_id)
         found = lawful(ask(self.policy, state), state, self._by_id, name_of(self.policy))
-        stuck = not self.running or any(sequence.waiting_tokens for sequence in self.running)
+        stuck = not self.running or any(entry.todo for entry in state.running)
         decisions += found.strays
         spans = self._carried_out(found, decisions)
         if stuck and not spans and not found.faults and not found.set_back:
@@ -181,9 +181,10 @@ class Scheduler:
             step.set_back(sequence, f"policy {name_of(self.policy)} set it back")
         faulty = {sequence for sequence, _ in found.faults}
         order = [s for s in found.tokens if s in ran]
-        order += [s for s in self.running if s not in found.tokens and s not in faulty]
-        for sequence in order:
-            if tokens := found.tokens.get(sequence):
+        if len(order) < len(self.running):
+            order += [s for s in self.running if s not in found.tokens and s not in faulty]
+        for sequence, tokens in found.tokens.items():
+            if tokens and sequence in ran:
                 step.give(sequence, tokens)
         if step.grow(order):
             self._admit([wish for wish in found.tokens.items() if wish[0] not in ran], found.because, step)
@@ -243,11 +244,11 @@ class Scheduler:
             length = lengths.get(sequence, 0)
             if not length:
                 continue
-            todo = sequence.waiting_tokens - bool(sequence.followers)
-            if length < todo:
-                reason = f"prefill cut: {length} of {sequence.waiting_tokens} tokens fit into this step"
+            todo = len(sequence.token_ids) - sequence.computed
+            if length < todo - bool(sequence.followers):
+                reason = f"prefill cut: {length} of {todo} tokens fit into this step"
                 decisions.append(Decision(sequence.request_id, "cut", reason))
-            (single if length == 1 else longer).append(Span.of(sequence, length))
+            (single if length == 1 else longer).append(Span(sequence, sequence.computed, length, length == todo))
         return (*single, *longer)
 
 

@@ -69,7 +69,7 @@ class Views:
         for sequence in running:
             if len(sequence.token_ids) > sequence.covered and (missing := holdings.missing(sequence)):
                 free = [pages - count for pages, count in zip(free, missing, strict=True)]
-            entries.append(self._entry(sequence, runs=True))
+            entries.append(self._entry(sequence, True))
         if self._tuple is None:
             self._tuple = tuple(self._waiting)
         served = _Worked(lambda tenant: total()[tenant])
