@@ -90,7 +90,7 @@ class Memory:
             places += [node.places[t] for node in nodes(prefix) if node.places[t] != NULL_PAGE]
             assert len(places) == len(set(places)) == room.used
         for s in self.scheduler.waiting:
-            assert s.computed == 0 and not any(s.pages)
+            assert (s.computed == 0) == (not any(any(pages) for pages in s.pages))
 
 
 def nodes(prefix) -> list[Node]:

@@ -38,9 +38,13 @@ class Holdings:
         self.size, self.saves = self.pools[0].page_size, saves
         self.moves = Moves()
 
-    def at_once(self, tokens: int) -> list[int]:
-        """Pages that a sequence of `tokens` tokens needs at once, at most, by table."""
-        return [table.most(tokens, self.chunk, self.size) for table in self.tables]
+    def at_once(self, tokens: int, sequences: int = 1, common: int = 0) -> list[int]:
+        """Pages that `sequences` of `tokens` tokens need at once, at most, by table; they share the first `common`."""
+        counts = []
+        for table in self.tables:
+            shared = table.settled(common) // self.size if table.back is None else 0
+            counts.append(sequences * table.most(tokens, self.chunk, self.size) - (sequences - 1) * shared)
+        return counts
 
     def drain(self) -> Moves:
         """The moves that the step being planned begins with."""
@@ -53,13 +57,18 @@ class Holdings:
 
     def match(self, sequence: Sequence) -> Offer:
         """What `sequence` need not compute, when it begins now."""
-        if self.prefix is None or sequence.saved is not None:
+        if self.prefix is None or sequence.saved is not None or sequence.computed:
             return Offer(0, tuple([] for _ in self.tables))
-        return self.prefix.match(sequence.token_ids, sequence.request.cache_salt)
+        ids = sequence.token_ids
+        if sequence.followers:  # they begin with so many tokens and no more
+            ids = ids[: 1 + min(follower.joins for follower in sequence.followers)]
+        return self.prefix.match(ids, sequence.request.cache_salt)
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
         """Pages to be taken, by table, for `sequence` to begin on `offer`, or what it saved, and for its next step."""
         saved = sequence.saved
+        if sequence.computed:  # it waited on pages that it shares
+            return self.missing(sequence) or [0] * len(self.tables)
         if saved is not None:
             computed, held = saved.computed, [len(places) for places in saved.places]
             here = [sum(place == NULL_PAGE for place in places) for places in saved.places]
@@ -89,6 +98,8 @@ class Holdings:
         if sequence.saved is not None:
             self._restore(sequence, sequence.saved)
             return
+        if sequence.computed:
+            return
         sequence.pages = tuple(list(pages) for pages in offer.pages)
         if self.prefix is not None:
             self.prefix.take(sequence.order, offer)
@@ -103,8 +114,9 @@ class Holdings:
         sequence.cached_tokens += offer.tokens
         sequence.shared_pages += offer.shared
 
-    def fork(self, leader: Sequence, follower: Sequence) -> None:
-        """`follower` holds the pages of what `leader` has computed; whoever writes to the last one first copies it."""
+    def fork(self, leader: Sequence, follower: Sequence) -> int:
+        """`follower` holds the pages of what `leader` has computed, so many; whoever writes to the last one first
+        copies it. At any point between two steps; `follower` holds nothing before."""
         follower.pages = tuple(self._written(leader))
         for pool, pages in zip(self.pools, follower.pages, strict=True):
             pool.share(page for page in pages if page != NULL_PAGE)
@@ -112,8 +124,7 @@ class Holdings:
             self.prefix.fork(leader.order, follower.order, leader.computed)
         follower.computed = leader.computed
         follower.covered = follower.due = leader.covered = 0
-        follower.cached_tokens += leader.computed
-        follower.shared_pages += sum(page != NULL_PAGE for pages in follower.pages for page in pages)
+        return sum(page != NULL_PAGE for pages in follower.pages for page in pages)
 
     def missing(self, sequence: Sequence) -> list[int] | None:
         """Pages to be taken, by table, before the next step of a sequence that runs; None for none at all."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 
 from workbench.cache.holdings import Holdings
+from workbench.cache.pages import NULL_PAGE
 from workbench.cache.prefix import Offer
 from workbench.engine.limits import Limits
 from workbench.engine.plan import Decision
+from workbench.engine.queue import Queue
 from workbench.engine.views import Views
 from workbench.request import Sequence
 
@@ -22,13 +23,14 @@ class Granting:
         limits: Limits,
         views: Views,
         running: list[Sequence],
-        wait: Callable[[Sequence], None],
+        queue: Queue,
         decisions: list[Decision],
     ):
         self.holdings, self.limits, self.views = holdings, limits, views
         self.running, self.decisions = running, decisions
         self.lengths: dict[Sequence, int] = {}
-        self._wait = wait
+        self.queue = queue
+        self.unshared = False  # somebody who waits gave up pages, which others may have now
 
     @property
     def left(self) -> int:
@@ -40,15 +42,37 @@ class Granting:
         return self.limits.chunk - sum(n for s, n in self.lengths.items() if n > 1 or s.waiting_tokens > 1)
 
     def set_back(self, sequence: Sequence, reason: str) -> None:
-        """`sequence` gives all its pages and waits again."""
-        self.running.remove(sequence)
-        self.lengths.pop(sequence, None)
+        """`sequence` gives all its pages, with its mates, and waits again."""
         self.views.forget_offers()
-        saved = self.holdings.set_back(sequence)
-        reason += f", {saved} pages saved on the host" if saved else ""
-        sequence.set_backs += 1
-        self._wait(sequence)
-        self.decisions.append(Decision(sequence.request_id, "set_back", reason))
+        together = sequence.mates or [sequence]
+        for each in together:
+            self.lengths.pop(each, None)
+            if each in self.running:
+                self.running.remove(each)
+            elif each.leader is None:
+                self.queue.remove(each)
+        if sequence.mates:
+            for each in together:
+                self.holdings.release(each)  # not to the host: each would bring back pages of its own
+            self.queue.add(*together)
+        else:
+            saved = self.holdings.set_back(sequence)
+            reason += f", {saved} pages saved on the host" if saved else ""
+            self.queue.add(sequence, *sequence.followers)
+        for each in together:
+            each.set_backs += 1
+            self.decisions.append(Decision(each.request_id, "set_back", reason))
+
+    def unshare(self, need: str, but: Sequence | None = None) -> bool:
+        """The youngest of those that wait on pages which they share gives them back; whether there was one."""
+        holder = next((s for s in reversed(self.queue.sequences) if s.computed and s is not but), None)
+        if holder is not None:
+            self.views.forget_offers()
+            self.holdings.release(holder)
+            holder.set_backs += 1
+            self.views.changed(holder)
+            self.decisions.append(Decision(holder.request_id, "set_back", f"{need}; who waits gives way"))
+        return holder is not None
 
     def grow(self, order: list[Sequence]) -> bool:
         """Pages for those in `order` that get tokens of this step; the last in it makes room. True if none had to."""
@@ -61,24 +85,26 @@ class Granting:
             missing = holdings.missing(sequence)
             short = holdings.short(missing) if missing is not None else None
             if missing is None or short is None:
-                if missing is not None:
-                    self.views.forget_offers()
-                    holdings.take(sequence)
+                self.views.forget_offers()
+                holdings.take(sequence)
                 index += 1
                 continue
-            last, roomy = order.pop(), False
-            which = "the youngest" if last is self.running[-1] else "the last in turn"
-            needs = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.available(short)} free"
-            self.set_back(last, f"{needs}; {which} gives way")
+            need = f"{sequence.request_id} needs {missing[short]} more pages, {holdings.available(short)} free"
+            if not self.unshare(need):
+                last, roomy = order[-1], False
+                which = "the youngest" if last is self.running[-1] else "the last in turn"
+                self.set_back(last, f"{need}; {which} gives way")
+                order = [each for each in order if each in self.running]
+                index = 0  # mates of the last may have stood before this one; who has pages needs none
         return roomy
 
     def admit(self, sequence: Sequence, tokens: int, places: int) -> str:
         """`sequence` begins with up to `tokens` tokens; or why it cannot."""
-        offer = self.views.offer(sequence) if places > 0 and self.left > 0 else None
-        obstacle = self.obstacle(sequence, places, offer)
-        if obstacle or offer is None:
+        obstacle = self.obstacle(sequence, places)
+        if obstacle:
             return obstacle
-        todo = self._todo(len(sequence.token_ids) - _cached(sequence, offer), sequence)
+        offer = self.views.offer(sequence)
+        todo = self._todo(sequence, _cached(sequence, offer))
         length = self._portion(min(tokens, todo), todo) if todo else 0
         if todo and not length:
             cut = "" if self.limits.chunked_prefill else ", and chunked_prefill is off"
@@ -92,26 +118,34 @@ class Granting:
         """`tokens` of this step for one that runs, no more than it has to compute."""
         todo = len(sequence.token_ids) - sequence.computed
         if todo > 1:
-            todo = self._todo(todo, sequence)
+            todo = self._todo(sequence, sequence.computed)
             todo = self._portion(min(tokens, todo), todo)
         self.lengths[sequence] = todo
 
-    def obstacle(self, sequence: Sequence, places: int, offer: Offer | None) -> str:
-        """Why `sequence` cannot begin now, or nothing."""
-        limits, come = self.limits, len(sequence.followers)
-        if places < min(1 + come, limits.max_num_seqs):
-            run = f"{len(self.running)} sequences run" + (f" and {1 + come} would come" if come else "")
+    def obstacle(self, sequence: Sequence, places: int) -> str:
+        """Why `sequence` cannot begin now, or nothing. Who waits on shared pages gives them up for it."""
+        limits, come = self.limits, sum(len(s.followers) for s in self.running)
+        if places <= 0:
+            run = f"{len(self.running)} sequences run" + (f" and {come} are to join them" if come else "")
             return f"not admitted: {run}, max_num_seqs is {limits.max_num_seqs}"
-        if self.left <= 0 or offer is None:
+        if self.left <= 0:
             return f"not admitted: the step's {limits.max_num_batched_tokens} tokens are taken"
-        lacks = self.holdings.lacks(sequence, offer)
-        short = self.holdings.short(lacks, offer)
-        if short is None:
-            return ""
-        return f"not admitted: {lacks[short]} pages needed, {self.holdings.available(short, offer)} free"
+        while True:
+            offer = self.views.offer(sequence)
+            lacks = self.holdings.lacks(sequence, offer)
+            short = self.holdings.short(lacks, offer)
+            if short is None:
+                return ""
+            reason = f"not admitted: {lacks[short]} pages needed, {self.holdings.available(short, offer)} free"
+            if not self.unshare(reason, but=sequence):
+                return reason
+            self.unshared = True
 
-    def _todo(self, tokens: int, sequence: Sequence) -> int:
-        return tokens - 1 if sequence.followers else tokens  # they join before the prompt's last token
+    def _todo(self, sequence: Sequence, computed: int) -> int:
+        """Tokens that `sequence` may compute now, with so many computed: up to where its next follower joins."""
+        if not sequence.followers:
+            return len(sequence.token_ids) - computed
+        return max(0, min(follower.joins for follower in sequence.followers) - computed)
 
     def _portion(self, length: int, todo: int) -> int:
         """`length` of `todo` prefill tokens, as far as a chunk goes; none where that would cut what must not be cut."""
@@ -123,7 +157,9 @@ class Granting:
         """Hand out the pages `sequence` begins with; what is to be said of it."""
         holdings, pools = self.holdings, self.holdings.pools
         before = [pool.used for pool in pools]
-        saved = sequence.saved
+        saved, waited = sequence.saved, sequence.computed
+        sequence.cached_tokens += waited
+        sequence.shared_pages += sum(page != NULL_PAGE for pages in sequence.pages for page in pages)
         self.views.forget_offers()
         holdings.begin(sequence, offer)
         holdings.take(sequence)
@@ -132,10 +168,12 @@ class Granting:
         reason = f"admitted: {taken} pages taken, {left} left"
         if saved is not None:
             return f"{reason}; {saved.computed} tokens come back from the host"
+        if waited:
+            return f"{reason}; {waited} tokens stand in pages that it shares"
         if offer.tokens:
             reason += f"; {offer.tokens} tokens found in the cache, in {offer.shared} pages"
         return reason
 
 
 def _cached(sequence: Sequence, offer: Offer) -> int:
-    return sequence.saved.computed if sequence.saved is not None else offer.tokens
+    return sequence.saved.computed if sequence.saved is not None else sequence.computed or offer.tokens

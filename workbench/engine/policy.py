@@ -37,18 +37,16 @@ class Entry(NamedTuple):
     priority: int  # the smaller, the sooner
     prompt: int  # tokens of its prompt
     known: int  # tokens known: the prompt's and those chosen so far
-    computed: int  # of these, tokens whose keys and values stand in its pages; none where it waits
+    computed: int  # of these, tokens whose keys and values stand in its pages
     todo: int  # tokens that a step could compute of it now; of one that waits, before `State.cached` is taken off
     runs: bool
-    places: int = 1  # sequences that run once it does: one a sample
+    places: int = 1  # sequences that will run once it does: one a sample, or beam
     set_backs: int = 0
     began: int = 0  # the step in which it was last admitted, where it runs
-    drafted: int = 0  # of `todo`, tokens that are only proposed and go into one check
-
     @property
     def decodes(self) -> bool:
         """Whether it runs and its prefill is done."""
-        return self.runs and self.todo - self.drafted == 1
+        return self.runs and self.todo == 1
 
 
 @dataclass(frozen=True)
@@ -70,12 +68,9 @@ class State:
 
     @property
     def places(self) -> int:
-        """Sequences that may begin to run."""
+        """Sequences that may begin to run. One suffices for a request: samples that find none by the time they could
+        join it wait on the pages of its prompt."""
         return self.max_num_seqs - sum(entry.places for entry in self.running)
-
-    def seats(self, entry: Entry, places: int | None = None) -> bool:
-        """Whether there is place for it and its samples, of which no more than `max_num_seqs` run at once."""
-        return min(entry.places, self.max_num_seqs) <= (self.places if places is None else places)
 
     def fits(self, *entries: Entry) -> bool:
         """Whether there are pages for all of `entries`, which wait."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake
@@ -22,7 +21,6 @@ from workbench.engine.executors import Unit, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments
 from workbench.engine.lanes import Lanes
-from workbench.engine.plan import StepPlan
 from workbench.engine.schedule import SetBack, policy_from
 from workbench.engine.scheduler import Limits, Scheduler
 from workbench.engine.served import Served
@@ -30,7 +28,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
-from workbench.sampling.choose import Choice, Chooser
+from workbench.sampling.choose import Chooser
 from workbench.trace.events import Event, Finished
 
 
@@ -94,7 +92,8 @@ class Runner:
 
         `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
         event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
-        With n > 1 each sample has events of its own: the request's id, and the sample's number.
+        With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of best_of > n
+        come when all have ended, those of beams when the search has: samples 0 to n - 1 are the best.
         """
         asked = intake.requests_from(requests, self.tokenizer, sampling, self._names)
         return self._stream(asked, raises=isinstance(requests, str))
@@ -168,7 +167,7 @@ class Runner:
         plan = self.scheduler.plan()
         if plan is None:
             return
-        plan, faults = self.cache.move(plan, self.scheduler.running)
+        plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
         planned, held = self.clock(), self.instruments.held()
         self.served.planned(plan, planned)
         for sequence, fault in (*plan.faults, *faults):
@@ -184,7 +183,7 @@ class Runner:
                 self.served.broke([sequence], error)
         computed = self.clock()
         try:
-            choices = self._choose(logits, plan)
+            choices = self.served.choose(logits, [span.sequence for span in plan.spans if span.samples])
         except Exception as error:  # the requests of this step end with it; those that waited go on
             self.served.broke([span.sequence for span in plan.spans], error)
         else:
@@ -195,11 +194,6 @@ class Runner:
         stepped = self.instruments.step(whole, held, began, planned, computed, compiles, kernels)
         if box is not None:
             box.append(stepped)
-
-    def _choose(self, logits: Tensor | None, plan: StepPlan) -> dict[str, Choice]:
-        sampled = [span.sequence for span in plan.spans if span.samples]
-        chosen = self.chooser.choose(logits, sampled) if logits is not None and sampled else []
-        return {sequence.request_id: choice for sequence, choice in zip(sampled, chosen, strict=True)}
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:

@@ -17,6 +17,7 @@ from workbench.engine.limits import Limits, Refusal, check_fits
 from workbench.engine.plan import Decision, Span, StepPlan
 from workbench.engine.policies import FCFS
 from workbench.engine.policy import Policy
+from workbench.engine.queue import Queue
 from workbench.engine.tenants import Tenants
 from workbench.engine.views import Views
 from workbench.errors import WorkbenchError
@@ -32,6 +33,11 @@ class Scheduler:
                      ^                     |
                      +----- set back ------+     (the last in turn, when pages run out)
 
+    A sequence may have followers, which begin on its pages once it has computed what they have in common: samples of
+    one prompt, or the beams of a search that was set back. Those for whom there is no place by then wait on these
+    pages, which the oldest of them holds until somebody needs them more. Mates, the beams of one search, are set back
+    together: alone, one would come back without the pages that they share, and the others would wait for it on theirs.
+
     Both queues are kept in arrival order. The policy is asked before every step in which there is something to decide;
     what it wishes is carried out as far as there are places, tokens and pages. `plan` hands pages out; `commit` moves
     `computed` forward and gives back pages that no query reaches any more.
@@ -42,14 +48,16 @@ class Scheduler:
         self.limits = limits
         self.context = context
         self.policy: Policy = policy or FCFS()
-        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.tenants = Tenants()
         self._views = Views(holdings, limits, self.tenants)
-        self._by_id: dict[str, Sequence] = {}
+        self._queue = Queue(holdings.pools, self._views)
         self._steps = 0
         self._told = ("", "")  # who was last told to wait, and why
-        self._settled = False  # who waits was looked at since anybody came or went
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return self._queue.sequences
 
     @property
     def pools(self) -> tuple[PagePool, ...]:
@@ -63,17 +71,15 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def submit(self, sequence: Sequence, followers: Iterable[Sequence] = ()) -> None:
+    def submit(self, sequence: Sequence, followers: Iterable[Sequence] = (), together: bool = False) -> None:
         """Queue `sequence`, or refuse it at once when it can never fit. `followers` are further samples of its
-        request: they begin where its prefill ends, on its pages."""
-        check_fits(sequence, self.holdings, self.limits, self.context)
-        for follower in followers:
-            follower.leader, follower.pages = sequence, tuple([] for _ in self.pools)
-            sequence.followers.append(follower)
-        for new in (sequence, *sequence.followers):
-            new.since = self._steps
+        request: they begin where its prefill ends, on its pages. `together`: they are mates."""
+        family = [sequence, *followers]
+        check_fits(sequence, self.holdings, self.limits, self.context, len(family) if together else 1)
+        for new in family:
+            new.since, new.mates = self._steps, family if together else []
             self.tenants.come(new.request.tenant, (*self.running, *self.waiting))
-        self._wait(sequence)
+        self._queue.add(*family)
 
     def plan(self) -> StepPlan | None:
         """The next step's spans, or None when there is nothing to do. Pages are taken here. WorkbenchError where the
@@ -106,43 +112,48 @@ class Scheduler:
         if sequence.finish_reason is not None:
             return []
         sequence.finish_reason = reason
-        self._settled = False
         self.tenants.go(sequence)
+        if sequence.mates:
+            sequence.mates.remove(sequence)
         if sequence.leader is not None:
-            sequence.leader.followers.remove(sequence)
-            if sequence.leader not in self.running:
-                self._views.changed(sequence.leader)
+            self._queue.lost(sequence)
             return []
-        del self._by_id[sequence.request_id]
+        self._queue.changed = True
+        del self._queue.by_id[sequence.request_id]
         if sequence in self.running:
             self.running.remove(sequence)
         else:
-            self._wait_no_more(sequence)
+            self._queue.remove(sequence)
         if sequence.followers:  # the next sample leads the others
-            heir, *rest = sequence.followers
-            heir.leader, heir.followers, sequence.followers = None, rest, []
-            for follower in rest:
-                follower.leader = heir
-            self._wait(heir)
+            heirs, sequence.followers = sequence.followers, []
+            self._queue.add(*heirs)
         return self.holdings.release(sequence, broken=reason is FinishReason.ERROR)
 
-    def _wait(self, sequence: Sequence) -> None:
-        sequence.pages = tuple([] for _ in self.pools)
-        bisect.insort(self.waiting, sequence, key=_order)
-        self._by_id[sequence.request_id] = sequence
-        self._views.waits(sequence)
-        self._settled = False
-
-    def _wait_no_more(self, sequence: Sequence) -> None:
-        del self.waiting[bisect.bisect_left(self.waiting, sequence.order, key=_order)]
-        self._views.waits_no_more(sequence)
+    def branch(self, mates: list[Sequence], going: list[tuple[Sequence, int]]) -> list[Sequence]:
+        """Between two steps, when all `mates` have computed what they know: each of `going` is one of them, whose text
+        goes on, and its next token. Returns who does so, in that order: the mate itself, and for a second token of the
+        same text one whose own goes nowhere, which gives up its pages and holds that text's."""
+        parents = {id(parent) for parent, _ in going}
+        idle = [mate for mate in mates if id(mate) not in parents]
+        heirs: list[Sequence] = []
+        for parent, _ in going:
+            heir = parent
+            if parent in heirs:
+                heir = idle.pop()
+                self.holdings.release(heir)
+                heir.token_ids = list(parent.token_ids)
+                self.holdings.fork(parent, heir)
+            heirs.append(heir)
+        for heir, (_, token) in zip(heirs, going, strict=True):
+            heir.token_ids.append(token)
+        return heirs
 
     def _steady(self) -> tuple[Span, ...] | None:
         """The step in which everybody decodes, where there is nothing to decide and the policy would say the same."""
         running, holdings, limits = self.running, self.holdings, self.limits
         if not running or len(running) > limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
             return None
-        if self.waiting and (len(running) < limits.max_num_seqs or not self._settled):
+        if self.waiting and (len(running) < limits.max_num_seqs or self._queue.changed):
             return None
         spans = []
         for sequence in running:
@@ -160,26 +171,28 @@ class Scheduler:
         """The spans that come of the policy's wishes, and who ends because a wish for it broke a law."""
         if not self.busy:
             return (), ()
-        state = self._views.state(self._steps, self.running, self.waiting, self._by_id)
-        found = lawful(ask(self.policy, state), state, self._by_id, name_of(self.policy))
-        stuck = not self.running or any(entry.todo for entry in state.running)
+        name, by_id = name_of(self.policy), self._queue.by_id
+        step = Granting(self.holdings, self.limits, self._views, self.running, self._queue, decisions)
+        state = self._views.state(self._steps, self.running, self.waiting, by_id)
+        found = lawful(ask(self.policy, state), state, by_id, name)
         decisions += found.strays
-        spans = self._carried_out(found, decisions)
-        if stuck and not spans and not found.faults and not found.set_back:
-            raise WorkbenchError(
-                f"policy {name_of(self.policy)}: plans nothing, with {len(self.running)} sequences that run and "
-                f"{len(self.waiting)} that wait; it must go on with somebody"
-                + "".join(f"; {decision.request_id}: {decision.reason}" for decision in decisions[:3])
-            )
-        self._settled = True
-        return spans, tuple(found.faults)
+        self._carry_out(found, step)
+        self._queue.changed = False
+        spans = self._spans(step.lengths, decisions)
+        if spans or found.faults or (state.running and not any(entry.todo for entry in state.running)):
+            return spans, tuple(found.faults)
+        if step.unshared or found.set_back:  # there are pages now that were not
+            return self._decided(decisions)
+        raise WorkbenchError(
+            f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
+            "wait; it must go on with somebody"
+            + "".join(f"; {decision.request_id}: {decision.reason}" for decision in decisions[:3])
+        )
 
-    def _carried_out(self, found: Lawful, decisions: list[Decision]) -> tuple[Span, ...]:
-        step = Granting(self.holdings, self.limits, self._views, self.running, self._wait, decisions)
-        ran = set(self.running)
+    def _carry_out(self, found: Lawful, step: Granting) -> None:
+        ran, faulty = set(self.running), {sequence for sequence, _ in found.faults}
         for sequence in found.set_back:
             step.set_back(sequence, f"policy {name_of(self.policy)} set it back")
-        faulty = {sequence for sequence, _ in found.faults}
         order = [s for s in found.tokens if s in ran]
         if len(order) < len(self.running):
             order += [s for s in self.running if s not in found.tokens and s not in faulty]
@@ -188,12 +201,11 @@ class Scheduler:
                 step.give(sequence, tokens)
         if step.grow(order):
             self._admit([wish for wish in found.tokens.items() if wish[0] not in ran], found.because, step)
-        if forked := self._fork(decisions):  # a leader with nothing before its prompt's last token
+        if forked := self._fork(step.decisions):  # a leader with nothing before its prompt's last token
             for sequence in forked:
                 if sequence in self.running and step.left > 0:
-                    step.lengths[sequence] = 1
+                    step.give(sequence, step.left)
             step.grow(self.running)
-        return self._spans(step.lengths, decisions)
 
     def _admit(self, wishes: list[tuple[Sequence, int]], because: Mapping[str, str], step: Granting) -> None:
         """Waiting sequences in the order of the wishes, each with pages for its next step, until one does not fit."""
@@ -205,35 +217,39 @@ class Scheduler:
             elif tokens:
                 reason = step.admit(sequence, tokens, places)
             else:
-                offer = self._views.offer(sequence) if places > 0 and step.left > 0 else None
-                reason = step.obstacle(sequence, places, offer) or "not admitted: the policy gives it no tokens yet"
+                reason = step.obstacle(sequence, places) or "not admitted: the policy gives it no tokens yet"
             if reason:
                 if (sequence.request_id, reason) != self._told:  # not the same words every step
                     self._told = (sequence.request_id, reason)
                     step.decisions.append(Decision(sequence.request_id, "waiting", reason))
                 return
-            self._wait_no_more(sequence)
+            self._queue.remove(sequence)
             sequence.began = self._steps
             places -= 1 + len(sequence.followers)
 
     def _fork(self, decisions: list[Decision]) -> list[Sequence]:
-        """Followers join where their leader has computed all of the prompt but its last token; they, and leaders."""
-        leaders = [s for s in self.running if s.followers and s.waiting_tokens == 1]
-        forked = list(leaders)
-        for leader in leaders:
-            for follower in leader.followers:
-                follower.leader = None
+        """Followers join whose leader has computed what they have in common; they, and leaders."""
+        forked = []
+        for leader in [s for s in self.running if s.followers]:
+            due = [follower for follower in leader.followers if follower.joins <= leader.computed]
+            if not due:
+                continue
+            forked.append(leader)
+            leader.followers = [f for f in leader.followers if f.joins > leader.computed]
+            places = max(0, self.limits.max_num_seqs - len(self.running))
+            for follower in due[:places]:
+                follower.leader, follower.began = None, self._steps
+                shared = self.holdings.fork(leader, follower)
+                follower.cached_tokens += follower.computed
+                follower.shared_pages += shared
+                self._queue.by_id[follower.request_id] = follower
+                bisect.insort(self.running, follower, key=lambda running: running.order)
                 forked.append(follower)
-                if len(self.running) >= self.limits.max_num_seqs:
-                    self._wait(follower)
-                    continue
-                self.holdings.fork(leader, follower)
-                self._by_id[follower.request_id] = follower
-                follower.began = self._steps
-                bisect.insort(self.running, follower, key=_order)
-                reason = f"admitted: shares {follower.shared_pages} pages with {leader.request_id}"
+                reason = f"admitted: shares {shared} pages with {leader.request_id}"
                 decisions.append(Decision(follower.request_id, "admitted", reason))
-            leader.followers = []
+            if late := due[places:]:
+                self.holdings.fork(leader, late[0])
+                self._queue.add(*late)
         return forked
 
     def _spans(self, lengths: dict[Sequence, int], decisions: list[Decision]) -> tuple[Span, ...]:
@@ -245,12 +261,10 @@ class Scheduler:
             if not length:
                 continue
             todo = len(sequence.token_ids) - sequence.computed
-            if length < todo - bool(sequence.followers):
+            end = sequence.computed + length
+            if length < todo and not any(follower.joins == end for follower in sequence.followers):
                 reason = f"prefill cut: {length} of {todo} tokens fit into this step"
                 decisions.append(Decision(sequence.request_id, "cut", reason))
             (single if length == 1 else longer).append(Span(sequence, sequence.computed, length, length == todo))
         return (*single, *longer)
 
-
-def _order(sequence: Sequence) -> int:
-    return sequence.order

@@ -47,7 +47,7 @@ class Views:
         self._tuple = None
 
     def changed(self, sequence: Sequence) -> None:
-        """One that waits has fewer followers."""
+        """One that waits has fewer followers, or pages."""
         self.waits_no_more(sequence)
         self.waits(sequence)
 
@@ -92,9 +92,9 @@ class Views:
 
     def _entry(self, sequence: Sequence, runs: bool) -> Entry:
         request, known, computed = sequence.request, len(sequence.token_ids), sequence.computed
-        followers = len(sequence.followers)
-        # Followers join before the prompt's last token; of a prompt of one token it is all there is to compute.
-        todo = max(1, known - computed - 1) if followers else known - computed
+        todo, followers = known - computed, len(sequence.followers)
+        if followers:  # the next of them joins there, which may be at once
+            todo = max(1, min(follower.joins for follower in sequence.followers) - computed)
         return Entry(
             request.request_id, sequence.order, sequence.since, request.tenant, request.priority,
             len(request.prompt_ids), known, computed, todo, runs, 1 + followers, sequence.set_backs,

@@ -24,10 +24,10 @@ _STARVING = st.builds(
 def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> Report:
     """Try `policy` on small schedules and report, law by law, whether it keeps them.
 
-    `policy` is a function from `engine.policy.State` to `Wishes`, or whatever `schedule.policy` takes: a name, settings,
-    an import path; `kind` is the schedule's, `continuous` or `static`. Each law is tried on `examples` schedules, the
-    same ones every time. How long somebody may wait is what the policy has as `patience`, in steps, or else 200; what
-    is ahead of it comes on top. Raises WorkbenchError when the policy cannot be found or built.
+    `policy` is a function from `engine.policy.State` to `Wishes`, or whatever `schedule.policy` takes: a name,
+    settings, an import path; `kind` is the schedule's, `continuous` or `static`. Each law is tried on `examples`
+    schedules, the same ones every time. How long somebody may wait is what the policy has as `patience`, in steps, or
+    else 200; what is ahead of it comes on top. Raises WorkbenchError when the policy cannot be found or built.
     """
     made = policy_from(policy, kind)
     laws = [held(law, functools.partial(check, made), examples, scenes()) for law, check in LAWS.items()]

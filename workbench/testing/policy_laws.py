@@ -77,7 +77,7 @@ def _no_loop(policy: Policy, scene: PolicyScene) -> None:
     """Between two set-backs of one sequence somebody gets further than ever before."""
     most: dict[str, int] = {}  # tokens computed of each at one time
     before: dict[str, tuple[int, int]] = {}  # at its last set-back: the step, and the sum of these
-    for played, plan in steps(scene, policy):
+    for _, plan in steps(scene, policy):
         for decision in plan.decisions:
             if decision.action == "set_back":
                 name, now = decision.request_id, sum(most.values())

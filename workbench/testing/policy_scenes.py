@@ -1,4 +1,4 @@
-"""Small schedules of integers on which a policy is tried: what comes when, how many pages there are, and what it did."""
+"""Small schedules of integers on which a policy is tried: what comes when, how many pages there are, what it did."""
 
 from __future__ import annotations
 
