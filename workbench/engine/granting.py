@@ -125,9 +125,11 @@ class Granting:
     def obstacle(self, sequence: Sequence, places: int) -> str:
         """Why `sequence` cannot begin now, or nothing. Who waits on shared pages gives them up for it."""
         limits, come = self.limits, sum(len(s.followers) for s in self.running)
-        if places <= 0:
+        wanted = 1 + len(sequence.followers) if sequence.mates else 1
+        if places < wanted:
             run = f"{len(self.running)} sequences run" + (f" and {come} are to join them" if come else "")
-            return f"not admitted: {run}, max_num_seqs is {limits.max_num_seqs}"
+            beams = f", {wanted} beams would come" if wanted > 1 else ""
+            return f"not admitted: {run}{beams}, max_num_seqs is {limits.max_num_seqs}"
         if self.left <= 0:
             return f"not admitted: the step's {limits.max_num_batched_tokens} tokens are taken"
         while True:

@@ -41,6 +41,7 @@ class Entry(NamedTuple):
     todo: int  # tokens that a step could compute of it now; of one that waits, before `State.cached` is taken off
     runs: bool
     places: int = 1  # sequences that will run once it does: one a sample, or beam
+    seats: int = 1  # of these, places that must be free for it to begin: all for beams, which go on together
     set_backs: int = 0
     began: int = 0  # the step in which it was last admitted, where it runs
     @property

@@ -236,7 +236,8 @@ class Scheduler:
                 continue
             forked.append(leader)
             leader.followers = [f for f in leader.followers if f.joins > leader.computed]
-            places = max(0, self.limits.max_num_seqs - len(self.running))
+            beams = sum(len(s.followers) for s in self.running if s.mates and s is not leader)  # which will need theirs
+            places = max(0, self.limits.max_num_seqs - len(self.running) - beams)
             for follower in due[:places]:
                 follower.leader, follower.began = None, self._steps
                 shared = self.holdings.fork(leader, follower)

@@ -34,7 +34,7 @@ def serve(state: State, turns: Iterable[Entry], keep: Iterable[Entry] | None = N
             continue
         else:
             length = 0
-            if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and places > 0:
+            if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and places >= entry.seats:
                 needs = state.needs[entry.id]
                 if all(count <= pages for count, pages in zip(needs, free, strict=True)):
                     length = state.portion(state.todo(entry), left, chunk)

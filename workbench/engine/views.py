@@ -97,8 +97,8 @@ class Views:
             todo = max(1, min(follower.joins for follower in sequence.followers) - computed)
         return Entry(
             request.request_id, sequence.order, sequence.since, request.tenant, request.priority,
-            len(request.prompt_ids), known, computed, todo, runs, 1 + followers, sequence.set_backs,
-            sequence.began,
+            len(request.prompt_ids), known, computed, todo, runs, 1 + followers,
+            1 + followers if sequence.mates else 1, sequence.set_backs, sequence.began,
         )  # fmt: skip
 
     def _needs(self, sequence: Sequence) -> Counts:
