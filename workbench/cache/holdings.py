@@ -83,6 +83,13 @@ class Holdings:
             counts.append(max(stop, held[t]) - here[t] + copied)
         return counts
 
+    def beyond(self, follower: Sequence) -> list[int]:
+        """Pages to be taken, by table, for the next step of `follower` besides those that it will share."""
+        known, joins = len(follower.token_ids), follower.joins
+        return [
+            max(1, self._stop(table, joins, known) - table.settled(joins) // self.size) for table in self.tables
+        ]
+
     def short(self, counts: list[int], offer: Offer | None = None) -> int | None:
         """The first table that has not so many pages to give, besides those offered."""
         for t, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):

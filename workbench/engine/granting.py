@@ -30,7 +30,7 @@ class Granting:
         self.running, self.decisions = running, decisions
         self.lengths: dict[Sequence, int] = {}
         self.queue = queue
-        self.unshared = False  # somebody who waits gave up pages, which others may have now
+        self.freed = False  # somebody gave up pages, which others may have now
 
     @property
     def left(self) -> int:
@@ -44,6 +44,7 @@ class Granting:
     def set_back(self, sequence: Sequence, reason: str) -> None:
         """`sequence` gives all its pages, with its mates, and waits again."""
         self.views.forget_offers()
+        self.freed = True
         together = sequence.mates or [sequence]
         for each in together:
             self.lengths.pop(each, None)
@@ -68,6 +69,7 @@ class Granting:
         holder = next((s for s in reversed(self.queue.sequences) if s.computed and s is not but), None)
         if holder is not None:
             self.views.forget_offers()
+            self.freed = True
             self.holdings.release(holder)
             holder.set_backs += 1
             self.views.changed(holder)
@@ -134,14 +136,13 @@ class Granting:
             return f"not admitted: the step's {limits.max_num_batched_tokens} tokens are taken"
         while True:
             offer = self.views.offer(sequence)
-            lacks = self.holdings.lacks(sequence, offer)
+            lacks = self.views.lacks(sequence, offer)
             short = self.holdings.short(lacks, offer)
             if short is None:
                 return ""
             reason = f"not admitted: {lacks[short]} pages needed, {self.holdings.available(short, offer)} free"
             if not self.unshare(reason, but=sequence):
                 return reason
-            self.unshared = True
 
     def _todo(self, sequence: Sequence, computed: int) -> int:
         """Tokens that `sequence` may compute now, with so many computed: up to where its next follower joins."""

@@ -13,9 +13,10 @@ from workbench.request import Sequence
 
 @dataclass
 class Lawful:
-    """`tokens` and `set_back` may be carried out. `faults` are requests with a wish that broke a law, and which; what
-    concerns no request at all is in `strays`, to be told."""
+    """`tokens` and `set_back` may be carried out. `faults` are requests with a wish that broke a law, and which, with
+    their mates; what concerns no request at all is in `strays`, to be told. `here` are the ids of those that run."""
 
+    here: set[str]
     tokens: dict[Sequence, int] = field(default_factory=dict)
     set_back: list[Sequence] = field(default_factory=list)
     because: Mapping[str, str] = field(default_factory=dict)
@@ -45,14 +46,15 @@ def ask(policy: Policy, state: State) -> Wishes:
 
 def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: str) -> Lawful:
     """One wrong wish is one fault of the request it names, and of nobody else's."""
-    found, left, faulty = Lawful(because=wishes.because), state.budget, set[Sequence]()
     here = {entry.id for entry in state.running}
+    found, left, faulty = Lawful(here, because=wishes.because), state.budget, set[Sequence]()
 
     def wrong(sequence: Sequence, words: str) -> None:
-        found.tokens.pop(sequence, None)
-        if sequence not in faulty:
-            faulty.add(sequence)
-            found.faults.append((sequence, f"policy {name}: {words}"))
+        for each in sequence.mates or [sequence]:
+            found.tokens.pop(each, None)
+            if each not in faulty:
+                faulty.add(each)
+                found.faults.append((each, f"policy {name}: {words}"))
 
     for place, pair in enumerate(wishes.set_back):
         sequence = by_id.get(pair)

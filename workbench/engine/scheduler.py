@@ -23,6 +23,8 @@ from workbench.engine.views import Views
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Sequence
 
+MOST_ASKED = 8  # times before one step: each time somebody gave up pages and nobody got on
+
 __all__ = ["Limits", "Refusal", "Scheduler"]
 
 
@@ -167,7 +169,7 @@ class Scheduler:
             spans.append(Span(sequence, sequence.computed, 1, True))
         return tuple(spans)
 
-    def _decided(self, decisions: list[Decision]) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
+    def _decided(self, decisions: list[Decision], asked: int = 1) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
         """The spans that come of the policy's wishes, and who ends because a wish for it broke a law."""
         if not self.busy:
             return (), ()
@@ -181,8 +183,8 @@ class Scheduler:
         spans = self._spans(step.lengths, decisions)
         if spans or found.faults or (state.running and not any(entry.todo for entry in state.running)):
             return spans, tuple(found.faults)
-        if step.unshared or found.set_back:  # there are pages now that were not
-            return self._decided(decisions)
+        if step.freed and asked < MOST_ASKED:  # there are pages now that were not
+            return self._decided(decisions, asked + 1)
         raise WorkbenchError(
             f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
             "wait; it must go on with somebody"
@@ -190,17 +192,20 @@ class Scheduler:
         )
 
     def _carry_out(self, found: Lawful, step: Granting) -> None:
-        ran, faulty = set(self.running), {sequence for sequence, _ in found.faults}
+        waiting = [wish for wish in found.tokens.items() if wish[0].request_id not in found.here]
         for sequence in found.set_back:
-            step.set_back(sequence, f"policy {name_of(self.policy)} set it back")
-        order = [s for s in found.tokens if s in ran]
-        if len(order) < len(self.running):
+            if sequence in self.running:  # not gone already, with a mate
+                step.set_back(sequence, f"policy {name_of(self.policy)} set it back")
+        running = set(self.running)
+        order = [sequence for sequence in found.tokens if sequence in running]
+        if len(order) < len(running):
+            faulty = {sequence for sequence, _ in found.faults}
             order += [s for s in self.running if s not in found.tokens and s not in faulty]
-        for sequence, tokens in found.tokens.items():
-            if tokens and sequence in ran:
+        for sequence in order:
+            if tokens := found.tokens.get(sequence):
                 step.give(sequence, tokens)
         if step.grow(order):
-            self._admit([wish for wish in found.tokens.items() if wish[0] not in ran], found.because, step)
+            self._admit(waiting, found.because, step)
         if forked := self._fork(step.decisions):  # a leader with nothing before its prompt's last token
             for sequence in forked:
                 if sequence in self.running and step.left > 0:

@@ -57,6 +57,13 @@ class Views:
             self._offers[sequence.request_id] = self.holdings.match(sequence)
         return self._offers[sequence.request_id]
 
+    def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
+        """Pages that `sequence` must be given to begin, by table, with those of its mates, who go on with it."""
+        lacks = self.holdings.lacks(sequence, offer)
+        for mate in sequence.followers if sequence.mates else ():
+            lacks = [pages + more for pages, more in zip(lacks, self.holdings.beyond(mate), strict=True)]
+        return lacks
+
     def forget_offers(self) -> None:
         """Pages change hands."""
         self._offers.clear()
@@ -106,7 +113,7 @@ class Views:
         if any(sequence.pages):
             return tuple(holdings.missing(sequence) or [0] * len(holdings.pools))
         offer = self.offer(sequence)
-        lacks = holdings.lacks(sequence, offer)
+        lacks = self.lacks(sequence, offer)
         # Idle pages that it is offered are among those that could be had, and will not be.
         idle = [pool.available - holdings.available(t, offer) for t, pool in enumerate(holdings.pools)]
         return tuple(pages + kept for pages, kept in zip(lacks, idle, strict=True))
