@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from workbench.engine.lawful import lawful
 from workbench.engine.policy import Counts, Entry, Policy, State, Wishes
+from workbench.request import Request, Sequence
 from workbench.testing.policy_scenes import Coming, Played, PolicyScene, steps
 from workbench.testing.report import Broken
 
 PATIENCE = 200  # steps, where a policy does not say how many somebody may have to wait
-AHEAD = 400  # steps that those ahead may take besides: all that is under way in a starving scene
+AHEAD = 250  # steps that those ahead may take besides: all that is under way in a starving scene
 
 
 def _pure(policy: Policy, scene: PolicyScene) -> None:
@@ -30,8 +31,8 @@ def _within(policy: Policy, scene: PolicyScene) -> None:
         if played.asked is None:
             continue
         state, wishes = played.asked
-        names = {entry.id: entry for entry in (*state.running, *state.waiting)}
-        found = lawful(wishes, state, names, "it")  # type: ignore[arg-type]
+        here = {e.id: Sequence.of(Request(e.id, ()), e.order) for e in (*state.running, *state.waiting)}
+        found = lawful(wishes, state, here, "it")
         wrong = [words.removeprefix("policy it: ") for _, words in found.faults]
         wrong += [stray.reason.removeprefix("policy it: ") for stray in found.strays]
         if wrong:
@@ -118,6 +119,7 @@ def nobody_starves(policy: Policy, rivals: str, scene: PolicyScene) -> None:
         played.step()
         if waiting is None or waiting.finish_reason is not None:
             return
+    assert waiting is not None
     done = f"{waiting.computed} of its tokens computed, {waiting.set_backs} set-backs"
     raise Broken(f"among {rivals} without end, one has not ended after {patience + AHEAD} steps ({done}), on {scene}")
 
