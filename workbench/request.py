@@ -31,6 +31,14 @@ class UserPart(BaseModel):
     path: str
     arguments: dict[str, float | int | str | bool] = {}
 
+    @field_validator("arguments")
+    @classmethod
+    def _names(cls, value: dict) -> dict:
+        wrong = next((name for name in value if not name.isidentifier()), None)
+        if wrong is not None:
+            raise ValueError(f"arguments have names as in Python, not {wrong!r}")
+        return value
+
     def __hash__(self) -> int:
         return hash((self.path, tuple(sorted(self.arguments.items()))))
 
@@ -144,6 +152,7 @@ class Saved:
 
     computed: int
     places: tuple[list[int], ...]
+    evicted: int = 0
 
 
 @dataclass(eq=False)
@@ -153,6 +162,9 @@ class Sequence:
         token_ids  | prompt ............ | output .......... |
         positions  0      computed ^ (keys and values stand in `pages` for all before it that a query can still see)
 
+    With tokens evicted, those that stay lie one after another, in the order of the text: positions are the text's, and
+    places in the pages are counted without the evicted.
+
     A sequence decodes when one token is not yet computed, and is in prefill when more are.
     """
 
@@ -160,6 +172,7 @@ class Sequence:
     order: int  # arrival order: the youngest has the largest
     token_ids: list[int]
     computed: int = 0
+    evicted: int = 0  # of those, by each layer as many, though not the same
     pages: tuple[list[int], ...] = ()  # one list a table, in the order of the text; NULL_PAGE where given back
     finish_reason: FinishReason | None = None
     set_backs: int = 0
@@ -188,6 +201,11 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.prompt_length :]
+
+    @property
+    def held(self) -> int:
+        """Tokens whose keys and values have places in its pages."""
+        return self.computed - self.evicted
 
     @property
     def waiting_tokens(self) -> int:

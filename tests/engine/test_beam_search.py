@@ -17,7 +17,7 @@ from tests.engine.test_reuse import MODEL, Poison, asked
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
 from workbench.cache.format import cache_format
 from workbench.engine import naive
-from workbench.engine.beam_search import beam_search
+from workbench.engine.beam_search import EarlyStopping, beam_search
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.model.families import read_spec
@@ -70,7 +70,7 @@ def same(one: list[tuple[Text, float]], other: list[tuple[Text, float]], bound: 
     ("early_stopping", "length_penalty"),
     [(False, 1.0), (True, 1.0), ("never", 1.0), (False, 0.0), ("never", 2.0), (True, -1.0)],
 )
-def test_as_hugging_face(tmp_path: Path, early_stopping: bool | str, length_penalty: float) -> None:
+def test_as_hugging_face(tmp_path: Path, early_stopping: EarlyStopping, length_penalty: float) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
@@ -97,7 +97,8 @@ def test_as_hugging_face(tmp_path: Path, early_stopping: bool | str, length_pena
             assert each.score == pytest.approx(sum(each.logprobs) / len(each.token_ids) ** length_penalty)
             lengths.add(len(each.token_ids))
         if said is None:  # one beam may go on beyond an end where nothing ends it early
-            assert early_stopping == "never" or mine[0].token_ids == finals(ours, [Request("g", ids, greedy(most))])["g"]
+            alone = finals(ours, [Request("g", ids, SamplingParameters(temperature=0, max_tokens=most))])["g"]
+            assert early_stopping == "never" or mine[0].token_ids == alone
             continue
         texts = [row[len(ids) :].tolist() for row in said.sequences]
         for text, score, each in zip(texts, said.sequences_scores.tolist(), mine, strict=True):
@@ -105,10 +106,6 @@ def test_as_hugging_face(tmp_path: Path, early_stopping: bool | str, length_pena
             assert tuple(text[:length]) == each.token_ids and set(text[length:]) <= {1}
             assert score == pytest.approx(each.score, rel=2e-6)  # they add in float32
     assert len(lengths) > 3, "some end early"
-
-
-def greedy(most: int) -> SamplingParameters:
-    return SamplingParameters(temperature=0, max_tokens=most)
 
 
 cases = st.lists(

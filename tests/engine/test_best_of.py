@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.test_reuse import MODEL, poisoned
+from tests.engine.test_reuse import MODEL, Poison
 from tests.engine.tiny import request, runner_of
 from workbench.engine.runner import generate
 from workbench.request import SamplingParameters
@@ -16,7 +16,7 @@ from workbench.trace.recorder import Recorder
 DRAWN = {"temperature": 0.9, "seed": 5}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.integers(1, 4))
 def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int) -> None:
     best = n + more
@@ -27,7 +27,7 @@ def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int)
             scores[event.sample] = scores.get(event.sample, 0.0) + (event.logprob or 0.0)
     ranked = sorted(scores, key=lambda number: (-scores[number], number))
     runner = runner_of(MODEL, max_num_seqs=seqs)
-    poisoned(runner)
+    Poison(runner)
     done = generate(runner, [request("a", prompt, 6, n=n, best_of=best, **DRAWN)])
     names = ["a" if number == 0 else f"a#{number}" for number in range(best)]
     assert sorted(done) == sorted(names) and runner.scheduler.pages_used == 0
@@ -51,7 +51,8 @@ def test_nothing_is_told_before_the_choice() -> None:
     assert all(event.request_id == "a" for event in events[first : last + 1]), "all at once"
     assert any(isinstance(event, Decoded) and event.request_id == "b" for event in events[:first])
     assert {event.sample for event in mine if isinstance(event, Decoded)} == {0, 1, 2}
-    assert [event.time for event in mine] == sorted(event.time for event in mine), "when it happened"
+    times = [event.time for event in mine if isinstance(event, Decoded)]
+    assert times == sorted(times) and len(set(times)) == 4, "when it happened"
     rows = recorder.requests()
     assert [(r["request_id"], r["sample"], r["output_tokens"], r["finish_reason"]) for r in rows] == [
         ("a", 0, 4, "length"), ("a", 1, 4, "not_chosen"), ("a", 2, 4, "not_chosen"), ("b", 0, 9, "length"),
@@ -83,7 +84,7 @@ def test_settings_that_contradict_each_other() -> None:
 def test_samples_without_a_place_wait_on_the_prompts_pages() -> None:
     """Six samples on two places, without an index: the prompt is computed once."""
     runner = runner_of(MODEL, max_num_seqs=2, max_num_batched_tokens=64)
-    poisoned(runner)
+    Poison(runner)
     events = list(runner.stream([request("a", 14, 4, n=6, **DRAWN)]))
     ends = [event for event in events if isinstance(event, Finished)]
     assert sorted(end.computed_tokens for end in ends) == [4] * 5 + [13 + 4]
@@ -96,7 +97,7 @@ def test_samples_without_a_place_wait_on_the_prompts_pages() -> None:
 def test_who_waits_on_pages_gives_them_up_to_who_needs_them() -> None:
     alone = generate(runner_of(MODEL, pages=99), [request("a", 14, 8, n=6, **DRAWN)])
     runner = runner_of(MODEL, max_num_seqs=2, pages=7)
-    poisoned(runner)
+    Poison(runner)
     events = list(runner.stream([request("a", 14, 8, n=6, **DRAWN)]))
     ends = {event.sample: event for event in events if isinstance(event, Finished)}
     assert any(isinstance(e, SetBack) and "who waits gives way" in e.reason for e in events)

@@ -74,6 +74,8 @@ class Counted(Holdings):
 class Histories(RuleBasedStateMachine):
     """Submit, step, cancel, break, evict in any order, with or without an index and a host."""
 
+    policy = "continuous fcfs"
+
     @initialize(
         policy=st.sampled_from(POLICIES), tables=st.sampled_from(LAYOUTS), pages=st.integers(10, 16),
         prefix=st.booleans(), saves=st.booleans(),
@@ -87,7 +89,7 @@ class Histories(RuleBasedStateMachine):
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         index = PrefixIndex(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
-        self.holdings = Counted(pools, tables, BUDGET, index, rooms, saves)
+        self.holdings = Counted(pools, tables, BUDGET, index, rooms, saves=saves)
         self.limits = Limits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
         self.policy = policy
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT, policy_of(policy, seed))
@@ -96,13 +98,18 @@ class Histories(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        shared=st.integers(0, 30), own=st.integers(0, 9), most=st.integers(1, 12),
+        shared=st.one_of(st.integers(0, 30), st.integers(1, 6).map(lambda pages: pages * SIZE)),
+        own=st.one_of(st.integers(0, 9), st.just(1)), most=st.integers(1, 12),
         samples=st.sampled_from([1, 1, 2, 3, 6]), beams=st.booleans(),
         salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
     )  # fmt: skip
     def submit(self, shared: int, own: int, most: int, samples: int, beams: bool, salt: str, which: int) -> None:
-        """Prompts have beginnings in common: zeros, or ones. Of one request come samples, or the beams of a search."""
+        """Prompts have beginnings in common: zeros, or ones, often whole pages of them and one token more. Of one
+        request come samples, or the beams of a search."""
         ids = (which,) * shared + tuple(self.draw.randrange(3) for _ in range(own + (shared == 0)))
+        self.ask(ids, most, samples, salt, beams)
+
+    def ask(self, ids: tuple[int, ...], most: int, samples: int, salt: str, beams: bool = False) -> None:
         asked = SamplingParameters(max_tokens=most)
         theirs = {"cache_salt": salt, "priority": self.draw.randrange(3), "tenant": self.draw.choice("ab")}
         new = [
@@ -111,8 +118,9 @@ class Histories(RuleBasedStateMachine):
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
         count = samples if beams else 1
-        needed = self.holdings.at_once(tokens, count, len(ids) - 1)
+        needed = self.holdings.at_once(tokens, len(ids), count)
         fits = all(n <= pool.pages for n, pool in zip(needed, self.holdings.pools, strict=True)) and count <= 4
+        fits = fits and not (beams and self.holdings.budget is not None)
         try:
             self.scheduler.submit(new[0], new[1:], together=beams)
             assert fits and len(ids) < CONTEXT
@@ -140,14 +148,17 @@ class Histories(RuleBasedStateMachine):
         self.look_over(plan)
         self.memory.compute(plan)
         sampled = [span.sequence for span in plan.spans if span.samples]
+        if self.draw.random() < 0.05:  # a listener cancels what the step has just computed
+            self.end(self.draw.choice(plan.spans).sequence, FinishReason.CANCELLED)
         self.scheduler.commit(plan, {s.request_id: self.draw.randrange(2) for s in sampled if not s.mates})
         for mates in {id(s.mates): s.mates for s in sampled if s.mates}.values():
-            if all(mate.waiting_tokens == 0 for mate in mates):
+            if all(mate.waiting_tokens == 0 and mate.finish_reason is None for mate in mates):
                 self.branch(mates)
         for span in plan.spans:
             s = span.sequence
-            done = len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT
-            if done and s.finish_reason is None:
+            if s.finish_reason is not None:
+                assert not any(s.pages), "what has ended holds pages again"
+            elif len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT:
                 self.end(s, FinishReason.LENGTH)
         self.memory.forget_free()
         self.now += 0.25
@@ -180,6 +191,8 @@ class Histories(RuleBasedStateMachine):
 
     def end(self, ended: Sequence, reason: FinishReason) -> None:
         for each in reversed(ended.mates or [ended]):
+            if reason is FinishReason.ERROR:
+                self.memory.spoil(each)
             self.scheduler.finish(each, reason)
             assert each.finish_reason is reason
             self.open.remove(each)
@@ -188,7 +201,10 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.CANCELLED, FinishReason.STOP, FinishReason.ERROR]))
     def stop(self, data: st.DataObject, reason: FinishReason) -> None:
-        self.end(data.draw(st.sampled_from(self.open)), reason)
+        ended = data.draw(st.sampled_from(self.open))
+        self.end(ended, reason)
+        if reason is FinishReason.ERROR:  # its client tries again
+            self.ask(tuple(ended.token_ids), 1, 1, ended.request.cache_salt)
 
     @precondition(lambda self: self.holdings.prefix is not None)
     @rule(table=st.integers(0, 2), count=st.integers(1, 4), everything=st.sampled_from([False, False, False, True]))

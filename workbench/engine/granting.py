@@ -81,7 +81,7 @@ class Granting:
         holdings, order, index, roomy = self.holdings, list(order), 0, True
         while index < len(order):
             sequence = order[index]
-            if len(sequence.token_ids) <= sequence.covered or not self.lengths.get(sequence):
+            if len(sequence.token_ids) - sequence.evicted <= sequence.covered or not self.lengths.get(sequence):
                 index += 1
                 continue
             missing = holdings.missing(sequence)
@@ -106,7 +106,9 @@ class Granting:
         if obstacle:
             return obstacle
         offer = self.views.offer(sequence)
-        todo = self._todo(sequence, _cached(sequence, offer))
+        saved = sequence.saved
+        computed, evicted = (saved.computed, saved.evicted) if saved is not None else (sequence.computed, 0)
+        todo = self._todo(sequence, computed or offer.tokens, evicted)
         length = self._portion(min(tokens, todo), todo) if todo else 0
         if todo and not length:
             cut = "" if self.limits.chunked_prefill else ", and chunked_prefill is off"
@@ -120,7 +122,7 @@ class Granting:
         """`tokens` of this step for one that runs, no more than it has to compute."""
         todo = len(sequence.token_ids) - sequence.computed
         if todo > 1:
-            todo = self._todo(sequence, sequence.computed)
+            todo = self.todo(sequence)
             todo = self._portion(min(tokens, todo), todo)
         self.lengths[sequence] = todo
 
@@ -144,11 +146,15 @@ class Granting:
             if not self.unshare(reason, but=sequence):
                 return reason
 
-    def _todo(self, sequence: Sequence, computed: int) -> int:
-        """Tokens that `sequence` may compute now, with so many computed: up to where its next follower joins."""
+    def todo(self, sequence: Sequence) -> int:
+        """Tokens that one which runs may compute now: up to where its next follower joins, or its budget ends."""
+        return self._todo(sequence, sequence.computed, sequence.evicted)
+
+    def _todo(self, sequence: Sequence, computed: int, evicted: int) -> int:
+        todo = self.holdings.next_tokens(sequence, computed, evicted)
         if not sequence.followers:
-            return len(sequence.token_ids) - computed
-        return max(0, min(follower.joins for follower in sequence.followers) - computed)
+            return todo
+        return max(0, min(todo, min(follower.joins for follower in sequence.followers) - computed))
 
     def _portion(self, length: int, todo: int) -> int:
         """`length` of `todo` prefill tokens, as far as a chunk goes; none where that would cut what must not be cut."""
@@ -177,6 +183,3 @@ class Granting:
             reason += f"; {offer.tokens} tokens found in the cache, in {offer.shared} pages"
         return reason
 
-
-def _cached(sequence: Sequence, offer: Offer) -> int:
-    return sequence.saved.computed if sequence.saved is not None else sequence.computed or offer.tokens

@@ -34,8 +34,8 @@ class Limits:
         return self.chunk_tokens or self.max_num_batched_tokens
 
 
-def check_fits(sequence: Sequence, holdings: Holdings, limits: Limits, context: int, together: int = 1) -> None:
-    """Raises Refusal for a sequence that could not even run alone, or `together` with its mates."""
+def check_fits(sequence: Sequence, holdings: Holdings, limits: Limits, context: int, beams: int = 0) -> None:
+    """Raises Refusal for a sequence that could not even run alone, or not with all `beams` of its search."""
     name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_tokens
     if prompt + 1 > context:
         raise Refusal(
@@ -47,19 +47,21 @@ def check_fits(sequence: Sequence, holdings: Holdings, limits: Limits, context: 
             f"request {name}: {prompt} prompt tokens do not fit into one step of {limits.max_num_batched_tokens}; "
             "raise max_num_batched_tokens or switch chunked_prefill on"
         )
-    if together > limits.max_num_seqs:
+    if beams > limits.max_num_seqs:
         raise Refusal(
-            f"request {name}: {together} beams, and max_num_seqs is {limits.max_num_seqs}; raise it or ask for fewer "
+            f"request {name}: {beams} beams, and max_num_seqs is {limits.max_num_seqs}; raise it or ask for fewer "
             "beams"
         )
+    if beams and holdings.budget is not None:
+        raise Refusal(f"request {name}: beams share pages, and cache.evict moves what is in them")
     # The last token of all is never read back, so its keys and values need no room.
-    needed = holdings.at_once(min(prompt + most, context) - 1, together, prompt - 1)
+    needed = holdings.at_once(min(prompt + most, context) - 1, prompt, max(1, beams))
     for table, (pages, pool) in enumerate(zip(needed, holdings.pools, strict=True)):
         if pages > pool.pages:
             back = holdings.tables[table].back
             seen = "" if back is None else f" at once in layers that see {back}"
-            beams = f", in {together} beams," if together > 1 else ""
+            several = f", in {beams} beams," if beams > 1 else ""
             raise Refusal(
-                f"request {name}: {prompt} prompt tokens and up to {most} more{beams} need {pages} pages of "
+                f"request {name}: {prompt} prompt tokens and up to {most} more{several} need {pages} pages of "
                 f"{pool.page_size} tokens{seen}, the cache has {pool.pages}; lower max_tokens or raise cache.pages"
             )

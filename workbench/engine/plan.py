@@ -39,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why something happened to a request: `action` is admitted, waiting, cut, set_back or refused_wish."""
+    """Why something happened to a request: `action` is admitted, waiting, cut, evicted, set_back or refused_wish."""
 
     request_id: str
     action: str

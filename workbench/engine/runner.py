@@ -17,7 +17,7 @@ from workbench.cache.format import CacheFormat
 from workbench.engine import intake
 from workbench.engine.apart import forward_apart
 from workbench.engine.cache import Cache
-from workbench.engine.executors import Unit, executor_for
+from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments
 from workbench.engine.lanes import Lanes
@@ -50,6 +50,7 @@ class Runner:
         page_orders: tuple[list[int], ...] | None = None,
         prefix: Any = "off",
         offload: Any = "none",
+        evict: Any = None,
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
@@ -61,20 +62,23 @@ class Runner:
         `set_back` whether the pages of who gives way are computed again or go to the host. `pages` are those of each
         table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in what type where they are not
         packed (the model's unless given); `page_orders` gives, for each table, the order in which its pages are first
-        used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes` says which lane decodes
-        where that is not the model's; `compile` is the lane inductor's unit."""
+        used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict` is a policy of
+        `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's; `compile` is the
+        lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
         limits = limits or Limits()
         self.cache = Cache.of(
             model, limits.max_num_batched_tokens, clock, page_size=page_size, pages=pages, cache=cache,
-            cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, set_back=set_back,
+            cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
+            set_back=set_back,
         )  # fmt: skip
         self.store = self.cache.store
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        self.executor = executor_for(model, self.store, self.lanes, compile)
+        fast = executor_for(model, self.store, self.lanes, compile)
+        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
         self.chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell

@@ -77,17 +77,22 @@ class Scheduler:
         """Queue `sequence`, or refuse it at once when it can never fit. `followers` are further samples of its
         request: they begin where its prefill ends, on its pages. `together`: they are mates."""
         family = [sequence, *followers]
-        check_fits(sequence, self.holdings, self.limits, self.context, len(family) if together else 1)
+        check_fits(sequence, self.holdings, self.limits, self.context, len(family) if together else 0)
         for new in family:
             new.since, new.mates = self._steps, family if together else []
             self.tenants.come(new.request.tenant, (*self.running, *self.waiting))
-        self._queue.add(*family)
+        alone = self.holdings.budget is not None  # evicting moves what lies in pages: nobody shares them
+        for leader, *rest in [[each] for each in family] if alone else [family]:
+            self._queue.add(leader, *rest)
 
     def plan(self) -> StepPlan | None:
         """The next step's spans, or None when there is nothing to do. Pages are taken here. WorkbenchError where the
         policy gives no plan; everybody is then where they were."""
         self.holdings.carried_out()
         decisions: list[Decision] = []
+        for sequence in self.running if self.holdings.budget is not None else ():
+            if reason := self.holdings.evict(sequence):
+                decisions.append(Decision(sequence.request_id, "evicted", reason))
         self._fork(decisions)
         spans, faults = self._steady(), ()
         if spans is None:
@@ -162,14 +167,16 @@ class Scheduler:
             known = len(sequence.token_ids)
             if known - sequence.computed != 1:
                 return None
-            if known > sequence.covered and (missing := holdings.missing(sequence)) is not None:
+            if known - sequence.evicted > sequence.covered and (missing := holdings.missing(sequence)) is not None:
                 if holdings.short(missing) is not None:
                     return None
                 holdings.take(sequence)
             spans.append(Span(sequence, sequence.computed, 1, True))
         return tuple(spans)
 
-    def _decided(self, decisions: list[Decision], asked: int = 1) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
+    def _decided(
+        self, decisions: list[Decision], asked: int = 1
+    ) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
         """The spans that come of the policy's wishes, and who ends because a wish for it broke a law."""
         if not self.busy:
             return (), ()
@@ -180,7 +187,7 @@ class Scheduler:
         decisions += found.strays
         self._carry_out(found, step)
         self._queue.changed = False
-        spans = self._spans(step.lengths, decisions)
+        spans = self._spans(step, decisions)
         if spans or found.faults or (state.running and not any(entry.todo for entry in state.running)):
             return spans, tuple(found.faults)
         if step.freed and asked < MOST_ASKED:  # there are pages now that were not
@@ -258,17 +265,16 @@ class Scheduler:
                 self._queue.add(*late)
         return forked
 
-    def _spans(self, lengths: dict[Sequence, int], decisions: list[Decision]) -> tuple[Span, ...]:
+    def _spans(self, step: Granting, decisions: list[Decision]) -> tuple[Span, ...]:
         """Spans of one token first, as they are packed, then the longer ones, each in order of arrival."""
         single: list[Span] = []
         longer: list[Span] = []
         for sequence in self.running:
-            length = lengths.get(sequence, 0)
+            length = step.lengths.get(sequence, 0)
             if not length:
                 continue
             todo = len(sequence.token_ids) - sequence.computed
-            end = sequence.computed + length
-            if length < todo and not any(follower.joins == end for follower in sequence.followers):
+            if length < todo and length < step.todo(sequence):
                 reason = f"prefill cut: {length} of {todo} tokens fit into this step"
                 decisions.append(Decision(sequence.request_id, "cut", reason))
             (single if length == 1 else longer).append(Span(sequence, sequence.computed, length, length == todo))

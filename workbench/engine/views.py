@@ -74,7 +74,8 @@ class Views:
         free = [pool.available for pool in holdings.pools]
         entries = []
         for sequence in running:
-            if len(sequence.token_ids) > sequence.covered and (missing := holdings.missing(sequence)):
+            uncovered = len(sequence.token_ids) - sequence.evicted > sequence.covered
+            if uncovered and (missing := holdings.missing(sequence)):
                 free = [pages - count for pages, count in zip(free, missing, strict=True)]
             entries.append(self._entry(sequence, True))
         if self._tuple is None:
@@ -100,6 +101,8 @@ class Views:
     def _entry(self, sequence: Sequence, runs: bool) -> Entry:
         request, known, computed = sequence.request, len(sequence.token_ids), sequence.computed
         todo, followers = known - computed, len(sequence.followers)
+        if self.holdings.budget is not None:
+            todo = self.holdings.next_tokens(sequence, computed, sequence.evicted)
         if followers:  # the next of them joins there, which may be at once
             todo = max(1, min(follower.joins for follower in sequence.followers) - computed)
         return Entry(
