@@ -17,6 +17,7 @@ from workbench.engine.scheduler import Limits, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.study.experiment import Experiment
+from workbench.trace.events import Finished
 
 
 class Line:
@@ -173,7 +174,7 @@ def test_set_back_by_recomputing_although_there_is_a_host() -> None:
     restored = {}
     for set_back in ("recompute", "offload"):
         runner = runner_of(model, pages=14, offload="memory", set_back=set_back)
-        ends = [e for e in runner.stream(requests) if hasattr(e, "restored_tokens")]
+        ends = [event for event in runner.stream(requests) if isinstance(event, Finished)]
         restored[set_back] = sum(end.restored_tokens for end in ends)
     assert restored["recompute"] == 0 < restored["offload"]
     with pytest.raises(WorkbenchError, match="set_back: offload needs a place"):
