@@ -52,7 +52,7 @@ def failing(runner: Runner, fails, error: Exception) -> None:
 def at_rest(runner: Runner) -> None:
     scheduler = runner.scheduler
     assert not runner.busy and scheduler.pages_used == 0 and not scheduler._queue.by_id
-    assert not runner.served.sequences and not runner.served._chooser._admitted
+    assert not runner.served.sequences and not runner.served.chooser._admitted
     for pool in scheduler.pools:
         assert pool.free + len(pool.idle) == pool.pages
     runner.forget_prefixes()
