@@ -19,6 +19,7 @@ from workbench.cache.tables import tables_of
 from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
+from workbench.engine.invariant_lanes import check_cache, invariant
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.patience import to_stderr, told_if_long
@@ -65,6 +66,7 @@ def load(
     offload: Any = "none",
     overflow: Overflow = "refuse",
     attention: AttentionPart | dict[str, Any] | None = None,
+    batch_invariant: bool = False,
     note: Callable[[Event], None] | None = None,
     tell: Callable[[str], None] = to_stderr,
 ) -> Runner:
@@ -77,8 +79,10 @@ def load(
     the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
     kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
     `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
-    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile. `note`
-    receives every event of the runner, `tell` a line on what takes long in loading.
+    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile. With
+    `batch_invariant` a request's logits have the same bits alone, in any batch and chunking, after any prefix that was
+    computed before (see invariant.py); refused where a lane, model or cache cannot keep that. `note` receives every
+    event of the runner, `tell` a line on what takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -93,14 +97,19 @@ def load(
     source = _source(str(model), AttentionPart.of(attention))
     format.check(source.spec)
     kept.check(len(source.spec.layers), page_size)
-    lanes = fitted(lanes, source.spec, auto=lane == AUTO)
+    if batch_invariant:
+        lanes = invariant(lanes, lane, source.spec, place.type)
+    else:
+        lanes = fitted(lanes, source.spec, auto=lane == AUTO)
     with told_if_long(f"loading the weights of {model}", tell):
         state = source.state(torch_dtype, seed)
         transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
-    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO)
-    if lane == AUTO:
+    if batch_invariant:
+        check_cache(shapes, cache_dtype, transformer.dtype)
+    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO and not batch_invariant)
+    if lane == AUTO and not batch_invariant:
         with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
             lanes = measured(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
         transformer.run_on(lanes.blocks)
@@ -123,6 +132,7 @@ def load(
         note=note,
         lanes=lanes,
         compile=compile,
+        batch_invariant=batch_invariant,
     )
 
 

@@ -59,13 +59,15 @@ class Runner:
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
         compile: Unit = "block",
+        batch_invariant: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
         """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
         what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order
         in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes`
-        says which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
+        says which lane decodes where that is not the model's; `compile` is the lane inductor's unit; `batch_invariant`
+        as in `load`."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
@@ -84,7 +86,7 @@ class Runner:
         holdings = Holdings(pools, self.store.tables, limits.max_num_batched_tokens, index, rooms)
         self.scheduler = Scheduler(holdings, limits, model.spec.context)
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        self.executor = executor_for(model, self.store, self.lanes, compile)
+        self.executor = executor_for(model, self.store, self.lanes, compile, batch_invariant)
         self.chooser = Chooser(model.spec.vocab)
         self.overflow = overflow
         self.clock, self._sleep = clock, sleep

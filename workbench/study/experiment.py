@@ -89,6 +89,7 @@ class Experiment(Part):
     model: ModelPart = ModelPart()
     lane: str = "auto"
     compile: Literal["block", "step"] = "block"  # what the lane inductor compiles at once in decode
+    batch_invariant: bool = False  # a request has the same bits in any company, chunking, prefix
     attention: AttentionPart = AttentionPart()  # what changes in the model's
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()

@@ -1,0 +1,202 @@
+"""`batch_invariant`: a request's logits have the same bits in every company. Nothing here is close: all is equal."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiled_kernels import Lane, lane_problems
+from tests.engine.scribe import Rows, asked, differing, served
+from tests.engine.tiny import layer, spec_of, weights_of
+from workbench.cache.format import CacheFormat
+from workbench.engine.invariant import InvariantExecutor
+from workbench.engine.load import load
+from workbench.errors import WorkbenchError
+from workbench.model.quantized import WeightFormat
+from workbench.model.shapes import named_shape
+from workbench.model.spec import Experts, LayerKind, ModelSpec
+from workbench.model.transformer import Transformer
+from workbench.request import Request
+
+problem = lane_problems()[Lane.MLIR]
+pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+
+WIDE = named_shape("tiny")  # wide enough for dot products of bfloat16 pairs
+ODD = spec_of(layer(6, 2, bias=True), layer(3, 1, dim=6, window=9, sinks=2, softcap=1.5, qk_norm=True), tied=False)
+SUNK = replace_final = spec_of(layer(4, 2, sink_logits=True), layer(4, 2, window=5, position="none")).model_copy(
+    update={"final_softcap": 3.0, "embedding_scale": 2.5}
+)
+CAPPED = spec_of(layer(4, 2, dim=16), layer(2, 1, dim=16, window=7))
+PACKED = CacheFormat(format="int8", group=8, columns=8, residual=9, sinks=3)
+KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
+    "odd float32": (ODD, torch.float32, WeightFormat(), CacheFormat()),
+    "odd bfloat16": (ODD, torch.bfloat16, WeightFormat(), CacheFormat()),
+    "sunk float32": (SUNK, torch.float32, WeightFormat(), CacheFormat()),
+    "wide float32": (WIDE, torch.float32, WeightFormat(), CacheFormat()),
+    "wide bfloat16": (WIDE, torch.bfloat16, WeightFormat(), CacheFormat()),
+    "int8 weights": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat()),
+    "int4 weights": (WIDE, torch.float32, WeightFormat.of("int4", group=32), CacheFormat()),
+    "int8 cache": (CAPPED, torch.float32, WeightFormat(), PACKED),
+    "int4 cache": (WIDE, torch.bfloat16, WeightFormat(), CacheFormat(format="int4", group=8, columns=8, residual=1)),
+    "int4 cache, int8 weights": (CAPPED, torch.bfloat16, WeightFormat.of("int8"), PACKED.model_copy(update={"keys": "int4"})),
+}  # fmt: skip
+SIZE = 8  # tokens a page
+
+
+def model_of(kind: str) -> Transformer:
+    spec, dtype, format, _ = KINDS[kind]
+    return Transformer.from_state(spec, weights_of(spec, dtype, 0), format=format)
+
+
+MODELS = {kind: model_of(kind) for kind in KINDS}
+
+
+def together(kind: str, *turns: list[Request], **more) -> dict[str, Rows]:
+    given = {"page_size": SIZE, "pages": 120, "cache": KINDS[kind][3], "max_num_seqs": 9, "batch_invariant": True, **more}
+    return served(MODELS[kind], *turns, **given)
+
+
+def subject(kind: str, shared: int = 0) -> Request:
+    return asked("subject", 23 - shared, 6, KINDS[kind][0].vocab, shared)
+
+
+ALONE = {}
+
+
+def alone(kind: str) -> Rows:
+    """The subject's rows, from its first token on, in one chunk and then token by token."""
+    if kind not in ALONE:
+        ALONE[kind] = together(kind, [subject(kind)], max_num_batched_tokens=64)["subject"]
+    return ALONE[kind]
+
+
+def company(kind: str, lengths: list[int]) -> list[Request]:
+    vocab = KINDS[kind][0].vocab
+    return [asked(f"other {i}", length, 1 + (5 * i + length) % 9, vocab) for i, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=6, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 38), max_size=8), place=st.integers(0, 8), chunk=st.integers(1, 150),
+    seqs=st.integers(1, 9), order=st.randoms(use_true_random=False), scarce=st.booleans(),
+)  # fmt: skip
+def test_company_chunks_and_pages(
+    kind: str, lengths: list[int], place: int, chunk: int, seqs: int, order: random.Random, scarce: bool
+) -> None:
+    """Others' lengths and order, the chunk, the order of pages, and pages so few that sequences are set back."""
+    pages = 9 if scarce else 120
+    requests = company(kind, lengths)
+    requests.insert(place, subject(kind))
+    tables = 2 * len(KINDS[kind][0].layers)
+    orders = tuple(order.sample(range(1, pages + 1), pages) for _ in range(tables))
+    limits = {"max_num_batched_tokens": chunk, "max_num_seqs": min(seqs, chunk)}
+    found = together(kind, requests, pages=pages, page_orders=orders[: tables_of(kind)], **limits)
+    assert differing(found["subject"], alone(kind)) == []
+
+
+def tables_of(kind: str) -> int:
+    from workbench.cache.tables import tables_of
+
+    return len(tables_of(shape.tables for shape in MODELS[kind].cache_shapes(KINDS[kind][3])))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_warm_prefix_is_a_cold_one(kind: str) -> None:
+    """Pages that others computed, in other chunks, in other company."""
+    shared = 17
+    cold = together(kind, [subject(kind, shared)])["subject"]
+    others = [asked(f"before {i}", 3 + i, 4, KINDS[kind][0].vocab, shared) for i in range(3)]
+    warm = together(kind, others, [subject(kind, shared), *company(kind, [5, 30])], prefix="radix", max_num_batched_tokens=21)
+    assert min(warm["subject"]) > 0, "nothing was found again"
+    assert differing(warm["subject"], cold) == []
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_do_not_count(threads: int) -> None:
+    kind, before = "wide bfloat16", torch.get_num_threads()
+    expected = alone(kind)
+    torch.set_num_threads(threads)
+    try:
+        assert differing(together(kind, [subject(kind), *company(kind, [9, 30])])["subject"], expected) == []
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_broken_companion_spoils_nobody() -> None:
+    """Tokens whose embedding is not a number, or huge."""
+    kind = "wide float32"
+    spec = KINDS[kind][0]
+    state = weights_of(spec, torch.float32, 0)
+    expected = served(
+        Transformer.from_state(spec, state), [subject(kind)], page_size=SIZE, pages=120, batch_invariant=True
+    )["subject"]
+    own = {token for token in subject(kind).prompt_ids}
+    broken = [token for token in range(spec.vocab) if token not in own][:3]
+    for token, value in zip(broken, (torch.nan, torch.inf, 1e30), strict=True):
+        state["embedding.weight"][token] = value
+    others = [replace(asked(f"bad {i}", 1, 1, spec.vocab), prompt_ids=(token,) * 5) for i, token in enumerate(broken)]
+    settings = {"page_size": SIZE, "pages": 120, "batch_invariant": True, "max_num_batched_tokens": 11}
+    found = served(Transformer.from_state(spec, state), [*others, subject(kind)], **settings)
+    assert differing(found["subject"], expected) == []
+
+
+@pytest.mark.parametrize("kind", ["wide float32", "wide bfloat16"])
+def test_the_mode_off_is_not_so(kind: str) -> None:
+    """The negative control: without the mode some company, chunk or lane changes some bit."""
+    found = []
+    for lane in (Lane.EAGER, Lane.MLIR):
+        model = Transformer.from_state(KINDS[kind][0], weights_of(*KINDS[kind][:2], 0), lane)
+        settings = {"page_size": SIZE, "pages": 120, "max_num_seqs": 9}
+        expected = served(model, [subject(kind)], **settings)["subject"]
+        for lengths, chunk in (([30] * 7, 64), ([5, 30], 7), ([], 3), ([], 1)):
+            rows = served(model, [*company(kind, lengths), subject(kind)], max_num_batched_tokens=chunk, **settings)
+            found += [(lane, lengths, chunk)] if differing(rows["subject"], expected) else []
+    assert found, "the mode off gives the same bits everywhere: what is tested above proves nothing"
+
+
+def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: contexts in two parts where rows are few, in one where they are many."""
+    right = InvariantExecutor.shape
+    monkeypatch.setattr(
+        InvariantExecutor,
+        "shape",
+        lambda self, part, rows: replace(right(self, part, rows), chunks=2 if rows < 4 else 1),
+    )
+    kind = "wide float32"
+    mine = together(kind, [subject(kind)])["subject"]
+    others = together(kind, [subject(kind), *company(kind, [30] * 6)])["subject"]
+    assert differing(others, mine)
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"lane": "eager"}, "lane 'eager' cannot keep it: linear: torch's matrix product chooses its kernel"),
+    ({"lane": "inductor"}, "lane 'inductor' cannot keep it"),
+    ({"cache": {"format": "int8", "rotate": True}}, "does not rotate heads"),
+    ({"cache": {"format": "fp8"}}, "INT8 and INT4 pages, not fp8"),
+    ({"cache": {"dtype": "float32"}}, "one for both, not bfloat16 weights and a float32 cache"),
+    ({"dtype": "float16"}, "computed in float32 or bfloat16"),
+    ({"attention": {"position": "alibi"}}, "layer 0"),
+])  # fmt: skip
+def test_what_cannot_keep_it_is_refused(settings: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError) as refused:
+        load("shape:tiny", batch_invariant=True, **settings)
+    assert told in str(refused.value) and str(refused.value).startswith("batch_invariant: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mixture_of_experts_is_refused() -> None:
+    mixed = LayerKind(attention=layer().attention, hidden=12, experts=Experts(count=3, used=2))
+    with pytest.raises(WorkbenchError, match="layer 0 has experts|experts"):
+        served(Transformer.from_state(spec_of(mixed), weights_of(spec_of(mixed), torch.float32, 0)), [], batch_invariant=True)
+
+
+def test_auto_takes_the_lane_that_keeps_it() -> None:
+    runner = load("shape:tiny", batch_invariant=True)
+    assert str(runner.lanes) == "mlir" and runner.lanes.reason.startswith("batch_invariant: of all lanes")
+    assert isinstance(runner.executor, InvariantExecutor)
