@@ -14,6 +14,7 @@ from compiled_kernels import Lane, lane_problems
 from tests.engine.scribe import Rows, asked, differing, served
 from tests.engine.tiny import layer, spec_of, weights_of
 from workbench.cache.format import CacheFormat
+from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.invariant import InvariantExecutor
 from workbench.engine.load import load
 from workbench.errors import WorkbenchError
@@ -28,24 +29,24 @@ pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {proble
 
 WIDE = named_shape("tiny")  # wide enough for dot products of bfloat16 pairs
 ODD = spec_of(layer(6, 2, bias=True), layer(3, 1, dim=6, window=9, sinks=2, softcap=1.5, qk_norm=True), tied=False)
-SUNK = replace_final = spec_of(layer(4, 2, sink_logits=True), layer(4, 2, window=5, position="none")).model_copy(
+SUNK = spec_of(layer(4, 2, sink_logits=True), layer(4, 2, window=5, position="none")).model_copy(
     update={"final_softcap": 3.0, "embedding_scale": 2.5}
 )
 CAPPED = spec_of(layer(4, 2, dim=16), layer(2, 1, dim=16, window=7))
-PACKED = CacheFormat(format="int8", group=8, columns=8, residual=9, sinks=3)
+PACKED = CacheFormat(keys="int4", values="int8", group=8, columns=8, residual=9, sinks=3)
 KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "odd float32": (ODD, torch.float32, WeightFormat(), CacheFormat()),
-    "odd bfloat16": (ODD, torch.bfloat16, WeightFormat(), CacheFormat()),
     "sunk float32": (SUNK, torch.float32, WeightFormat(), CacheFormat()),
     "wide float32": (WIDE, torch.float32, WeightFormat(), CacheFormat()),
     "wide bfloat16": (WIDE, torch.bfloat16, WeightFormat(), CacheFormat()),
     "int8 weights": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat()),
     "int4 weights": (WIDE, torch.float32, WeightFormat.of("int4", group=32), CacheFormat()),
-    "int8 cache": (CAPPED, torch.float32, WeightFormat(), PACKED),
-    "int4 cache": (WIDE, torch.bfloat16, WeightFormat(), CacheFormat(format="int4", group=8, columns=8, residual=1)),
-    "int4 cache, int8 weights": (CAPPED, torch.bfloat16, WeightFormat.of("int8"), PACKED.model_copy(update={"keys": "int4"})),
+    "int4 keys, int8 values": (CAPPED, torch.float32, WeightFormat(), PACKED),
+    "int4 cache": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat(format="int4", group=8, residual=1)),
 }  # fmt: skip
+WHOLE = ("wide float32",)  # kinds that run with the buckets of a real runner
 SIZE = 8  # tokens a page
+FEW = (1, 3, 8)  # buckets of rows, for the sake of fewer compilations: alone, in one block, in several
 
 
 def model_of(kind: str) -> Transformer:
@@ -57,8 +58,8 @@ MODELS = {kind: model_of(kind) for kind in KINDS}
 
 
 def together(kind: str, *turns: list[Request], **more) -> dict[str, Rows]:
-    given = {"page_size": SIZE, "pages": 120, "cache": KINDS[kind][3], "max_num_seqs": 9, "batch_invariant": True, **more}
-    return served(MODELS[kind], *turns, **given)
+    given = {"page_size": SIZE, "pages": 120, "cache": KINDS[kind][3], "max_num_seqs": 9, **more}
+    return served(MODELS[kind], *turns, buckets=DECODE_BUCKETS if kind in WHOLE else FEW, **given)
 
 
 def subject(kind: str, shared: int = 0) -> Request:
@@ -81,7 +82,7 @@ def company(kind: str, lengths: list[int]) -> list[Request]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 38), max_size=8), place=st.integers(0, 8), chunk=st.integers(1, 150),
     seqs=st.integers(1, 9), order=st.randoms(use_true_random=False), scarce=st.booleans(),
@@ -112,7 +113,8 @@ def test_a_warm_prefix_is_a_cold_one(kind: str) -> None:
     shared = 17
     cold = together(kind, [subject(kind, shared)])["subject"]
     others = [asked(f"before {i}", 3 + i, 4, KINDS[kind][0].vocab, shared) for i in range(3)]
-    warm = together(kind, others, [subject(kind, shared), *company(kind, [5, 30])], prefix="radix", max_num_batched_tokens=21)
+    turns = others, [subject(kind, shared), *company(kind, [5, 30])]
+    warm = together(kind, *turns, prefix="radix", max_num_batched_tokens=21)
     assert min(warm["subject"]) > 0, "nothing was found again"
     assert differing(warm["subject"], cold) == []
 
@@ -130,20 +132,17 @@ def test_threads_do_not_count(threads: int) -> None:
 
 def test_a_broken_companion_spoils_nobody() -> None:
     """Tokens whose embedding is not a number, or huge."""
-    kind = "wide float32"
-    spec = KINDS[kind][0]
+    spec, kind = KINDS["wide float32"][0], "wide float32"
     state = weights_of(spec, torch.float32, 0)
-    expected = served(
-        Transformer.from_state(spec, state), [subject(kind)], page_size=SIZE, pages=120, batch_invariant=True
-    )["subject"]
-    own = {token for token in subject(kind).prompt_ids}
-    broken = [token for token in range(spec.vocab) if token not in own][:3]
-    for token, value in zip(broken, (torch.nan, torch.inf, 1e30), strict=True):
+    state["embedding.weight"] = state["embedding.weight"].clone()
+    unused = [token for token in range(spec.vocab) if token not in subject(kind).prompt_ids]
+    for token, value in zip(unused, (torch.nan, torch.inf, 1e30), strict=False):
         state["embedding.weight"][token] = value
-    others = [replace(asked(f"bad {i}", 1, 1, spec.vocab), prompt_ids=(token,) * 5) for i, token in enumerate(broken)]
-    settings = {"page_size": SIZE, "pages": 120, "batch_invariant": True, "max_num_batched_tokens": 11}
-    found = served(Transformer.from_state(spec, state), [*others, subject(kind)], **settings)
-    assert differing(found["subject"], expected) == []
+    others = [replace(asked(f"bad {i}", 1, 3, spec.vocab), prompt_ids=(unused[i],) * 5) for i in range(3)]
+    given = {"page_size": SIZE, "pages": 120, "buckets": FEW, "max_num_batched_tokens": 20}
+    found = served(Transformer.from_state(spec, state), [*others, subject(kind)], **given)
+    assert found["bad 0"][4].isnan().all()
+    assert differing(found["subject"], alone(kind)) == []
 
 
 @pytest.mark.parametrize("kind", ["wide float32", "wide bfloat16"])
@@ -161,7 +160,8 @@ def test_the_mode_off_is_not_so(kind: str) -> None:
 
 
 def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: contexts in two parts where rows are few, in one where they are many."""
+    """A planted fault: contexts in two parts where rows are few, in one where they are many. Only float32 shows it:
+    bfloat16 rounds it away, nearly always."""
     right = InvariantExecutor.shape
     monkeypatch.setattr(
         InvariantExecutor,
@@ -192,8 +192,9 @@ def test_what_cannot_keep_it_is_refused(settings: dict, told: str) -> None:
 
 def test_a_mixture_of_experts_is_refused() -> None:
     mixed = LayerKind(attention=layer().attention, hidden=12, experts=Experts(count=3, used=2))
-    with pytest.raises(WorkbenchError, match="layer 0 has experts|experts"):
-        served(Transformer.from_state(spec_of(mixed), weights_of(spec_of(mixed), torch.float32, 0)), [], batch_invariant=True)
+    model = Transformer.from_state(spec_of(mixed), weights_of(spec_of(mixed), torch.float32, 0))
+    with pytest.raises(WorkbenchError, match="layer 0 has experts"):
+        served(model, [], batch_invariant=True)
 
 
 def test_auto_takes_the_lane_that_keeps_it() -> None:

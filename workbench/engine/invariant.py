@@ -22,29 +22,31 @@ from workbench.batch import TokenBatch
 from workbench.cache.quantized import QuantizedLayer
 from workbench.cache.store import KVStore
 from workbench.engine.alike import Watch
-from workbench.engine.buckets import DECODE_BUCKETS, bucket_for
+from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.mlir_step import check_step, step_shape, step_tensors
 from workbench.engine.packing import pack
 from workbench.engine.plan import Span, StepPlan
 from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 
-MOST_ROWS = DECODE_BUCKETS[-1]  # a call; more rows would save no more reads of the weights worth naming
 PARTS = 2  # of every context: the number must not depend on rows or threads
 BLOCK = 1024  # positions whose angles are computed together, always
 
 
 class InvariantExecutor:
-    """Steps as calls of `MOST_ROWS` tokens at most, each padded to a bucket. A sequence's tokens go through in order,
-    and packed layers settle what each call makes old enough before it."""
+    """Steps as calls of a bucket of rows. A sequence's tokens go through in order, and packed layers settle what each
+    call makes old enough before it."""
 
-    def __init__(self, model: Transformer, store: KVStore):
+    def __init__(self, model: Transformer, store: KVStore, buckets: tuple[int, ...] = DECODE_BUCKETS):
+        """`buckets` are the numbers of rows that are compiled for, ascending. The last is the most of a call: with 64
+        rows, reading the weights anew for each call is little beside multiplying with them."""
         check_step(model, store)
+        self.buckets = buckets
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
         self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
         lags = [layer.rule.lag for layer in store.layers if isinstance(layer, QuantizedLayer)]
-        self._most = max(1, min(lags, default=MOST_ROWS))  # of a sequence in a call: none of them settles another
+        self._most = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
         self._made = 0
         self._look()
 
@@ -71,16 +73,16 @@ class InvariantExecutor:
             rows = self._hidden(batch)[batch.sample_rows]
             for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
                 found[place].append(mine)
-        sampled = torch.cat([rows for span in found for rows in span]).split(MOST_ROWS)
+        sampled = torch.cat([rows for span in found for rows in span]).split(self.buckets[-1])
         if len(sampled) == 1:
             return self._logits(sampled[0])
         return torch.cat([self._logits(rows).clone() for rows in sampled])
 
     def _calls(self, plan: StepPlan) -> Iterator[tuple[list[int], tuple[Span, ...]]]:
-        """The plan's tokens, `MOST_ROWS` at a time: parts of spans, and which of the plan's spans they are of."""
+        """The plan's tokens, a call at a time: parts of spans, and which of the plan's spans they are of."""
         waiting = list(enumerate(plan.spans))
         while waiting:
-            room, places, spans, left = MOST_ROWS, [], [], []
+            room, places, spans, left = self.buckets[-1], [], [], []
             for place, span in waiting:
                 length = min(span.length, room, self._most)
                 room -= length
@@ -128,7 +130,7 @@ class InvariantExecutor:
         self.kernel_seconds = (self.kernel_seconds or 0.0) + time.perf_counter() - began
 
     def _step(self, part: str, rows: int) -> DecodeStep:
-        key = part, bucket_for(rows)
+        key = part, next(size for size in self.buckets if size >= rows)
         if key not in self._steps:
             shape = self.shape(*key)
             tensors, names = step_tensors(self.model, self.store), [name for name, _ in given(shape)]
