@@ -19,7 +19,8 @@ class Varies:
 BY_ROWS = "torch's matrix product chooses its kernel, and with it the order of its sums, by the number of rows"
 VENDOR = "the vendor's matrix product chooses its kernel, and with it the order of its sums, by the number of rows"
 ONE_ROW = "one row has a kernel of its own, and more rows split their width by how many tiles there are"
-LOWERED = "compiled for each number of rows, with leave to regroup sums"
+LOWERED = "compiled for each number of rows, with leave to regroup sums and to join them with products"
+SPLIT = "walks over the context are split by how many programs there are"
 
 VARIES: tuple[Varies, ...] = (
     *(Varies(name, Lane.EAGER, BY_ROWS) for name in ("linear", "linear_int8", "linear_int4", "expert_linear")),
@@ -39,12 +40,15 @@ VARIES: tuple[Varies, ...] = (
     Varies("rms_norm", Lane.INDUCTOR, LOWERED),
     Varies("linear", Lane.TRITON, VENDOR),
     *(Varies(name, Lane.TRITON, ONE_ROW) for name in ("linear_int8", "linear_int4")),
-    Varies("paged_attention", Lane.TRITON, "walks over the context are split by how many programs there are"),
+    *(Varies(name, Lane.TRITON, SPLIT) for name in ("paged_attention", "quantized_attention")),
     *(
         Varies(name, Lane.MLIR, "decodes and longer spans are different code, split by rows and threads")
         for name in ("paged_attention", "quantized_attention")
     ),
-    *(Varies(name, Lane.MLIR, LOWERED) for name in ("rms_norm", "gated_silu", "gated_gelu", "gated_clamped")),
+    *(
+        Varies(name, Lane.MLIR, LOWERED)
+        for name in ("rms_norm", "rotary", "gated_silu", "gated_gelu", "gated_clamped", "log_softmax")
+    ),
 )
 
 

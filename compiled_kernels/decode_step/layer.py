@@ -78,8 +78,8 @@ def _project(layer: Layer) -> str:
 
 def _attend(layer: Layer) -> str:
     """Items (row, group, chunk) in turn with the other threads. Whoever has a row's last chunk, in which the newest
-    position lies, first writes that position's key and value; in spans, which read each other's, all are written
-    before."""
+    position lies, first writes that position's key and value; where rows may be of one sequence, all are
+    written before any item."""
     t, groups, chunks = layer.attention.types, layer.shape.groups, layer.step.chunks
     row_group = [Named("row", "index"), Named("group", "index")]
     queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
@@ -96,7 +96,7 @@ def _attend(layer: Layer) -> str:
     return f"""%groups = arith.constant {groups} : index
 %chunks = arith.constant {chunks} : index
 %items = arith.constant {layer.step.rows * groups * chunks} : index
-{_all_kept(layer, keep) if layer.step.spans else ""}
+{_all_kept(layer, keep) if layer.step.together else ""}
 {_flattened(layer)}
 scf.for %item = %thread to %items step %threads {{
   %chunk = arith.remui %item, %chunks : index
@@ -104,7 +104,7 @@ scf.for %item = %thread to %items step %threads {{
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
   func.{call(f"{layer.name}_turn", turned)}
-{"" if layer.step.spans else _newest_kept(layer, keep)}
+{"" if layer.step.together else _newest_kept(layer, keep)}
 {_widened(layer)}
   func.{call(f"{layer.name}_item", item)}
 }}

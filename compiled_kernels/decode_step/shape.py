@@ -75,8 +75,9 @@ class StepShape:
 
     `kind` (f32 or bf16) is the type of the cache and of what enters a product; the residual stream is float32.
     `held` pages a sequence at most, of `size` tokens; `chunks` is into how many parts a context is split. Rows are
-    tokens of different sequences or, with `spans`, of some of the same. Without a `head` the step ends with the
-    residual stream, in its buffer x; without `layers` it begins there.
+    tokens of different sequences or, with `together`, of some of the same: all rows' keys and values are then written
+    before any is read. Without a `head` the step ends with the residual stream, in its buffer x; without `layers` it
+    begins there.
     """
 
     rows: int
@@ -90,7 +91,7 @@ class StepShape:
     held: int
     chunks: int
     target: Target
-    spans: bool = False
+    together: bool = False
 
     @property
     def tables(self) -> int:

@@ -61,9 +61,7 @@ def asked(name: str, prompt: int, most: int, vocab: int, shared: int = 0) -> Req
     return Request(name, tuple(ids), SamplingParameters(max_tokens=most, ignore_eos=True, temperature=0))
 
 
-def served(
-    model: Transformer, *turns: list[Request], buckets: tuple[int, ...] = (), **settings
-) -> dict[str, Rows]:
+def served(model: Transformer, *turns: list[Request], buckets: tuple[int, ...] = (), **settings) -> dict[str, Rows]:
     """The rows of all requests, one list of them after another, on one runner whose cache begins as NaN; with `buckets`
     under `batch_invariant`."""
     runner = runner_of(model, **settings)

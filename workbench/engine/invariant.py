@@ -141,7 +141,7 @@ class InvariantExecutor:
     def shape(self, part: str, rows: int) -> StepShape:
         """What the `blocks`, or the `head` alone, are compiled for."""
         whole = replace(
-            step_shape(self.model, self.store.page_size, rows, self.store.shapes), chunks=PARTS, spans=True
+            step_shape(self.model, self.store.page_size, rows, self.store.shapes), chunks=PARTS, together=True
         )
         return replace(whole, head=None) if part == "blocks" else replace(whole, layers=())
 
