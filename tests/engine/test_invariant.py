@@ -181,6 +181,7 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"cache": {"format": "fp8"}}, "INT8 and INT4 pages, not fp8"),
     ({"cache": {"dtype": "float32"}}, "one for both, not bfloat16 weights and a float32 cache"),
     ({"dtype": "float16"}, "computed in float32 or bfloat16"),
+    ({"evict": {"kind": "heavy_hitters", "budget": 128}}, "what stays of a prompt depends on its chunks"),
     ({"attention": {"position": "alibi"}}, "layer 0"),
 ])  # fmt: skip
 def test_what_cannot_keep_it_is_refused(settings: dict, told: str) -> None:
