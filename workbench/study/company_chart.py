@@ -7,46 +7,44 @@ from typing import Any
 
 from workbench.study.pareto import altair_module
 
-ONE, MORE = "#0b6e4f", "#b3541e"
-COUNTS = {"varying_outputs": "different outputs", "varying_bits": "different bits"}
+GOOD, BAD = "#0b6e4f", "#b3541e"
+DEAR = 2.0  # times as long
+COUNTS = {"varying_outputs": "outputs", "varying_bits": "sets of bits"}
 PRICES = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "decode of many"}
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     """An Altair chart: bars of distinct answers by variant, and beside them the prices as ratios."""
     altair = altair_module()
-    counts = [
-        {"variant": row["variant"], "what": told, "count": row[name]} for row in rows for name, told in COUNTS.items()
-    ]
-    ratios = [
-        {"variant": row["variant"], "what": told, "ratio": row[name]}
-        for row in rows
-        for name, told in PRICES.items()
-        if name in row
-    ]
-    left = _bars(
-        altair, counts, "count", "distinct answers to one prompt", "datum.count > 1", [row["variant"] for row in rows]
-    )
+    counts = _values(rows, COUNTS)
+    left = _bars(altair, counts, "different answers to one prompt", "datum.value > 1", "d", tick=1)
+    ratios = _values(rows, PRICES)
     if not ratios:
         return left.properties(title=title)
-    variants = list(dict.fromkeys(each["variant"] for each in ratios))
-    right = _bars(altair, ratios, "ratio", "time with the mode / without", "datum.ratio > 2", variants)
+    right = _bars(altair, ratios, "time with the mode / without", f"datum.value > {DEAR}", ".2f", tick=0.5)
     return altair.hconcat(left, right).properties(title=title)
 
 
-def _bars(altair: Any, values: list[dict], key: str, axis: str, bad: str, variants: list[str]) -> Any:
+def _values(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"label": f"{row['variant']}: {told}", "value": row[name]}
+        for row in rows
+        for name, told in names.items()
+        if name in row
+    ]
+
+
+def _bars(altair: Any, values: list[dict[str, Any]], axis: str, bad: str, format: str, tick: float) -> Any:
+    most = max(each["value"] for each in values)
     base = altair.Chart(altair.Data(values=values)).encode(
-        y=altair.Y("variant:N", title=None, sort=variants),
-        yOffset=altair.YOffset("what:N"),
-        x=altair.X(f"{key}:Q", title=axis),
+        y=altair.Y("label:N", title=None, sort=[each["label"] for each in values], axis=altair.Axis(labelLimit=300)),
+        x=altair.X(
+            "value:Q", title=axis, axis=altair.Axis(tickMinStep=tick), scale=altair.Scale(domain=[0, 1.15 * most])
+        ),
     )
-    bars = base.mark_bar().encode(color=altair.condition(bad, altair.value(MORE), altair.value(ONE)))
-    names = (
-        base.mark_text(align="left", dx=4, fontSize=10)
-        .encode(text="told:N")
-        .transform_calculate(told=f"format(datum.{key}, '.3~g') + ' ' + datum.what")
-    )
-    return (bars + names).properties(width=300, height=altair.Step(16))
+    bars = base.mark_bar().encode(color=altair.condition(bad, altair.value(BAD), altair.value(GOOD)))
+    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(text=altair.Text("value:Q", format=format))
+    return (bars + numbers).properties(width=260, height=altair.Step(22))
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
