@@ -64,6 +64,7 @@ def _row(model: Transformer, kept: list[list[_Kept]], token: int, position: int,
         cos, sin = (None, None) if turn is None else model.rotary[turn](torch.tensor([position]))
         q, k, v = block.before(x, cos, sin)
         scale, shares = cast(Attention, block.attention).scale, q[0].chunk(len(heads))
-        found = [head.read(*each, scale, counts) for head, *each in zip(heads, shares, k[0], v[0], strict=True)]
+        each = zip(heads, shares, k[0], v[0], strict=True)
+        found = [head.read(query, key, value, scale, counts) for head, query, key, value in each]
         x = block.after(x, torch.cat(found)[None])
     return model.logits_of(x)
