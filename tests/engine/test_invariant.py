@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Lane, lane_problems
-from tests.engine.scribe import Rows, asked, differing, served
-from tests.engine.tiny import layer, spec_of, weights_of
+from tests.engine.scribe import Rows, Scribe, asked, differing, served
+from tests.engine.tiny import layer, runner_of, spec_of, weights_of
 from workbench.cache.format import CacheFormat
 from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.invariant import InvariantExecutor
@@ -24,6 +24,7 @@ from workbench.model.shapes import named_shape
 from workbench.model.spec import Experts, LayerKind, ModelSpec
 from workbench.model.transformer import Transformer
 from workbench.request import Request
+from workbench.trace.events import SetBack
 
 problem = lane_problems()[Lane.MLIR]
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
@@ -118,6 +119,18 @@ def test_a_warm_prefix_is_a_cold_one(kind: str) -> None:
     warm = together(kind, *turns, prefix="radix", max_num_batched_tokens=21)
     assert min(warm["subject"]) > 0, "nothing was found again"
     assert differing(warm["subject"], cold) == []
+
+
+@pytest.mark.parametrize("kind", ["wide float32", "int8 weights"])
+def test_after_a_set_back(kind: str) -> None:
+    """Pages run out while two decode: who came last is set back, and computes all of its text again, as one prefill."""
+    longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab), subject(kind)
+    runner = runner_of(MODELS[kind], page_size=SIZE, pages=6, cache=KINDS[kind][3], max_num_batched_tokens=50)
+    runner.executor = InvariantExecutor(MODELS[kind], runner.store, FEW)
+    scribe = Scribe(runner)
+    events = list(runner.stream([longer, mine]))
+    assert "subject" in [event.request_id for event in events if isinstance(event, SetBack)]
+    assert differing(scribe.rows["subject"], alone(kind)) == []
 
 
 @pytest.mark.parametrize("threads", [2, 3])
