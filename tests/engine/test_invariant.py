@@ -44,6 +44,7 @@ KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "int8 weights": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat()),
     "int4 weights": (WIDE, torch.float32, WeightFormat.of("int4", group=32), CacheFormat()),
     "int4 keys, int8 values": (CAPPED, torch.float32, WeightFormat(), PACKED),
+    "fp8 cache": (CAPPED, torch.float32, WeightFormat(), CacheFormat(format="fp8", group=8, columns=8, residual=5)),
     "int4 cache": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat(format="int4", group=8, residual=1)),
 }  # fmt: skip
 WHOLE = ("wide float32",)  # kinds that run with the buckets of a real runner
@@ -191,7 +192,6 @@ def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"lane": "eager"}, "lane 'eager' cannot keep it: linear: torch's matrix product chooses its kernel"),
     ({"lane": "inductor"}, "lane 'inductor' cannot keep it"),
     ({"cache": {"format": "int8", "rotate": True}}, "does not rotate heads"),
-    ({"cache": {"format": "fp8"}}, "INT8 and INT4 pages, not fp8"),
     ({"cache": {"dtype": "float32"}}, "one for both, not bfloat16 weights and a float32 cache"),
     ({"dtype": "float16"}, "computed in float32 or bfloat16"),
     ({"evict": {"kind": "heavy_hitters", "budget": 128}}, "what stays of a prompt depends on its chunks"),
