@@ -1,6 +1,6 @@
 """A whole decode step as one MLIR module: every thread runs all of it and takes its share of each product.
 
-    layer for layer (see layer.py), then norm -> head
+    layer for layer (see layer.py), then norm -> head where the step has one
 
 What is small (norms, merging, angles) every thread computes for itself rather than waiting for it.
 """
@@ -11,7 +11,7 @@ from compiled_kernels.decode_step.layer import layer_text, passed
 from compiled_kernels.decode_step.norm import norm
 from compiled_kernels.decode_step.parts import Layer, angles, head, matrices
 from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.linear.mlir_text import product_text
+from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import THREADS, Named, call, declared, exp_function, memref, share_of
 from compiled_kernels.quantized_attention.mlir_item import bounds
 
@@ -23,10 +23,11 @@ def step_text(shape: StepShape) -> str:
     step = f"""func.func @decode_step({declared(arguments(shape))}) {{
 %thread, %threads = call @thread() : () -> (index, index)
 {chr(10).join(calls)}
-{_logits(shape)}
+{_logits(shape, last) if (last := head(shape)) else ""}
 return
 }}"""
-    called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape), product_text(head(shape))]
+    called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape)]
+    called += [product_text(last)] if last else []
     return "\n".join([*called, *(layer_text(layer) for layer in kinds.values()), step])
 
 
@@ -38,8 +39,9 @@ def arguments(shape: StepShape) -> list[Named]:
 def buffers(shape: StepShape) -> list[Named]:
     """What changes with each step, then the scratch buffers."""
     rows = shape.rows
-    found = [Named("x", memref((rows, shape.width), "f32")), Named("logits", memref((rows, shape.vocab), "f32"))]
-    found.append(Named("lengths", memref((rows,), "i32")))
+    found = [Named("x", memref((rows, shape.width), "f32"))]
+    found += [Named("logits", memref((rows, shape.vocab), "f32"))] if shape.head else []
+    found += [Named("lengths", memref((rows,), "i32"))] if shape.layers else []
     found += [Named(f"table_{i}", memref((rows, shape.held), "i32")) for i in range(shape.tables)]
     for index, dim in shape.turns.items():
         found += angles(shape, dim, f"_{index}")
@@ -50,7 +52,9 @@ def buffers(shape: StepShape) -> list[Named]:
 
 def given(shape: StepShape) -> list[Named]:
     """All weights and pages."""
-    found = [Named("norm", memref((shape.width,), shape.kind)), *matrices("head_", head(shape))]
+    found = []
+    if last := head(shape):
+        found += [Named("norm", memref((shape.width,), shape.kind)), *matrices("head_", last)]
     for index, kind in enumerate(shape.layers):
         found += [Named(f"{name}_{index}", stored) for name, stored in Layer(shape, kind).own]
     return found
@@ -67,7 +71,7 @@ def _layer_call(layer: Layer, index: int) -> str:
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])
 
 
-def _logits(shape: StepShape) -> str:
+def _logits(shape: StepShape, head: Product) -> str:
     """logits = the norm of x times the head's weight; this thread's columns."""
     x, weight = Named("x", memref((shape.rows, shape.width), "f32")), Named("norm", memref((shape.width,), shape.kind))
     normed = Named("normed", memref((shape.rows, shape.width), shape.kind))
@@ -77,7 +81,7 @@ def _logits(shape: StepShape) -> str:
         (
             f"%normed = memref.alloca() {{alignment = 64 : i64}} : {normed.type}",
             call("norm", [x, weight, normed]),
-            share_of("vocab", shape.vocab, head(shape).block),
-            call("head", [normed, *matrices("head_", head(shape)), logits, *columns]),
+            share_of("vocab", shape.vocab, head.block),
+            call("head", [normed, *matrices("head_", head), logits, *columns]),
         )
     )

@@ -15,7 +15,7 @@ from workbench.study.variants import every_variant
 from workbench.study.verdict import Verdict, row_of, verdicts
 
 EXPERIMENTS = Path(kv_precision.__file__).parent
-NAMES = ("kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse")
+NAMES = ("kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,6 +16,7 @@ from workbench.engine.buckets import bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.evicting import EvictingExecutor, Evictor
+from workbench.engine.invariant import InvariantExecutor
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
 from workbench.engine.observed import observed
@@ -97,16 +98,21 @@ class MlirExecutor:
             return logits[:samples] if samples == len(plan.spans) else logits[batch.sample_rows]
 
 
-def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block") -> Executor:
+def executor_for(
+    model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block", batch_invariant: bool = False
+) -> Executor:
     """What runs `model`, whose modules are on `lanes.blocks`. A model on the lane mlir that its compiled step cannot
-    carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane."""
+    carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane, and
+    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it."""
+    if batch_invariant:
+        return InvariantExecutor(model, store)
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
     if model.lane is Lane.INDUCTOR:
         blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit, lanes.decode)
     else:
         blocks = EagerExecutor(model, store)
-    if lanes.decode is not Lane.MLIR or store_problem(store) is not None:
+    if lanes.decode is not Lane.MLIR or store_problem(store.shapes) is not None:
         return blocks
     problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:

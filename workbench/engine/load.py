@@ -20,6 +20,7 @@ from workbench.cache.tables import tables_of
 from workbench.engine import heap
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
+from workbench.engine.invariant_lanes import check_cache, invariant
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.patience import to_stderr, told_if_long
@@ -73,6 +74,7 @@ def load(
     evict: Any = None,
     overflow: Overflow = "refuse",
     attention: AttentionPart | dict[str, Any] | None = None,
+    batch_invariant: bool = False,
     note: Callable[[Event], None] | None = None,
     tell: Callable[[str], None] = to_stderr,
 ) -> Runner:
@@ -91,8 +93,10 @@ def load(
     for its last), `policy` who is served next: `fcfs`, `prefill_first`, `decode_first`, `shortest_prompt`, `priority`,
     `fair`, settings ({"kind": "priority", "patience": 100}), or a function from a state to wishes (see
     engine/policy.py); `chunk_tokens` are a step's prefill tokens at most, and without `chunked_prefill` no prompt is
-    cut; `set_back` is `recompute`, `offload` or `auto` (offload where there is a place). `note` receives every event of
-    the runner, `tell` a line on what takes long in loading.
+    cut; `set_back` is `recompute`, `offload` or `auto` (offload where there is a place). With `batch_invariant` a
+    request's logits have the same bits alone, in any batch and chunking, after any prefix that was computed before (see
+    invariant.py); refused where a lane, model or cache cannot keep that. `note` receives every event of the runner,
+    `tell` a line on what takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -111,14 +115,19 @@ def load(
     source = _source(str(model), AttentionPart.of(attention))
     format.check(source.spec)
     kept.check(len(source.spec.layers), page_size)
-    lanes = fitted(lanes, source.spec, auto=lane == AUTO)
+    if batch_invariant:
+        lanes = invariant(lanes, lane, source.spec, place.type)
+    else:
+        lanes = fitted(lanes, source.spec, auto=lane == AUTO)
     with told_if_long(f"loading the weights of {model}", tell):
         state = source.state(torch_dtype, seed)
         transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
-    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO)
-    if lane == AUTO:
+    if batch_invariant:
+        check_cache(shapes, cache_dtype, transformer.dtype, policy)
+    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO and not batch_invariant)
+    if lane == AUTO and not batch_invariant:
         with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
             lanes = measured(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
         transformer.run_on(lanes.blocks)
@@ -143,6 +152,7 @@ def load(
         note=note,
         lanes=lanes,
         compile=compile,
+        batch_invariant=batch_invariant,
     )
 
 

@@ -52,21 +52,10 @@ class MlirStep:
     """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
 
     def __init__(self, model: Transformer, store: KVStore, rows: int):
-        if model.device.type != "cpu":
-            raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
-        if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
-            kinds = f"{model.dtype} weights and {store.dtype} cache"
-            raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
-        if problem := step_problem(model.spec) or store_problem(store):
-            raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
-        for part in model.blocks.modules():
-            if part is not model.blocks and type(part).__module__ not in OURS:
-                remedy = "load the model on lane inductor or eager"
-                raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
+        check_step(model, store)
         self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
-        blocks = [cast(Block, block) for block in model.blocks]
         shape = step_shape(model, store.page_size, rows, store.shapes)
-        self.step = DecodeStep(shape, _tensors(model, blocks, store))
+        self.step = DecodeStep(shape, step_tensors(model, store))
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
@@ -88,6 +77,21 @@ class MlirStep:
     def artifact(self) -> str:
         """The content hash of the code that runs (see compiled_kernels/mlir/artifacts.py)."""
         return self.step.kernel.digest
+
+
+def check_step(model: Transformer, store: KVStore) -> None:
+    """Raises WorkbenchError or LaneError where no step can be compiled for these."""
+    if model.device.type != "cpu":
+        raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
+    if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
+        kinds = f"{model.dtype} weights and {store.dtype} cache"
+        raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
+    if problem := step_problem(model.spec) or store_problem(store.shapes):
+        raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
+    for part in model.blocks.modules():
+        if part is not model.blocks and type(part).__module__ not in OURS:
+            remedy = "load the model on lane inductor or eager"
+            raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
 
 
 def step_shape(
@@ -139,9 +143,9 @@ def _unknown(given: Value, known: Iterable[str]) -> str | None:
     return None
 
 
-def store_problem(store: KVStore) -> str | None:
-    """Why a decode step cannot read and write `store` within one MLIR function; None where it can."""
-    for index, shape in enumerate(store.shapes):
+def store_problem(shapes: Iterable[CacheShape]) -> str | None:
+    """Why a decode step cannot read and write a cache of these shapes within one MLIR function; None where it can."""
+    for index, shape in enumerate(shapes):
         if not shape.format.packed:
             continue
         if not set(shape.format.kinds) <= set(SCALED):
@@ -191,7 +195,9 @@ def _weight(format: Format, dtype: torch.dtype, group: int, bias: bool = False) 
     return Weight(kind, group if format == "int4" else 0, bias)
 
 
-def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[str, Tensor]:
+def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
+    """Weights and pages by the names that a step gives them."""
+    blocks = [cast(Block, block) for block in model.blocks]
     found: dict[str, Tensor] = {"norm": model.norm.weight}
     found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
     for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):

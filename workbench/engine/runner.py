@@ -55,6 +55,7 @@ class Runner:
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
         compile: Unit = "block",
+        batch_invariant: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
@@ -64,7 +65,7 @@ class Runner:
         packed (the model's unless given); `page_orders` gives, for each table, the order in which its pages are first
         used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict` is a policy of
         `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's; `compile` is the
-        lane inductor's unit."""
+        lane inductor's unit; `batch_invariant` as in `load`."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
@@ -77,7 +78,7 @@ class Runner:
         self.store = self.cache.store
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        fast = executor_for(model, self.store, self.lanes, compile)
+        fast = executor_for(model, self.store, self.lanes, compile, batch_invariant)
         self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
         chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)

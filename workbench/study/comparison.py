@@ -11,7 +11,9 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
-from workbench.study import pareto
+from workbench.study import company_chart, pareto
+from workbench.study.company import company
+from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
@@ -64,15 +66,21 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return quality(experiment, tell)
     if isinstance(experiment.workload, SharedPrefixWorkload):
         return shared_prefix(experiment, tell)
+    if isinstance(experiment.workload, CompanyWorkload):
+        return company(experiment, tell)
     return side_by_side(experiment, tell)
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
-    """The Pareto picture of a quality run as SVG and PNG; why there is none, where there is none."""
-    if not isinstance(experiment.workload, QualityWorkload):
+    """The picture of a run that has one, as SVG and PNG; why there is none, where there is none."""
+    if not isinstance(experiment.workload, QualityWorkload | CompanyWorkload):
         return None
     if problem := pareto.plotting_problem():
         return {"problem": problem}
+    if isinstance(experiment.workload, CompanyWorkload):
+        folder.write_text("company.svg", company_chart.svg(found.rows, experiment.question))
+        folder.write_bytes("company.png", company_chart.png(found.rows, experiment.question))
+        return {"svg": "company.svg", "png": "company.png"}
     folder.write_text("pareto.svg", pareto.svg(found.rows, experiment.question))
     folder.write_bytes("pareto.png", pareto.png(found.rows, experiment.question))
     return {"svg": "pareto.svg", "png": "pareto.png"}

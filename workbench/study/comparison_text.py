@@ -61,6 +61,13 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("output_tokens_per_s", "output tokens/s", _whole),
     ("same_tokens", "same tokens", str),
     ("kv_bytes_peak", "cache bytes", _whole),
+    ("varying_outputs", "outputs in varying company", str),
+    ("varying_bits", "sets of bits", str),
+    ("same_bits", "in the same", str),
+    ("parted_prompts", "prompts that part", str),
+    ("price_prefill", "prefill takes x", "{:.2f}".format),
+    ("price_decode_one", "decode of one", "{:.2f}".format),
+    ("price_decode_many", "of many", "{:.2f}".format),
 )
 Found = tuple[list[str], list[list[str]]]
 

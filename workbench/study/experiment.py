@@ -18,6 +18,7 @@ from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters, UserPart
 from workbench.study import yaml_text
+from workbench.study.company_workload import CompanyWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 
@@ -83,7 +84,8 @@ class RandomWorkload(Part):
 
 
 Workload = Annotated[
-    PromptsWorkload | RandomWorkload | QualityWorkload | SharedPrefixWorkload, Field(discriminator="kind")
+    PromptsWorkload | RandomWorkload | QualityWorkload | SharedPrefixWorkload | CompanyWorkload,
+    Field(discriminator="kind"),
 ]
 
 
@@ -102,6 +104,7 @@ class Experiment(Part):
     model: ModelPart = ModelPart()
     lane: str = "auto"
     compile: Literal["block", "step"] = "block"  # what the lane inductor compiles at once in decode
+    batch_invariant: bool = False  # a request has the same bits in any company, chunking, prefix
     attention: AttentionPart = AttentionPart()  # what changes in the model's
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()
@@ -114,7 +117,8 @@ class Experiment(Part):
     @property
     def compares(self) -> bool:
         """Whether a run of it is a table of variants, and not one of requests."""
-        return bool(self.variants) or isinstance(self.workload, QualityWorkload | SharedPrefixWorkload)
+        compared = QualityWorkload | SharedPrefixWorkload | CompanyWorkload
+        return bool(self.variants) or isinstance(self.workload, compared)
 
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""

@@ -85,6 +85,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr) 
         weight_group=model.weight_group,
         lane=experiment.lane,
         compile=experiment.compile,
+        batch_invariant=experiment.batch_invariant,
         device=model.device,
         seed=model.seed,
         max_num_seqs=schedule.max_num_seqs,
