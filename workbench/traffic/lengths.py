@@ -1,4 +1,4 @@
-"""How long requests are and what they share, by the kind of lengths. Without times of their own they are at second 0."""
+"""How long requests are and what they share, by the kind of lengths; without times of their own, at second 0."""
 
 from __future__ import annotations
 
