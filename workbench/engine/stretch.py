@@ -22,7 +22,7 @@ def alike(scheduler: Scheduler, plan: StepPlan) -> int:
     for span in plan.spans:
         sequence = span.sequence
         known = len(sequence.token_ids)
-        if sequence.followers or not span.samples:
+        if sequence.followers or not span.samples or not span.decodes:
             return 1
         steps = min(steps, sequence.due - sequence.computed, sequence.covered - known + 1)
     return max(1, steps)

@@ -84,7 +84,7 @@ class Fleet:
         self.jobs: list[Job] = []
         self.now = 0
         self.finished = self.failed = 0
-        self.stranded: list[Job] = []  # nobody is up to take them
+        self.stranded: list[tuple[Job, Callable[[Job], None]]] = []  # nobody is up to take them; what to do then
         self.on_the_way: dict[int, Job] = {}  # from one pool to the other
         self._prompts, self._ended = prompts, ended
         self._events: list[tuple[int, int, int, int, Any]] = []  # time, kind, which, how many before, what
@@ -161,7 +161,7 @@ class Fleet:
         """To an instance that computes its prompt."""
         up = [instance for instance in self.of_pool[0] if instance.up]
         if not up:
-            self.stranded.append(job)
+            self.stranded.append((job, self._route))
             return
         job.until = job.wanted if len(self.pools) == 1 else job.produced + 1
         self._submit(job, self._chosen(0, job, up), False)
@@ -197,7 +197,7 @@ class Fleet:
         """Its keys and values go to an instance of the decode pool, chosen now."""
         up = [instance for instance in self.of_pool[1] if instance.up]
         if not up:
-            self.stranded.append(job)
+            self.stranded.append((job, self._hand_over))
             return
         instance = self._chosen(1, job, up)
         sent = (job.known - 1) * self.pools[0].machine.kv_bytes_per_token / self.transfer.bytes_per_second
@@ -219,16 +219,14 @@ class Fleet:
         if what is None:
             instance.recover(self.now)
             waiting, self.stranded = self.stranded, []
+            for job, again in waiting:
+                again(job)
         elif instance.up:
-            waiting = instance.fail(self.now)
-            for job in waiting:
-                job.retries += 1
             if what.down is not None:
                 self._push(self.now + max(1, _ticks(what.down)), FAILURE, instance.number, None)
-        else:
-            return
-        for job in waiting:
-            self._route(job)
+            for job in instance.fail(self.now):
+                job.retries += 1
+                self._route(job)
 
     def _end(self, job: Job) -> None:
         job.ended, job.prompt = self.now, ()

@@ -99,8 +99,8 @@ class Instance:
         try:
             self.scheduler.submit(sequence)
         except Refusal as refusal:
-            if sequence.saved is not None:
-                self.scheduler.holdings.release(sequence)
+            sequence.pages = tuple([] for _ in self.machine.tables)
+            self.scheduler.holdings.release(sequence)  # what it brought along
             return str(refusal)
         self.jobs[job.name] = job
         job.places.append(self.number)

@@ -41,12 +41,13 @@ class RoundRobin(Part):
 
 
 class LeastLoaded(Part):
-    """Where the fewest requests are, the first of several."""
+    """Where the fewest requests are; among equals in turn."""
 
     kind: Literal["least_loaded"] = "least_loaded"
 
     def choose(self, job: Job, instances: Sequence[View]) -> View:
-        return min(instances, key=lambda view: (view.requests, view.number))
+        turn = job.number + job.retries
+        return min(instances, key=lambda view: (view.requests, (view.number - turn) % len(instances)))
 
 
 class PrefixAware(Part):
