@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.instance import Instance, Move
@@ -54,6 +54,16 @@ class Failure:
     down: float | None = None
 
 
+class Listener(Protocol):
+    """Who is told what happens, when it has."""
+
+    def came(self, job: Job) -> None: ...
+
+    def moved(self, instance: Instance, move: Move) -> None: ...
+
+    def ended(self, job: Job) -> None: ...
+
+
 class Fleet:
     """`pool` serves everything, or with `decode` the prompts and first tokens only. Instances are numbered through, those
     of `decode` after the others. `prompts` gives a request's token ids, which only a prefix cache looks at."""
@@ -68,8 +78,7 @@ class Fleet:
         failures: Sequence[Failure] = (),
         prompts: Prompts = symbols,
         one_by_one: bool = False,
-        heard: Callable[[Instance, Move], None] | None = None,
-        ended: Callable[[Job], None] | None = None,
+        listener: Listener | None = None,
     ):
         self.source, self.transfer = source, transfer
         self.pools = (pool,) if decode is None else (pool, decode)
@@ -78,7 +87,8 @@ class Fleet:
         for each in self.pools:
             begin = len(self.instances)
             machines = range(begin, begin + each.count)
-            made = [Instance(each.machine, n, one_by_one=one_by_one, heard=heard) for n in machines]
+            moved = listener.moved if listener is not None else None
+            made = [Instance(each.machine, n, one_by_one=one_by_one, moved=moved) for n in machines]
             self.of_pool.append(made)
             self.instances += made
         self.jobs: list[Job] = []
@@ -86,7 +96,7 @@ class Fleet:
         self.finished = self.failed = 0
         self.stranded: list[tuple[Job, Callable[[Job], None]]] = []  # nobody is up to take them; what to do then
         self.on_the_way: dict[int, Job] = {}  # from one pool to the other
-        self._prompts, self._ended = prompts, ended
+        self._prompts, self._listener = prompts, listener
         self._events: list[tuple[int, int, int, int, Any]] = []  # time, kind, which, how many before, what
         self._pushed = 0
         self._arrivals: Iterator[Arrival] = source.first()
@@ -155,6 +165,8 @@ class Fleet:
         room = min(pool.machine.context for pool in self.pools) - arrival.prompt_tokens
         job.wanted = max(1, min(job.wanted, room))
         self.jobs.append(job)
+        if self._listener is not None:
+            self._listener.came(job)
         self._route(job)
 
     def _route(self, job: Job) -> None:
@@ -234,8 +246,8 @@ class Fleet:
             self.failed += 1
         else:
             self.finished += 1
-        if self._ended is not None:
-            self._ended(job)
+        if self._listener is not None:
+            self._listener.ended(job)
         following = self.source.after(self.now / SECOND)
         if following is not None:
             self._next_arrival(following)

@@ -50,7 +50,7 @@ class Tally:
 class Instance:
     """Starts a move, which ends by itself or is cut short because somebody comes; `finish` carries it out.
 
-    `one_by_one` takes every step alone, as a check; `heard` is told each move when it is over, before anybody leaves.
+    `one_by_one` takes every step alone, as a check; `moved` is told each move when it is over, before anybody leaves.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Instance:
         number: int,
         *,
         one_by_one: bool = False,
-        heard: Callable[[Instance, Move], None] | None = None,
+        moved: Callable[[Instance, Move], None] | None = None,
     ):
-        self.machine, self.number, self.one_by_one, self.heard = machine, number, one_by_one, heard
+        self.machine, self.number, self.one_by_one, self.moved = machine, number, one_by_one, moved
         self.now = 0
         self.up, self.incarnation = True, 0
         self.move: Move | None = None
@@ -141,8 +141,8 @@ class Instance:
                 if job.produced >= job.until:
                     done.append(span.sequence)
         self.scheduler.commit(plan, chosen)
-        if self.heard is not None:
-            self.heard(self, move)
+        if self.moved is not None:
+            self.moved(self, move)
         for sequence in done:
             self.scheduler.finish(sequence, FinishReason.LENGTH)
         return [self._leave(sequence) for sequence in done]
