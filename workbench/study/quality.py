@@ -52,6 +52,7 @@ def quality(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
         found.tables["speed"] = speed(variants, experiment.lane, work.speed, tell)
         for row in found.rows:
             mine = [each for each in found.tables["speed"] if each["variant"] == row["variant"]]
+            row["decode_lane"] = mine[0]["lane"]
             row["decode_tokens_per_s"] = {str(each["context"]): each["tokens_per_s"] for each in mine}
     return found
 
