@@ -65,8 +65,8 @@ class Listener(Protocol):
 
 
 class Fleet:
-    """`pool` serves everything, or with `decode` the prompts and first tokens only. Instances are numbered through, those
-    of `decode` after the others. `prompts` gives a request's token ids, which only a prefix cache looks at."""
+    """`pool` serves everything, or with `decode` the prompts and first tokens only. Instances are numbered through,
+    those of `decode` after the others. `prompts` gives a request's token ids, which only a prefix cache looks at."""
 
     def __init__(
         self,

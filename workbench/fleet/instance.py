@@ -99,8 +99,8 @@ class Instance:
         try:
             self.scheduler.submit(sequence)
         except Refusal as refusal:
-            sequence.pages = tuple([] for _ in self.machine.tables)
-            self.scheduler.holdings.release(sequence)  # what it brought along
+            if sequence.saved is not None:
+                self.scheduler.holdings.host.release(sequence.saved)
             return str(refusal)
         self.jobs[job.name] = job
         job.places.append(self.number)
@@ -190,15 +190,15 @@ class Instance:
 
     def _brought(self, computed: int) -> Saved | None:
         """Places for the pages of a sequence that comes over; None where there are not so many: it is computed anew."""
-        holdings, size = self.scheduler.holdings, self.machine.page_size
+        rooms, size = self.scheduler.holdings.host.rooms, self.machine.page_size
         wanted = []
         for table in self.machine.tables:
             dead = table.dead(computed, size)
             wanted.append([place not in dead for place in range(pages_for(table.settled(computed), size))])
-        if any(sum(live) > room.free for live, room in zip(wanted, holdings.host, strict=True)):
+        if any(sum(live) > room.free for live, room in zip(wanted, rooms, strict=True)):
             return None
         places = []
-        for live, room in zip(wanted, holdings.host, strict=True):
+        for live, room in zip(wanted, rooms, strict=True):
             mine = room.allocate(sum(live))
             places.append([mine.pop() if lives else NULL_PAGE for lives in live])
         return Saved(computed, tuple(places))

@@ -1,4 +1,4 @@
-"""What an instance is made of: a cache of so many pages, limits, and step times. A value; each instance is made from it."""
+"""What an instance is made of, as a value: a cache of so many pages, limits, and step times."""
 
 from __future__ import annotations
 
@@ -57,26 +57,28 @@ def machine_of(
     page_size: int = 64,
     memory_share: float = 0.9,
     cache_bytes: float | None = None,
+    pages: int | None = None,
     context: int | None = None,
     prefix: bool = False,
     ttl: float | None = None,
     arrives: bool = False,
     times: StepTimes | None = None,
 ) -> Machine:
-    """`gpus` of `hardware` that serve a model: what of `memory_share` of their memory the weights leave is cache, unless
-    `cache_bytes` says how much. Tables get pages in the proportion that full contexts need them."""
+    """`gpus` of `hardware` that serve a model. What of `memory_share` of their memory the weights leave is cache, unless
+    `cache_bytes` says how much, or `pages` how many pages each table has. Tables share the memory in the proportion in
+    which full contexts need them."""
     spec, context = sizes.spec, context or sizes.spec.context
     room = memory_share * gpus * hardware.memory - sizes.weight_bytes if cache_bytes is None else cache_bytes
     page_bytes = tuple(round(each * page_size) for each in sizes.token_bytes)
     wanted = [table.most(context, limits.max_num_batched_tokens, page_size) for table in sizes.tables]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
-    pages = tuple(int(each * room // whole) for each in wanted)
-    if min(pages) < 1:
+    counts = tuple(int(each * room // whole) if pages is None else pages for each in wanted)
+    if min(counts) < 1:
         raise WorkbenchError(
             f"{spec.name} leaves no room for its cache: {sizes.weight_bytes / 1e9:.1f} GB of weights on {gpus} x "
             f"{hardware.name} with {hardware.memory / 1e9:.0f} GB each; give more gpus, or a smaller model"
         )
     return Machine(
-        times or roofline(sizes, hardware, gpus), sizes.tables, pages, page_bytes, page_size, context, limits, prefix,
+        times or roofline(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context, limits, prefix,
         ttl, arrives, SECOND / (hardware.host * gpus),
     )  # fmt: skip

@@ -20,28 +20,29 @@ VALUE = 2  # bytes of a bfloat16
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model as a machine has it: bytes a number of its weights and of its cache takes."""
+    """A model as a machine has it: bytes of its weights, and what a token leaves in each table of its cache."""
 
     spec: ModelSpec
-    weight_value: float = VALUE
-    cache_value: float = VALUE
+    weight_bytes: float
+    tables: tuple[Table, ...]
+    token_bytes: tuple[float, ...]
+
+    @classmethod
+    def dense(cls, spec: ModelSpec, value: float = VALUE) -> Sizes:
+        """With so many bytes a number, in weights and cache."""
+        tables, token_bytes = [], []
+        for layers in spec.layer_groups:
+            attention = spec.layers[layers[0]].attention
+            tables.append(Table(layers, attention.window, attention.sinks))
+            token_bytes.append(len(layers) * attention.cached * value)
+        return cls(spec, spec.parameters * value, tuple(tables), tuple(token_bytes))
 
     @property
-    def weight_bytes(self) -> float:
-        return self.spec.parameters * self.weight_value
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        attentions = [(layers, self.spec.layers[layers[0]].attention) for layers in self.spec.layer_groups]
-        return tuple(Table(layers, attention.window, attention.sinks) for layers, attention in attentions)
-
-    @property
-    def token_bytes(self) -> tuple[float, ...]:
-        """What a token leaves in each table."""
-        return tuple(
-            sum(self.spec.layers[layer].attention.cached for layer in layers) * self.cache_value
-            for layers in self.spec.layer_groups
-        )
+    def lasting_bytes(self) -> float:
+        """What a token takes where it stays: a layer that keeps recent tokens apart is counted without these."""
+        late = {layer for table in self.tables if table.late for layer in table.layers}
+        kept = [table.late or not late.intersection(table.layers) for table in self.tables]
+        return sum(size for size, counts in zip(self.token_bytes, kept, strict=True) if counts)
 
 
 def roofline(
@@ -63,7 +64,8 @@ def roofline(
         alike[attention] = alike.get(attention, 0) + 1
     blocks = sum(k.attention.matrices(spec.width) + spec.width * k.feedforward_matrices[1] for k in spec.layers)
     head = spec.vocab * spec.width
-    written = sum(sizes.token_bytes)
+    written, weight = sizes.lasting_bytes, sizes.weight_bytes / spec.parameters
+    number = written / sum(layer.attention.cached for layer in spec.layers)  # bytes of one in the cache
     sent = 2 * len(spec.layers) * 2 * (gpus - 1) / gpus * spec.width * VALUE * SECOND / hardware.link
     computing = Form(
         step=round(overhead * SECOND),
@@ -73,12 +75,12 @@ def roofline(
         pairs=tuple(round(_flops_of(alike) * flop) for alike in kinds.values()),
     )
     reading = Form(
-        step=round(overhead * SECOND + blocks * sizes.weight_value * byte),
+        step=round(overhead * SECOND + blocks * weight * byte),
         prefill=round(written * byte + sent),
         decode=round(written * byte + sent),
-        head=round(head * sizes.weight_value * byte),
+        head=round(head * weight * byte),
         read=tuple(
-            round(sum(n * attention.cached for attention, n in alike.items()) * sizes.cache_value * byte)
+            round(sum(n * attention.cached for attention, n in alike.items()) * number * byte)
             for alike in kinds.values()
         ),
     )

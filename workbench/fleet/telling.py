@@ -58,6 +58,7 @@ class Teller:
                 kv_bytes=sum(n * size for n, size in zip(used, instance.machine.page_bytes, strict=True)),
                 wall_seconds=seconds, forward_seconds=seconds,
                 predicted_flops=cost.flops if cost else 0.0, predicted_bytes=cost.bytes if cost else 0.0,
+                context_tokens=sum(start + length for start, length in spans),
                 pages_idle=sum(len(pool.idle) for pool in instance.scheduler.pools),
             )
         )  # fmt: skip
