@@ -64,9 +64,9 @@ def machine_of(
     arrives: bool = False,
     times: StepTimes | None = None,
 ) -> Machine:
-    """`gpus` of `hardware` that serve a model. What of `memory_share` of their memory the weights leave is cache, unless
-    `cache_bytes` says how much, or `pages` how many pages each table has. Tables share the memory in the proportion in
-    which full contexts need them."""
+    """`gpus` of `hardware` that serve a model. What the weights leave of `memory_share` of their memory is cache, unless
+    `cache_bytes` says how much, or `pages` how many pages each table has. Tables share it in the proportion in which
+    full contexts need them."""
     spec, context = sizes.spec, context or sizes.spec.context
     room = memory_share * gpus * hardware.memory - sizes.weight_bytes if cache_bytes is None else cache_bytes
     page_bytes = tuple(round(each * page_size) for each in sizes.token_bytes)

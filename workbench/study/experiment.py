@@ -10,12 +10,14 @@ from pydantic import Field, ValidationError
 from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
 from workbench.errors import WorkbenchError, explain
+from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters, UserPart
 from workbench.study import yaml_text
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
+from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
 
@@ -70,8 +72,16 @@ class RandomWorkload(Part):
 
 
 Workload = Annotated[
-    PromptsWorkload | RandomWorkload | QualityWorkload | SharedPrefixWorkload, Field(discriminator="kind")
+    PromptsWorkload | RandomWorkload | TrafficWorkload | QualityWorkload | SharedPrefixWorkload,
+    Field(discriminator="kind"),
 ]
+
+
+class Promise(Part):
+    """What a request is promised, in seconds: goodput counts those that get it."""
+
+    ttft: Annotated[float, Field(gt=0)] = 1.0
+    tpot: Annotated[float, Field(gt=0)] = 0.1
 
 
 class MeasurePart(Part):
@@ -80,6 +90,8 @@ class MeasurePart(Part):
     warmup: Annotated[int, Field(ge=0)] = 1  # runs before, which compile and touch everything once
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     ceilings: bool = True  # measure what this machine could do, for the roofline
+    promise: Promise = Promise()
+    loads: tuple[Annotated[float, Field(gt=0)], ...] = ()  # of a simulated traffic's variants: times its rate
 
 
 class Experiment(Part):
@@ -94,6 +106,7 @@ class Experiment(Part):
     schedule: SchedulePart = SchedulePart()
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
+    executor: Executor = RealExecutor()
     measure: MeasurePart = MeasurePart()
     variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
     judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
