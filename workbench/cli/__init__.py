@@ -1,4 +1,5 @@
-"""The command line: `workbench run | generate | reproduce | inspect | doctor | bench | quality | memory | simulate | kernels`.
+"""The command line: `workbench run | generate | reproduce | inspect | doctor | bench | quality | memory | simulate |
+kernels`.
 
 Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
 70 a fault of the workbench itself, 130 interrupted.

@@ -8,6 +8,9 @@ import typer
 
 from workbench.cli.shared import AsJson, console, print_json
 
+TOLD = {
+    "ttft_s": "TTFT", "tpot_s": "TPOT", "longest_gap_s": "longest gap", "e2el_s": "E2EL", "queue_s": "queue",
+}  # fmt: skip
 SHIPPED = ("azure", "mooncake")
 
 
@@ -61,16 +64,14 @@ def show(found: dict[str, Any]) -> None:
     about, asked = found["about"], found["requests"]
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
     out.print(Text(heading, style="bold"), soft_wrap=True)
-    counts = ", ".join(f"{asked[name]:,} {name.replace('_', ' ')}" for name in asked if name != "errors" and asked[name])
-    out.print(Text(f"requests: {counts}"), soft_wrap=True)
+    counts = [f"{asked[name]:,} {name.replace('_', ' ')}" for name in asked if name != "errors" and asked[name]]
+    out.print(Text(f"requests: {', '.join(counts)}"), soft_wrap=True)
     for error, count in asked["errors"].items():
         out.print(Text(f"  {count} times: {error}", style="red"), soft_wrap=True)
     table = Table("milliseconds", "p50", "p90", "p99", "most", pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, told in (
-        ("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("longest_gap_s", "longest gap"), ("e2el_s", "E2EL"), ("queue_s", "queue"),
-    ):  # fmt: skip
+    for name, told in TOLD.items():
         row = found[name]
         table.add_row(told, *("-" if row[q] is None else f"{row[q] * 1e3:,.2f}" for q in ("p50", "p90", "p99", "max")))
     out.print(table)

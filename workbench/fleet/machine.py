@@ -64,7 +64,7 @@ def machine_of(
     arrives: bool = False,
     times: StepTimes | None = None,
 ) -> Machine:
-    """`gpus` of `hardware` that serve a model. What the weights leave of `memory_share` of their memory is cache, unless
+    """`gpus` of `hardware` that serve a model. What weights leave of `memory_share` of their memory is cache, unless
     `cache_bytes` says how much, or `pages` how many pages each table has. Tables share it in the proportion in which
     full contexts need them."""
     spec, context = sizes.spec, context or sizes.spec.context

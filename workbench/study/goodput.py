@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.study.experiment import Promise
+from workbench.study.metrics import per_request
+from workbench.trace.recorder import Recorder
 
 ROUNDING = 1 + 1e-9
 
@@ -21,6 +23,11 @@ def goodput(figures: Sequence[Mapping[str, Any]], promise: Promise, seconds: flo
         "share": len(kept) / len(figures) if figures else None,
         "requests_per_s": len(kept) / seconds if seconds else None,
     }
+
+
+def recorded_goodput(recorder: Recorder, promise: Promise, seconds: float | None) -> dict[str, Any]:
+    """Goodput of a run that was recorded."""
+    return goodput(per_request(recorder.requests(), recorder.tokens()), promise, seconds)
 
 
 def _kept(figures: Mapping[str, Any], promise: Promise) -> bool:
