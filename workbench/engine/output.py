@@ -19,18 +19,17 @@ class Output:
                 "use stop_token_ids"
             )
         self._detokenizer = Detokenizer(tokenizer, sampling.stop) if tokenizer is not None else None
-        self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
-        self._most = sampling.max_tokens
-        self._context = context
+        self.ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
+        self.most = min(sampling.max_tokens, context - len(request.prompt_ids))
 
     def push(self, token_id: int, sequence: Sequence) -> tuple[str, FinishReason | None]:
         """Take the token just appended to `sequence`; the text to show now, and the reason if this is the end."""
-        if token_id in self._ends:
+        if token_id in self.ends:
             return "", FinishReason.STOP
         text = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
         if self._detokenizer is not None and self._detokenizer.stopped is not None:
             return text, FinishReason.STOP
-        if len(sequence.output_ids) >= self._most or len(sequence.token_ids) >= self._context:
+        if len(sequence.output_ids) >= self.most:
             return text, FinishReason.LENGTH
         return text, None
 

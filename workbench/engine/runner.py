@@ -12,23 +12,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake
 from workbench.engine.cache import Cache
-from workbench.engine.executors import Unit, executor_for
+from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments
 from workbench.engine.lanes import Lanes
-from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Scheduler
 from workbench.engine.served import Served
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
-from workbench.sampling.choose import Choice, Chooser
+from workbench.sampling.choose import Chooser
 from workbench.trace.events import Event, Finished
 
 
@@ -48,6 +46,7 @@ class Runner:
         page_orders: tuple[list[int], ...] | None = None,
         prefix: Any = "off",
         offload: Any = "none",
+        evict: Any = None,
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
@@ -57,20 +56,22 @@ class Runner:
     ):
         """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
         what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order
-        in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes`
-        says which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
+        in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict`
+        is a policy of `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's;
+        `compile` is the lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
         limits = limits or Limits()
         self.cache = Cache.of(
             model, limits.max_num_batched_tokens, clock, page_size=page_size, pages=pages, cache=cache,
-            cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload,
+            cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
         )  # fmt: skip
         self.store = self.cache.store
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context)
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        self.executor = executor_for(model, self.store, self.lanes, compile)
+        fast = executor_for(model, self.store, self.lanes, compile)
+        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
         self.chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
@@ -88,7 +89,8 @@ class Runner:
 
         `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
         event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
-        With n > 1 each sample has events of its own: the request's id, and the sample's number.
+        With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of best_of > n
+        come when all have ended, those of beams when the search has: samples 0 to n - 1 are the best.
         """
         asked = intake.requests_from(requests, self.tokenizer, sampling, self._names)
         return self._stream(asked, raises=isinstance(requests, str))
@@ -162,7 +164,7 @@ class Runner:
         plan = self.scheduler.plan()
         if plan is None:
             return
-        plan, faults = self.cache.move(plan, self.scheduler.running)
+        plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
         planned, held = self.clock(), self.instruments.held()
         self.served.planned(plan, planned)
         for sequence, fault in faults:
@@ -172,7 +174,7 @@ class Runner:
         try:
             logits = self.executor.forward(plan)
             computed = self.clock()
-            choices = self._choose(logits, plan)
+            choices = self.served.choose(logits, [span.sequence for span in plan.spans if span.samples])
         except Exception as error:  # the requests of this step end with it; those that waited go on
             computed = self.clock()
             self.served.broke([span.sequence for span in plan.spans], error)
@@ -184,11 +186,6 @@ class Runner:
         stepped = self.instruments.step(plan, held, began, planned, computed, compiles, kernels)
         if box is not None:
             box.append(stepped)
-
-    def _choose(self, logits: Tensor, plan: StepPlan) -> dict[str, Choice]:
-        sampled = [span.sequence for span in plan.spans if span.samples]
-        chosen = self.chooser.choose(logits, sampled) if sampled else []
-        return {sequence.request_id: choice for sequence, choice in zip(sampled, chosen, strict=True)}
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:

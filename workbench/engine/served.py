@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from torch import Tensor
+
 from workbench.engine import intake
+from workbench.engine.beam_search import Hypothesis, Search
+from workbench.engine.best_of import BestOf, not_chosen
 from workbench.engine.cache import Cache
 from workbench.engine.mail import Mail
 from workbench.engine.output import Output
@@ -15,6 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
+from workbench.sampling.choice import failed
 from workbench.sampling.choose import Choice, Chooser
 from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted
 
@@ -39,6 +44,7 @@ class Served:
         self.sequences: dict[str, Sequence] = {}
         self._scheduler, self._cache, self._chooser = scheduler, cache, chooser
         self._outputs: dict[str, Output] = {}
+        self._searches: dict[str, Search] = {}  # by each of their beams
         self._tell, self._mail = tell, Mail(tell)
         self._submitted = 0
 
@@ -55,7 +61,9 @@ class Served:
                 self._tell(event)
                 box.append(event)
             return 1
-        sequences = []
+        asked, sequences = request.sampling, []
+        if not asked.beams and asked.samples > asked.n:
+            self._mail.hold(request.request_id, BestOf(asked.samples, asked.n))
         for number, sample in enumerate(samples):
             sequence = Sequence.of(sample, self._submitted)
             self._submitted += 1
@@ -64,20 +72,25 @@ class Served:
             self._mail.open(sample.request_id, box, (request.request_id, number) if len(samples) > 1 else None)
             self._mail.send(_submitted(sample, now, arrival))
         try:
-            self._admit(sequences)
+            self._admit(request, sequences)
         except Exception as error:  # whatever is wrong with one request is no matter of the others'
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, _told(error))
         return len(samples)
 
-    def _admit(self, sequences: list[Sequence]) -> None:
+    def _admit(self, request: Request, sequences: list[Sequence]) -> None:
         intake.check(sequences[0].request, self.spec.vocab)
         for sequence in sequences:
             output = Output(sequence.request, self.tokenizer, self.spec.end_ids, self.spec.context)
             self._outputs[sequence.request_id] = output
             self._chooser.admit(sequence)
-        self._scheduler.submit(sequences[0], sequences[1:])
+        beams = request.sampling.beams > 0
+        self._scheduler.submit(sequences[0], sequences[1:], together=beams)
+        if beams:
+            output = self._outputs[sequences[0].request_id]
+            search = Search(request.sampling, sequences, output.ends, output.most)
+            self._searches |= {sequence.request_id: search for sequence in sequences}
 
     def cancel(self, request_id: str) -> None:
         """End a request with all its samples; unknown ids are ignored."""
@@ -99,6 +112,24 @@ class Served:
             else:
                 self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
 
+    def choose(self, logits: Tensor, sampled: list[Sequence]) -> dict[str, Choice]:
+        """A choice for each of `sampled`, whose rows of `logits` [sample, vocab] these are. Beams have none, but where
+        their row is broken: their search looks at it, and chooses for all of them together."""
+        choices: dict[str, Choice] = {}
+        plain = []
+        for row, sequence in enumerate(sampled):
+            search = self._searches.get(sequence.request_id)
+            if search is None:
+                plain.append(row)
+            elif wrong := search.look(sequence, logits[row]):
+                choices[sequence.request_id] = failed(wrong)
+        if plain:
+            rows = logits if len(plain) == len(sampled) else logits[plain]
+            others = [sampled[row] for row in plain]
+            chosen = self._chooser.choose(rows, others)
+            choices |= {sequence.request_id: choice for sequence, choice in zip(others, chosen, strict=True)}
+        return choices
+
     def computed(self, plan: StepPlan, choices: dict[str, Choice], now: float) -> None:
         """The step of `plan` is over: tell how far each request is, and end those that are done."""
         for span in plan.spans:
@@ -108,38 +139,82 @@ class Served:
             if name in choices and sequence.finish_reason is None:  # a listener may have cancelled it
                 self._decoded(sequence, choices[name], plan.step, now)
 
+        searches = (self._searches.get(span.sequence.request_id) for span in plan.spans) if self._searches else ()
+        for search in {id(search): search for search in searches if search is not None}.values():
+            if search.ready:
+                self._searched(search, plan.step, now)
+
+    def _searched(self, search: Search, step: int, now: float) -> None:
+        """Every beam has its logits: they go on, or the search is over and each beam stands for a text it found."""
+        going = search.select(now, step)
+        if going is not None:
+            search.moved(self._scheduler.branch(search.mates, going))
+            return
+        for rank, mate in enumerate(search.mates):
+            if mate.finish_reason is not None:  # a listener may have cancelled it
+                return
+            mate.token_ids = list(mate.request.prompt_ids)
+            if rank >= len(search.found):
+                self._finish(mate, FinishReason.NOT_CHOSEN, f"not chosen: the search found {len(search.found)} texts")
+                continue
+            found = search.found[rank]
+            reason = self._show(mate, found, search.moments)
+            if mate.finish_reason is None and rank >= search.returned:
+                last = search.found[search.returned - 1].score
+                words = not_chosen(rank, len(search.mates), found.score, last)
+                self._finish(mate, FinishReason.NOT_CHOSEN, words, found.score)
+            elif reason is not None:
+                self._finish(mate, reason, score=found.score)
+
+    def _show(self, mate: Sequence, found: Hypothesis, moments: list[tuple[float, int]]) -> FinishReason | None:
+        """Tell a text as if `mate` had decoded it; why it ended, None where it turns out not to be one."""
+        reason = None
+        for (time, step), token, logprob in zip(moments, found.token_ids, found.logprobs, strict=False):
+            if mate.finish_reason is not None:
+                return None
+            mate.token_ids.append(token)
+            reason = self._push(mate, Choice(token, logprob), step, time)
+        return reason
+
     def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
         """End `sequences` with the error that they met."""
         for sequence in sequences:
-            self._finish(sequence, FinishReason.ERROR, _told(error))
+            search = self._searches.get(sequence.request_id)
+            for each in reversed([sequence] if search is None else search.mates):
+                self._finish(each, FinishReason.ERROR, _told(error))
 
     def _decoded(self, sequence: Sequence, choice: Choice, step: int, now: float) -> None:
         if choice.error:
             self.broke([sequence], choice.error)
-            return
+        elif (reason := self._push(sequence, choice, step, now)) is not None:
+            self._finish(sequence, reason)
+
+    def _push(self, sequence: Sequence, choice: Choice, step: int, now: float) -> FinishReason | None:
+        """Tell of the token that `sequence` has now; why that is its last, if it is."""
         try:
             text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
         except Exception as error:  # an id, say, that the model has and the tokenizer lacks
             self.broke([sequence], error)
-            return
+            return None
         self._mail.send(
             Decoded(
                 now, sequence.request_id, text, step=step, token_id=choice.token_id,
                 index=len(sequence.output_ids) - 1, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
             )
         )  # fmt: skip
-        if reason is not None:
-            self._finish(sequence, reason)
+        return reason
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None
+    ) -> None:
         if sequence.finish_reason is not None:
             return
         freed = self._scheduler.finish(sequence, reason)
         if reason is FinishReason.ERROR:
             self._cache.scrub(freed)
-        self._end(sequence, reason, error)
+        self._end(sequence, reason, error, score)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: str) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
         output = self._outputs.pop(name, None)
         rest = output.finish() if output is not None else ""
@@ -149,9 +224,11 @@ class Served:
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
                 restored_tokens=sequence.restored_tokens, shared_pages=sequence.shared_pages,
+                score=score,
             )
         )  # fmt: skip
         self._chooser.forget(name)
+        self._searches.pop(name, None)
         self._mail.close(name)
         del self.sequences[name]
 
