@@ -11,7 +11,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
-from workbench.study import pareto
+from workbench.fleet.settings import SimulatedExecutor
+from workbench.study import curves, pareto
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
@@ -22,6 +23,7 @@ from workbench.study.record import Record, RunFolder
 from workbench.study.run import threads
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
+from workbench.study.simulated_variants import simulated_variants
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -64,15 +66,23 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return quality(experiment, tell)
     if isinstance(experiment.workload, SharedPrefixWorkload):
         return shared_prefix(experiment, tell)
+    if isinstance(experiment.executor, SimulatedExecutor):
+        return simulated_variants(experiment, tell)
+    if experiment.sweep is not None:
+        raise WorkbenchError("sweep: is for simulated experiments; write `executor: {kind: simulated}`, or take it out")
     return side_by_side(experiment, tell)
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
-    """The Pareto picture of a quality run as SVG and PNG; why there is none, where there is none."""
-    if not isinstance(experiment.workload, QualityWorkload):
+    """A run's picture as SVG and PNG; why there is none, where there is none."""
+    if isinstance(experiment.workload, QualityWorkload):
+        name, picture = "pareto", pareto
+    elif isinstance(experiment.executor, SimulatedExecutor):
+        name, picture = "curves", curves
+    else:
         return None
     if problem := pareto.plotting_problem():
         return {"problem": problem}
-    folder.write_text("pareto.svg", pareto.svg(found.rows, experiment.question))
-    folder.write_bytes("pareto.png", pareto.png(found.rows, experiment.question))
-    return {"svg": "pareto.svg", "png": "pareto.png"}
+    folder.write_text(f"{name}.svg", picture.svg(found.rows, experiment.question))
+    folder.write_bytes(f"{name}.png", picture.png(found.rows, experiment.question))
+    return {"svg": f"{name}.svg", "png": f"{name}.png"}

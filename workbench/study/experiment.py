@@ -86,6 +86,13 @@ class Promise(Part):
     tpot: Annotated[float, Field(gt=0)] = 0.1
 
 
+class Sweep(Part):
+    """One setting, and the values it takes: each variant is simulated at each of them, besides as it is."""
+
+    path: str
+    values: Annotated[tuple[float | int | str, ...], Field(min_length=1)]
+
+
 class MeasurePart(Part):
     """What is run besides the run that is recorded."""
 
@@ -93,7 +100,6 @@ class MeasurePart(Part):
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     ceilings: bool = True  # measure what this machine could do, for the roofline
     promise: Promise = Promise()
-    loads: tuple[Annotated[float, Field(gt=0)], ...] = ()  # of a simulated traffic's variants: times its rate
 
 
 class Experiment(Part):
@@ -111,16 +117,18 @@ class Experiment(Part):
     executor: Executor = RealExecutor()
     measure: MeasurePart = MeasurePart()
     variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
+    sweep: Sweep | None = None  # of a simulated experiment
     judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
 
     @property
     def compares(self) -> bool:
         """Whether a run of it is a table of variants, and not one of requests."""
-        return bool(self.variants) or isinstance(self.workload, QualityWorkload | SharedPrefixWorkload)
+        measured = isinstance(self.workload, QualityWorkload | SharedPrefixWorkload)
+        return bool(self.variants) or self.sweep is not None or measured
 
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""
-        values = self.model_dump(mode="json", exclude={"variants", "judge"})
+        values = self.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
         for path, value in self.variants[name].items():
             _set(values, path, value, f"variants.{name}.{path}")
         return Experiment.of(values, f"variants.{name}")

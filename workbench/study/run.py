@@ -48,7 +48,8 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     with threads(experiment.measure.threads):
         try:
             runner = runner_for(experiment, to_stderr if progress else to_nobody)
-            requests, clients = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab), clients_of(experiment)
+            requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+            clients = clients_of(experiment)
         except WorkbenchError:
             shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
             raise

@@ -58,7 +58,7 @@ def results(fleet: Fleet, promise: Promise, began: float) -> dict[str, Any]:
     jobs = fleet.jobs
     figures = [job_figures(job) for job in jobs]
     done = [each for each in figures if each["e2el_s"] is not None]
-    seconds = fleet.now / SECOND
+    seconds = (fleet.now - jobs[0].came) / SECOND if jobs else 0.0
     prompt, cached = sum(job.arrival.prompt_tokens for job in jobs if not job.error), sum(j.cached_tokens for j in jobs)
     return {
         "requests": {
