@@ -38,7 +38,7 @@ def chunks(rows: Rows) -> Verdict:
 
 
 def separate(rows: Rows) -> Verdict:
-    """Interference is what decodes wait for besides their own steps; separate pools are worth it where they serve more."""
+    """Interference is what decodes wait for besides their own steps; separate pools are worth it if they serve more."""
     whole, cut = row_of(rows, WHOLE), row_of(rows, CHUNKED)
     split = max((row_of(rows, name) for name in SPLIT), key=served)
     times = whole[GAP] / split[GAP]
@@ -69,9 +69,9 @@ def queue(rows: Rows) -> Verdict:
     apart = times / median
     return Verdict(
         claim="queue-p99",
-        says="A short request can wait behind a long prefill; p99 TTFT spikes as the queue fills, the median looks fine",
+        says="A short request can wait behind a long prefill; p99 TTFT spikes while the median looks fine",
         rule=(
-            f"prompts of up to 2,048 tokens among others that are computed whole, first come first served: at some load "
+            f"prompts of up to 2,048 tokens among others, all computed whole, first come first served: at some load "
             f"their p99 TTFT is at least {SPIKE:g} times that of the lightest load and their median at most {FINE:g} "
             f"times: holds; p99 grows {FINE:g} times as much as the median: with limits; else refuted"
         ),
