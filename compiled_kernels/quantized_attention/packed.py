@@ -11,6 +11,7 @@ with, once for a run, and never into the codes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -39,6 +40,11 @@ class Packed(NamedTuple):
         if self.minima is None:
             return "fp8"
         return "int8" if self.codes.shape[-3] * BYTES == self.scales.shape[-1] else "int4"
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Packed:
+        """The same change made to all its tensors."""
+        scales, minima = (None if part is None else change(part) for part in (self.scales, self.minima))
+        return Packed(change(self.codes), scales, minima)
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +70,8 @@ def load(
     attention: AttentionPart | dict[str, Any] | None = None,
     note: Callable[[Event], None] | None = None,
     tell: Callable[[str], None] = to_stderr,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
 
@@ -127,6 +130,8 @@ def load(
         overflow=overflow,
         note=note,
         lanes=lanes,
+        clock=clock,
+        sleep=sleep,
         compile=compile,
     )
 

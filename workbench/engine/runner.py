@@ -72,10 +72,10 @@ class Runner:
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         fast = executor_for(model, self.store, self.lanes, compile)
         self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
-        self.chooser = Chooser(model.spec.vocab)
+        chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
-        self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, self.chooser, tell, clock)
+        self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, chooser, tell, clock)
         self.overflow = overflow
         self.clock, self._sleep = clock, sleep
         self._names = (f"request-{number}" for number in itertools.count())

@@ -42,7 +42,7 @@ class Served:
     ):
         self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
         self.sequences: dict[str, Sequence] = {}
-        self._scheduler, self._cache, self._chooser = scheduler, cache, chooser
+        self._scheduler, self._cache, self.chooser = scheduler, cache, chooser
         self._outputs: dict[str, Output] = {}
         self._searches: dict[str, Search] = {}  # by each of their beams
         self._tell, self._mail = tell, Mail(tell)
@@ -84,7 +84,7 @@ class Served:
         for sequence in sequences:
             output = Output(sequence.request, self.tokenizer, self.spec.end_ids, self.spec.context)
             self._outputs[sequence.request_id] = output
-            self._chooser.admit(sequence)
+            self.chooser.admit(sequence)
         beams = request.sampling.beams > 0
         self._scheduler.submit(sequences[0], sequences[1:], together=beams)
         if beams:
@@ -126,7 +126,7 @@ class Served:
         if plain:
             rows = logits if len(plain) == len(sampled) else logits[plain]
             others = [sampled[row] for row in plain]
-            chosen = self._chooser.choose(rows, others)
+            chosen = self.chooser.choose(rows, others)
             choices |= {sequence.request_id: choice for sequence, choice in zip(others, chosen, strict=True)}
         return choices
 
@@ -227,7 +227,7 @@ class Served:
                 score=score,
             )
         )  # fmt: skip
-        self._chooser.forget(name)
+        self.chooser.forget(name)
         self._searches.pop(name, None)
         self._mail.close(name)
         del self.sequences[name]

@@ -103,9 +103,9 @@ class _Given:
 @contextmanager
 def _in_place_of(runner: Runner, executor: Any, chooser: Any) -> Iterator[None]:
     """The runner's own executor and chooser come back at the end."""
-    own = runner.executor, runner.chooser
-    runner.executor, runner.chooser = executor, chooser
+    own = runner.executor, runner.served.chooser
+    runner.executor, runner.served.chooser = executor, chooser
     try:
         yield
     finally:
-        runner.executor, runner.chooser = own
+        runner.executor, runner.served.chooser = own

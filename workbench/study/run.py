@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -84,8 +85,8 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     return Record.open(folder.finish())
 
 
-def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr) -> Runner:
-    """The runner an experiment describes; `tell` as in `load`."""
+def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, **besides: Any) -> Runner:
+    """The runner an experiment describes; `tell`, and what is to be known `besides`, as in `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
     return load(
         model.name,
@@ -108,6 +109,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr) 
         overflow=schedule.overflow,
         attention=experiment.attention,
         tell=tell,
+        **besides,
     )
 
 
