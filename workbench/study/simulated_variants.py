@@ -31,14 +31,15 @@ def simulated_variants(experiment: Experiment, tell: Callable[[str], None]) -> F
     rows, requests = [], []
     for name, variant in variants.items():
         tell(name)
-        fleet, row = _simulated(plain(variant))
-        row = {"variant": name, "settings": settings_text(experiment, name), **row}
+        fleet, figures = _simulated(plain(variant))
+        row = {"variant": name, "settings": settings_text(experiment, name), **figures}
         requests += [{"variant": name, **job_figures(job)} for job in fleet.jobs]
         if sweep is not None:
             row["curve"] = []
             for value, point in zip(sweep.values, points[name].values(), strict=True):
                 tell(f"{name}: {sweep.path}={value}")
-                row["curve"].append({"path": sweep.path, "value": value, **_simulated(point)[1]})
+                found = figures if point == plain(variant) else _simulated(point)[1]
+                row["curve"].append({"path": sweep.path, "value": value, **found})
         rows.append(row)
     return Findings(rows, {"requests": rows[0]["submitted"]}, {"requests": requests})
 
