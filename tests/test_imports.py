@@ -15,11 +15,13 @@ ORDER = [
     ("workbench.errors",),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
+    ("workbench.traffic",),
     ("workbench.cache",),
     ("workbench.prompt",),
     ("workbench.model",),
     ("workbench.sampling",),
     ("workbench.engine",),
+    ("workbench.fleet",),
     ("workbench.study",),
     ("workbench.peers",),
     ("workbench.testing",),
@@ -38,7 +40,11 @@ FREE_OF_TORCH = (
         "scheduler", "plan", "granting", "lawful", "limits", "policies", "policy", "queue", "schedule", "serving",
         "tenants", "views",
     )),  # fmt: skip
-    *(path.relative_to(ROOT).as_posix() for path in (ROOT / "workbench" / "trace").glob("*.py")),
+    *(
+        path.relative_to(ROOT).as_posix()
+        for room in ("trace", "traffic", "fleet")
+        for path in (ROOT / "workbench" / room).glob("*.py")
+    ),
 )
 
 

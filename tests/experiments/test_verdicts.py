@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from experiments import kv_evict, kv_groups, kv_precision, prefix_reuse, window_span
+from experiments import (
+    disaggregation,
+    kv_evict,
+    kv_groups,
+    kv_precision,
+    paging_waste,
+    prefix_reuse,
+    routing,
+    window_span,
+)
 from workbench.errors import WorkbenchError
 from workbench.request import UserPart
 from workbench.study.experiment import Experiment
@@ -15,7 +24,10 @@ from workbench.study.variants import every_variant
 from workbench.study.verdict import Verdict, row_of, verdicts
 
 EXPERIMENTS = Path(kv_precision.__file__).parent
-NAMES = ("kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism")
+NAMES = (
+    "kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism", "disaggregation", "routing",
+    "paging_waste",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,6 +137,69 @@ def test_prefixes(ttft: float, rate: float, outcomes: list[str]) -> None:
         {"variant": "reused", "ttft_s": ttft, "requests_per_s": rate, "cached_tokens": 960.0, "same_tokens": True},
     ]
     assert [each.outcome for each in prefix_reuse.judge(rows)] == outcomes
+
+
+@pytest.mark.parametrize(
+    ("waste", "sequences", "outcome"),
+    [(0.01, 9.0, "holds"), (0.1, 9.0, "holds-with-limits"), (0.01, 1.3, "holds-with-limits"), (0.2, 9.0, "refuted")],
+)
+def test_pages(waste: float, sequences: float, outcome: str) -> None:
+    figures = {"output_tokens_per_s": 1.0}
+    rows = [
+        {"variant": "the longest text reserved", "cache_waste": 0.9, "sequences_mean": 1.0, **figures},
+        {"variant": "pages of 16", "cache_waste": waste, "sequences_mean": sequences, **figures},
+    ]
+    assert [each.outcome for each in paging_waste.judge(rows)] == [outcome]
+
+
+@pytest.mark.parametrize(
+    ("median", "tail", "outcome"),
+    [
+        (0.3, 0.4, "holds"),
+        (0.3, 0.9, "holds-with-limits"),
+        (0.8, 0.8, "holds-with-limits"),
+        (0.9, 0.7, "refuted"),
+        (1.5, 1.5, "refuted"),
+    ],
+)
+def test_routes(median: float, tail: float, outcome: str) -> None:
+    rows = [
+        {"variant": name, "ttft_s_p50": p50, "ttft_s_p99": p99, "cache_hit_rate": 0.3}
+        for name, p50, p99 in (("least loaded", 1, 1), ("session sticky", 1, 1), ("prefix aware", median, tail))
+    ]
+    assert [each.outcome for each in routing.judge(rows)] == [outcome]
+
+
+def pools(gaps: tuple[float, float, float], kept: tuple[int, int, int], tail: float, median: float) -> list[dict]:
+    """Gaps of whole prompts, of chunks and of separate pools, how many of three loads each serves, and what becomes of
+    TTFT at the last load with whole prompts."""
+    rows = []
+    for name, gap, loads in zip(("whole prompts", "chunks of 512", "5 for prompts and 3"), gaps, kept, strict=True):
+        curve = [
+            {
+                "value": load, "goodput_share": 1.0 if load <= loads else 0.5, "short_ttft_s_p99": 1.0,
+                "short_ttft_s_p50": 0.1,
+            }
+            for load in (1, 2, 3)
+        ]  # fmt: skip
+        curve[-1] |= {"short_ttft_s_p99": tail, "short_ttft_s_p50": median * 0.1}
+        rows.append({"variant": name, "longest_gap_s_p99": gap, "ttft_s_p50": 0.1, "curve": curve})
+    return [*rows, {**rows[-1], "variant": "4 for prompts and 4"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes"),
+    [
+        (pools((1.0, 0.1, 0.1), (1, 2, 2), 6.0, 1.5), ["holds", "holds", "holds"]),
+        (pools((1.0, 0.5, 0.1), (1, 2, 1), 4.0, 1.5), ["holds-with-limits", "holds-with-limits", "holds-with-limits"]),
+        (pools((1.0, 0.9, 0.9), (1, 1, 3), 6.0, 5.0), ["refuted", "refuted", "refuted"]),
+    ],
+)
+def test_interference(rows: list[dict], outcomes: list[str]) -> None:
+    found = disaggregation.judge(rows)
+    assert [each.claim for each in found] == ["chunked-prefill", "pd-disaggregation", "queue-p99"]
+    assert [each.outcome for each in found] == outcomes
+    assert all(each.rule and each.because and each.says for each in found)
 
 
 def strict(rows, most: float = 1.0) -> list[Verdict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.model.cost import Cost, StepCost, _visible
+from workbench.model.cost import Cost, StepCost, visible
 from workbench.model.shapes import named_shape
 from workbench.model.spec import Attention, LayerKind, ModelSpec
 
@@ -18,7 +18,7 @@ def test_what_queries_see(start: int, length: int, window: int | None, sinks: in
         for key in range(query + 1)
         if window is None or key > query - window or key < sinks
     ]
-    assert _visible(start, length, window, sinks) == (len(pairs), len({key for _, key in pairs}))
+    assert visible(start, length, window, sinks) == (len(pairs), len({key for _, key in pairs}))
 
 
 def test_a_decode_step_reads_every_weight_once() -> None:

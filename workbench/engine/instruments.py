@@ -72,6 +72,7 @@ class Instruments:
             predicted_bytes=cost.bytes,
             pages_idle=sum(len(pool.idle) for pool, _ in self._pools),
             compiles=compiles,
+            context_tokens=sum(span.end for span in plan.spans),
             kernel_seconds=kernel_seconds,
         )
         self._seconds = 0.0

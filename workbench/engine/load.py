@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +78,8 @@ def load(
     batch_invariant: bool = False,
     note: Callable[[Event], None] | None = None,
     tell: Callable[[str], None] = to_stderr,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Runner:
     """A runner for `model`, with `.model` and `.tokenizer`.
 
@@ -151,6 +154,8 @@ def load(
         overflow=overflow,
         note=note,
         lanes=lanes,
+        clock=clock,
+        sleep=sleep,
         compile=compile,
         batch_invariant=batch_invariant,
     )

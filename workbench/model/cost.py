@@ -46,7 +46,7 @@ class StepCost:
         for start, length in spans:
             tokens += length
             for attention, layers in self._attentions.items():
-                seen, touched = _visible(start, length, attention.window, attention.sinks)
+                seen, touched = visible(start, length, attention.window, attention.sinks)
                 values = attention.latent if isinstance(attention, LatentAttention) else attention.dim
                 flops += layers * 2.0 * attention.heads * (attention.dim + values) * seen
                 read += layers * attention.cached * (touched + length) * self._cache_value
@@ -55,7 +55,7 @@ class StepCost:
         return Cost(flops, weights + read)
 
 
-def _visible(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:
+def visible(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:
     """(query, key) pairs that attend, and distinct positions read, for positions [start, start + length)."""
     end = start + length
     if window is None or end <= window:

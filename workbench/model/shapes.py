@@ -93,6 +93,18 @@ SHAPES: dict[str, ModelSpec] = {
             base=500_000.0,
         ),
         _shape(
+            "llama-3.1-70b",
+            vocab=128_256,
+            width=8192,
+            layers=80,
+            heads=64,
+            groups=8,
+            hidden=28_672,
+            context=131_072,
+            base=500_000.0,
+            scaling=_LLAMA31,
+        ),
+        _shape(
             "llama-2-13b",
             vocab=32_000,
             width=5120,

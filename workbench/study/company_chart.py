@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.study.pareto import altair_module
+from workbench.study.pareto import drawing
 
 GOOD, BAD = "#0b6e4f", "#b3541e"
 DEAR = 2.0  # times as long
@@ -15,7 +15,7 @@ PRICES = {"price_prefill": "prefill", "price_decode_one": "decode of one", "pric
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     """An Altair chart: bars of distinct answers by variant, and beside them the prices as ratios."""
-    altair = altair_module()
+    altair = drawing()
     counts = _values(rows, COUNTS)
     left = _bars(altair, counts, "different answers to one prompt", "datum.value > 1", "d", tick=1)
     ratios = _values(rows, PRICES)

@@ -11,7 +11,8 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
-from workbench.study import company_chart, pareto
+from workbench.fleet.settings import SimulatedExecutor
+from workbench.study import company_chart, curves, pareto
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
@@ -24,6 +25,7 @@ from workbench.study.record import Record, RunFolder
 from workbench.study.run import threads
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
+from workbench.study.simulated_variants import simulated_variants
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -68,19 +70,25 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return shared_prefix(experiment, tell)
     if isinstance(experiment.workload, CompanyWorkload):
         return company(experiment, tell)
+    if isinstance(experiment.executor, SimulatedExecutor):
+        return simulated_variants(experiment, tell)
+    if experiment.sweep is not None:
+        raise WorkbenchError("sweep: is for simulated experiments; write `executor: {kind: simulated}`, or take it out")
     return side_by_side(experiment, tell)
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
-    """The picture of a run that has one, as SVG and PNG; why there is none, where there is none."""
-    if not isinstance(experiment.workload, QualityWorkload | CompanyWorkload):
+    """A run's picture as SVG and PNG; why there is none, where there is none."""
+    if isinstance(experiment.workload, QualityWorkload):
+        name, picture = "pareto", pareto
+    elif isinstance(experiment.workload, CompanyWorkload):
+        name, picture = "company", company_chart
+    elif isinstance(experiment.executor, SimulatedExecutor):
+        name, picture = "curves", curves
+    else:
         return None
     if problem := pareto.plotting_problem():
         return {"problem": problem}
-    if isinstance(experiment.workload, CompanyWorkload):
-        folder.write_text("company.svg", company_chart.svg(found.rows, experiment.question))
-        folder.write_bytes("company.png", company_chart.png(found.rows, experiment.question))
-        return {"svg": "company.svg", "png": "company.png"}
-    folder.write_text("pareto.svg", pareto.svg(found.rows, experiment.question))
-    folder.write_bytes("pareto.png", pareto.png(found.rows, experiment.question))
-    return {"svg": "pareto.svg", "png": "pareto.png"}
+    folder.write_text(f"{name}.svg", picture.svg(found.rows, experiment.question))
+    folder.write_bytes(f"{name}.png", picture.png(found.rows, experiment.question))
+    return {"svg": f"{name}.svg", "png": f"{name}.png"}

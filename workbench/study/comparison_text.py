@@ -55,7 +55,15 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("ttft_first_s", "first TTFT ms", _ms),
     ("ttft_s", "TTFT ms", _ms),
     ("ttft_s_p50", "TTFT ms", _ms),
+    ("ttft_s_p99", "TTFT p99", _ms),
     ("tpot_s_p50", "TPOT ms", _ms),
+    ("tpot_s_p99", "TPOT p99", _ms),
+    ("longest_gap_s_p99", "longest gap p99", _ms),
+    ("goodput_share", "kept promise", _share),
+    ("goodput_requests_per_s", "goodput/s", "{:.2f}".format),
+    ("cache_hit_rate", "cache hits", _share),
+    ("cache_waste", "pages empty", _share),
+    ("sequences_mean", "sequences at once", "{:.1f}".format),
     ("cached_tokens", "cached tokens", _whole),
     ("requests_per_s", "requests/s", "{:.2f}".format),
     ("output_tokens_per_s", "output tokens/s", _whole),
@@ -69,6 +77,13 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("price_decode_one", "decode of one", "{:.2f}".format),
     ("price_decode_many", "of many", "{:.2f}".format),
 )
+CURVES: tuple[tuple[str, str, Cell], ...] = (
+    ("goodput_share", "kept promise", _share),
+    ("ttft_s_p50", "TTFT p50 ms", _ms),
+    ("ttft_s_p99", "TTFT p99 ms", _ms),
+    ("longest_gap_s_p99", "longest gap p99 ms", _ms),
+    ("cache_hit_rate", "cache hits", _share),
+)
 Found = tuple[list[str], list[list[str]]]
 
 
@@ -80,8 +95,20 @@ def tables(rows: Rows) -> list[Found]:
     costs[0].extend(f"tok/s at {int(context):,}" for context in contexts)
     for row, cells in zip(rows, costs[1], strict=True):
         cells.extend(_cell(row.get("decode_tokens_per_s", {}).get(context), _whole) for context in contexts)
-    found = [_table("quality", QUALITY, rows), _by_depth(rows), costs]
+    found = [_table("quality", QUALITY, rows), _by_depth(rows), costs, *_curves(rows)]
     return [each for each in found if len(each[0]) > 1]
+
+
+def _curves(rows: Rows) -> list[Found]:
+    """Of simulated variants: what a setting's values, in the first column, make of some figures."""
+    tables = []
+    for key, heading, tell in CURVES:
+        of = [row for row in rows if any(point.get(key) is not None for point in row.get("curve", ()))]
+        if of:
+            points = of[0]["curve"]
+            cells = [[row["variant"], *(_cell(point.get(key), tell) for point in row["curve"])] for row in of]
+            tables.append(([f"{heading}, {points[0]['path']}", *(str(point["value"]) for point in points)], cells))
+    return tables
 
 
 def _table(name: str, known: Sequence[tuple[str, str, Cell]], rows: Rows) -> Found:
@@ -170,6 +197,9 @@ def _flat(row: Mapping[str, Any], front: str = "") -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{front}{name}.")
+        elif name == "curve":
+            for point in value:
+                flat |= _flat({f"{name}.{point['value']}": {k: v for k, v in point.items() if k != "value"}}, front)
         else:
             flat[front + name] = value
     return flat

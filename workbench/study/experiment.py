@@ -14,6 +14,7 @@ from workbench.engine.limits import Limits
 from workbench.engine.policies import FCFS
 from workbench.engine.schedule import Kind, PolicySetting, SetBack
 from workbench.errors import WorkbenchError, explain
+from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters, UserPart
@@ -21,6 +22,7 @@ from workbench.study import yaml_text
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
+from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
 
@@ -84,9 +86,23 @@ class RandomWorkload(Part):
 
 
 Workload = Annotated[
-    PromptsWorkload | RandomWorkload | QualityWorkload | SharedPrefixWorkload | CompanyWorkload,
+    PromptsWorkload | RandomWorkload | TrafficWorkload | QualityWorkload | SharedPrefixWorkload | CompanyWorkload,
     Field(discriminator="kind"),
 ]
+
+
+class Promise(Part):
+    """What a request is promised, in seconds: goodput counts those that get it."""
+
+    ttft: Annotated[float, Field(gt=0)] = 1.0
+    tpot: Annotated[float, Field(gt=0)] = 0.1
+
+
+class Sweep(Part):
+    """One setting, and the values it takes: each variant is simulated at each of them, besides as it is."""
+
+    path: str
+    values: Annotated[tuple[float | int | str, ...], Field(min_length=1)]
 
 
 class MeasurePart(Part):
@@ -95,6 +111,7 @@ class MeasurePart(Part):
     warmup: Annotated[int, Field(ge=0)] = 1  # runs before, which compile and touch everything once
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     ceilings: bool = True  # measure what this machine could do, for the roofline
+    promise: Promise = Promise()
 
 
 class Experiment(Part):
@@ -110,19 +127,21 @@ class Experiment(Part):
     schedule: SchedulePart = SchedulePart()
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
+    executor: Executor = RealExecutor()
     measure: MeasurePart = MeasurePart()
     variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
+    sweep: Sweep | None = None  # of a simulated experiment
     judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
 
     @property
     def compares(self) -> bool:
         """Whether a run of it is a table of variants, and not one of requests."""
-        compared = QualityWorkload | SharedPrefixWorkload | CompanyWorkload
-        return bool(self.variants) or isinstance(self.workload, compared)
+        measured = isinstance(self.workload, QualityWorkload | SharedPrefixWorkload | CompanyWorkload)
+        return bool(self.variants) or self.sweep is not None or measured
 
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""
-        values = self.model_dump(mode="json", exclude={"variants", "judge"})
+        values = self.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
         for path, value in self.variants[name].items():
             _set(values, path, value, f"variants.{name}.{path}")
         return Experiment.of(values, f"variants.{name}")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -17,14 +18,17 @@ from workbench.engine.load import load
 from workbench.engine.patience import to_nobody, to_stderr
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
+from workbench.fleet.settings import SimulatedExecutor
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
+from workbench.study.closed_loop import closed_loop
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
+from workbench.study.goodput import recorded_goodput
 from workbench.study.machine import cpu_times, others_cpu_share
 from workbench.study.metrics import summarize
 from workbench.study.record import Record, RunFolder
-from workbench.study.workload import requests_of
+from workbench.study.workload import clients_of, requests_of
 from workbench.trace.events import Decoded, Event, Prefilled
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
@@ -36,12 +40,17 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         from workbench.study.comparison import run_comparison  # which runs variants by what is here
 
         return run_comparison(experiment, out, name, progress)
+    if isinstance(experiment.executor, SimulatedExecutor):
+        from workbench.study.simulated_run import run_simulated
+
+        return run_simulated(experiment, out, name)
     folder = RunFolder.create(Path(out), name)
     folder.write_text("experiment.yaml", experiment.to_yaml())
     with threads(experiment.measure.threads):
         try:
             runner = runner_for(experiment, to_stderr if progress else to_nobody)
             requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+            clients = clients_of(experiment)
         except WorkbenchError:
             shutil.rmtree(folder.path, ignore_errors=True)  # nothing was computed: a mistake leaves no folder
             raise
@@ -49,14 +58,16 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         lane, reason = str(runner.lanes), runner.lanes.reason
         folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
         for index in range(experiment.measure.warmup):
-            play(runner, requests, f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up", progress)
+            title = f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up"
+            play(runner, requests, title, progress, clients)
         runner.forget_prefixes()  # what the warm-up left would be found
         runner.instruments.listener = recorder.note
         before = cpu_times()
-        play(runner, requests, "measured run", progress)
+        play(runner, requests, "measured run", progress, clients)
         busy = others_cpu_share(before)
         runner.instruments.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+        summary["goodput"] = recorded_goodput(recorder, experiment.measure.promise, summary["wall_s"])
         summary["lane"] = {"name": lane, "reason": reason}
         artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
         summary["others_cpu_share"] = busy
@@ -74,8 +85,8 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     return Record.open(folder.finish())
 
 
-def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr) -> Runner:
-    """The runner an experiment describes; `tell` as in `load`."""
+def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, **besides: Any) -> Runner:
+    """The runner an experiment describes; `tell`, and what is to be known `besides`, as in `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
     return load(
         model.name,
@@ -104,15 +115,18 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr) 
         overflow=schedule.overflow,
         attention=experiment.attention,
         tell=tell,
+        **besides,
     )
 
 
-def play(runner: Runner, requests: list[Request], title: str, progress: bool) -> float:
-    """Run `requests` to their ends; wall seconds."""
+def play(
+    runner: Runner, requests: list[Request], title: str, progress: bool, clients: tuple[int, float] | None = None
+) -> float:
+    """Run `requests` to their ends, as they are due or as so many `clients` ask them; wall seconds."""
     total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
     began = time.perf_counter()
     with tqdm(total=total, desc=title, unit="token", disable=not progress) as bar:
-        for event in runner.stream(requests):
+        for event in runner.stream(requests) if clients is None else closed_loop(runner, requests, *clients):
             bar.update(_tokens(event))
         bar.total = bar.n  # a text may end before max_tokens
         bar.refresh()

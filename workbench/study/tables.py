@@ -53,6 +53,7 @@ SCHEMAS = {
         predicted_bytes=NUMBER,
         pages_idle=COUNT,
         compiles=COUNT,
+        context_tokens=COUNT,
         kernel_seconds=SECONDS,
     ),
     "tokens.parquet": _schema(

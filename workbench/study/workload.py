@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from workbench.engine.intake import request_from
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 from workbench.study.experiment import Experiment, PromptsWorkload, RandomWorkload
+from workbench.traffic.arrival import Arrival, request_of
+from workbench.traffic.settings import ClosedLoop, TrafficWorkload
+from workbench.traffic.source import source_of
 
 
 def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int) -> list[Request]:
@@ -16,12 +20,41 @@ def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int)
     workload = experiment.workload
     if isinstance(workload, RandomWorkload):
         return _random(workload, experiment.sampling, vocab)
+    if isinstance(workload, TrafficWorkload):
+        return _traffic(workload, experiment.sampling, vocab)
     if not isinstance(workload, PromptsWorkload):
         raise WorkbenchError(f"a workload of kind {workload.kind!r} has no requests to run: it is measured as a whole")
     if tokenizer is None:
         name = experiment.model.name
         raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; use `workload: {{kind: random}}`")
     return _prompts(workload, experiment.sampling, tokenizer)
+
+
+def clients_of(experiment: Experiment) -> tuple[int, float] | None:
+    """How many clients ask one after another, and the pause before each asks again; None where requests come by
+    themselves."""
+    arrivals = getattr(experiment.workload, "arrivals", None)
+    if not isinstance(arrivals, ClosedLoop):
+        return None
+    return arrivals.clients, arrivals.think * getattr(experiment.workload, "time", 1.0)
+
+
+def arrivals_of(workload: TrafficWorkload) -> list[Arrival]:
+    """All of a traffic that ends; of a closed loop in the order in which they are asked, at second 0."""
+    source = source_of(workload)
+    coming = list(source.first())
+    while (arrival := source.after(0.0)) is not None:
+        coming.append(replace(arrival, time=0.0))
+    return coming
+
+
+def _traffic(workload: TrafficWorkload, sampling: SamplingParameters, vocab: int) -> list[Request]:
+    return [
+        request_of(
+            arrival, f"request-{index}", vocab, sampling.model_copy(update={"seed": (sampling.seed + index) % 2**63})
+        )
+        for index, arrival in enumerate(arrivals_of(workload))
+    ]
 
 
 def _prompts(workload: PromptsWorkload, sampling: SamplingParameters, tokenizer: Tokenizer | None) -> list[Request]:

@@ -104,4 +104,5 @@ class Stepped(Event):
     predicted_bytes: float = 0.0
     pages_idle: int = 0  # those that only the prefix index holds, for later requests
     compiles: int = 0  # graphs compiled up to and including this step
+    context_tokens: int = 0  # positions that its queries see, up to the last of each: what attention reads
     kernel_seconds: float | None = None  # of the forward time, in compiled code; None where that cannot be told apart

@@ -1,0 +1,108 @@
+"""Real against simulated: the same requests computed here, and under a clock with step times fitted to other requests.
+
+    python -m experiments.agreement
+
+Each repetition computes twice: requests with another seed, to whose steps a table is fitted, then the requests
+themselves, which are also simulated with that table. Time is the process's own processor time, pauses left out, so that
+who else uses the machine matters less. Rule, written before the run: TTFT and TPOT, p50 and p90, differ by at most 15%
+in the median of five repetitions.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from workbench.engine.runner import Runner
+from workbench.fleet.fitted import fitted
+from workbench.fleet.fleet import Fleet, Pool
+from workbench.fleet.work import StepTimes
+from workbench.study.experiment import Experiment
+from workbench.study.metrics import distribution, summarize
+from workbench.study.run import play, runner_for, threads
+from workbench.study.simulated import job_figures
+from workbench.study.simulated_machine import machine_for
+from workbench.study.workload import arrivals_of, requests_of
+from workbench.trace.recorder import Recorder
+from workbench.traffic.settings import TrafficWorkload
+from workbench.traffic.source import Open
+
+FIGURES = [(name, q) for name in ("ttft_s", "tpot_s") for q in ("p50", "p90")]
+REPETITIONS, MOST = 5, 0.15
+
+
+class OwnTime:
+    """Seconds that this process has computed, and those that it would have waited."""
+
+    def __init__(self) -> None:
+        self._waited = 0.0
+
+    def __call__(self) -> float:
+        return time.process_time() + self._waited
+
+    def sleep(self, seconds: float) -> None:
+        self._waited += seconds
+
+
+def computed(runner: Runner, experiment: Experiment) -> Recorder:
+    """The experiment's requests on the runner."""
+    recorder = Recorder()
+    requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+    runner.instruments.listener = recorder.note
+    play(runner, requests, "", False)
+    runner.instruments.listener = None
+    return recorder
+
+
+def simulated(experiment: Experiment, times: StepTimes) -> dict[str, dict]:
+    """The same under a clock whose steps take `times`."""
+    assert isinstance(experiment.workload, TrafficWorkload)
+    clock = experiment.with_("executor={kind: simulated, hardware: h100}")  # of which only the memory is taken
+    machine = replace(machine_for(clock), times=times)
+    fleet = Fleet(Open(arrivals_of(experiment.workload)), Pool(machine, 1)).run()
+    figures = [job_figures(job) for job in fleet.jobs]
+    return {name: distribution(each[name] for each in figures) for name in ("ttft_s", "tpot_s")}
+
+
+def repetition(runner: Runner, experiment: Experiment, number: int) -> dict[str, dict[str, float]]:
+    """Real and simulated figures of the requests with seed `number`."""
+    asked = experiment.with_(f"workload.seed={number}")
+    times = fitted(computed(runner, experiment.with_(f"workload.seed={1000 + number}")).steps())
+    recorder = computed(runner, asked)
+    real = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+    clock = simulated(asked, times)
+    return {
+        f"{name}_{q}": {
+            "real": real[name][q], "simulated": clock[name][q], "off": clock[name][q] / real[name][q] - 1,
+        }
+        for name, q in FIGURES
+    }  # fmt: skip
+
+
+def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How far simulated figures are off, in the median of the repetitions, and whether that is within the rule."""
+    off = {f"{name}_{q}": median(row[f"{name}_{q}"]["off"] for row in rows) for name, q in FIGURES}
+    return {"off": off, "within": all(abs(each) <= MOST for each in off.values())}
+
+
+def main() -> None:
+    experiment = Experiment.read(Path(__file__).with_name("agreement.yaml"))
+    own, rows = OwnTime(), []
+    with threads(experiment.measure.threads):
+        runner = runner_for(experiment, clock=own, sleep=own.sleep)
+        computed(runner, experiment)  # compiles and touches everything once
+        for number in range(REPETITIONS):
+            rows.append(row := repetition(runner, experiment, number))
+            for name, found in row.items():
+                ms = found["real"] * 1e3, found["simulated"] * 1e3
+                print(f"{number}  {name}: {ms[0]:.1f} ms, simulated {ms[1]:.1f} ms ({found['off']:+.1%})", flush=True)
+    print(json.dumps(verdict(rows), indent=2))
+
+
+if __name__ == "__main__":
+    main()

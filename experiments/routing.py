@@ -1,0 +1,36 @@
+"""Verdict on routing by prefix: the rule of `routing.yaml`, written before the run."""
+
+from __future__ import annotations
+
+from workbench.study.verdict import Rows, Verdict, row_of
+
+DRAMATIC, SOME = 2.0, 1.2  # times as long until the first token
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    blind, aware, sticky = (row_of(rows, name) for name in ("least loaded", "prefix aware", "session sticky"))
+    median, tail = (blind[name] / aware[name] for name in ("ttft_s_p50", "ttft_s_p99"))
+    least = min(median, tail)
+    return [
+        Verdict(
+            claim="prefix-routing",
+            says="Sending a conversation to the instance that holds its prefix changes latency dramatically",
+            rule=(
+                f"TTFT where the least loaded instance is taken, over that where the prefix decides: at least "
+                f"{DRAMATIC:g} times in the median and at p99: holds; in one of them, or {SOME:g} times in both: with "
+                "limits; else refuted"
+            ),
+            outcome=(
+                "holds" if least >= DRAMATIC
+                else "holds-with-limits" if max(median, tail) >= DRAMATIC or least >= SOME
+                else "refuted"
+            ),  # fmt: skip
+            because=(
+                f"p50 {blind['ttft_s_p50'] * 1e3:.0f} ms against {aware['ttft_s_p50'] * 1e3:.0f} ({median:.2f} times), "
+                f"p99 {blind['ttft_s_p99'] * 1e3:.0f} against {aware['ttft_s_p99'] * 1e3:.0f} ({tail:.2f} times); "
+                f"{blind['cache_hit_rate']:.1%} of prompt tokens from the cache against {aware['cache_hit_rate']:.1%}; "
+                f"bound to its instance whatever the load: p99 {sticky['ttft_s_p99'] * 1e3:.0f} ms with "
+                f"{sticky['cache_hit_rate']:.1%} (Mooncake's conversations)"
+            ),
+        )
+    ]

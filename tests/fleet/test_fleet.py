@@ -1,0 +1,100 @@
+"""Laws of a fleet under simulated time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fleet.scenes import TICK, fleet, machines, scenes, told
+from workbench.errors import WorkbenchError
+from workbench.fleet.fleet import Failure, Fleet, Pool
+from workbench.fleet.routers import LeastLoaded
+from workbench.traffic.arrival import Arrival
+from workbench.traffic.source import Open
+
+
+@settings(max_examples=200)
+@given(scenes())
+def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, Any]) -> None:
+    assert told(fleet(scene).run()) == told(fleet(scene, one_by_one=True).run())
+
+
+@given(scenes())
+def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> None:
+    run, before = fleet(scene), 0
+    while run.advance():
+        assert run.now >= before
+        before = run.now
+        here = [job.number for instance in run.instances for job in instance.jobs.values()]
+        under_way = sorted(here + list(run.on_the_way) + [job.number for job, _ in run.stranded])
+        assert len(set(under_way)) == len(under_way) == run.in_flight
+        assert run.submitted == run.finished + run.failed + run.in_flight
+        assert all(instance.up or not instance.jobs for instance in run.instances)
+    assert run.in_flight == len(run.stranded) == 0  # every instance that failed came back
+    assert run.submitted == len(scene["arrivals"])
+    for job in run.jobs:
+        assert job.error or job.produced == job.wanted <= job.arrival.output_tokens
+        times = (job.came, job.first_scheduled, job.first_token, job.last_token, job.ended)
+        assert job.error or list(times) == sorted(time for time in times if time is not None)
+        assert len(job.places) <= len(run.pools) * (job.retries + 1)
+        assert job.error or job.computed_tokens + job.cached_tokens >= job.known - 1
+    for instance in run.instances:  # at rest every page is free, or kept for those to come
+        instance.scheduler.holdings.carried_out()  # what came with the last step
+        assert all(pool.used == 0 for pool in instance.scheduler.pools)
+        assert all(room.used == 0 or instance.machine.prefix for room in instance.scheduler.holdings.host.rooms)
+
+
+@given(scenes())
+def test_the_same_again(scene: dict[str, Any]) -> None:
+    assert told(fleet(scene).run()) == told(fleet(scene).run())
+
+
+@given(scenes(failing=False), st.integers(0, 400))
+def test_stopping_and_going_on_changes_nothing(scene: dict[str, Any], ticks: int) -> None:
+    halted = fleet(scene).run(until=ticks * TICK)
+    assert halted.submitted == halted.finished + halted.failed + halted.in_flight
+    assert told(halted.run()) == told(fleet(scene).run())
+
+
+@settings(max_examples=50)
+@given(machines(), st.integers(1, 12), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2000))
+def test_more_instances_never_finish_fewer(machine: Any, count: int, fewer: int, more: int, ticks: int) -> None:
+    """By any moment, of requests that are alike and come at once; with others a queue may be luckier by chance."""
+    alike = [Arrival(0.0, 6, 9)] * count
+    finished = [
+        Fleet(Open(alike), Pool(machine, instances, LeastLoaded())).run(ticks * TICK).finished
+        for instances in (fewer, fewer + more)
+    ]
+    if machine.limits.max_num_seqs >= count and machine.limits.max_num_batched_tokens >= 6 * count:
+        assert finished[0] <= finished[1]
+
+
+@given(scenes())
+def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
+    few = fleet(scene).run()
+    more = fleet(scene, pool=replace(scene["pool"], count=scene["pool"].count + 1), failures=()).run()
+    assert more.finished >= few.finished
+
+
+def test_a_failure_of_nobody_is_refused() -> None:
+    with pytest.raises(WorkbenchError, match="instance 3: there are 0 to 0"):
+        fleet(
+            {
+                "arrivals": (), "clients": None, "decode": None,
+                "pool": Pool(_machine(), 1), "failures": [Failure(3, 1.0)],
+            }
+        )  # fmt: skip
+
+
+def _machine() -> Any:
+    from workbench.engine.scheduler import Limits
+    from workbench.fleet.hardware import HARDWARE
+    from workbench.fleet.machine import machine_of
+    from workbench.fleet.roofline import Sizes
+    from workbench.model.shapes import named_shape
+
+    return machine_of(Sizes.dense(named_shape("llama-3.1-8b")), HARDWARE["h100"], Limits())

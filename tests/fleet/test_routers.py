@@ -1,0 +1,64 @@
+"""What each router promises, one decision at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.errors import WorkbenchError
+from workbench.fleet.job import Job
+from workbench.fleet.routers import LeastLoaded, PrefixAware, RoundRobin, SessionSticky, router_from
+from workbench.traffic.arrival import Arrival
+
+
+@dataclass(frozen=True)
+class Seen:
+    number: int
+    requests: int = 0
+    backlog: int = 0
+    holds: int = 0
+
+    def cached(self, prompt: tuple[int, ...], tenant: str) -> int:
+        return self.holds
+
+
+VIEWS = st.lists(st.tuples(*(st.integers(0, 50),) * 3), min_size=1, max_size=6).map(
+    lambda rows: [Seen(number, *row) for number, row in enumerate(rows)]
+)
+
+
+def job(number: int, session: str = "") -> Job:
+    return Job(number, f"request-{number}", Arrival(0.0, 60, 5, session), 0, 5)
+
+
+@given(VIEWS, st.integers(0, 99), st.text(max_size=4))
+def test_every_router_keeps_its_promise(views: list[Seen], number: int, session: str) -> None:
+    count = len(views)
+    turns = [RoundRobin().choose(job(n), views).number for n in range(number, number + count)]
+    assert sorted(turns) == list(range(count))
+    assert LeastLoaded().choose(job(number), views).requests == min(view.requests for view in views)
+    aware = PrefixAware(request_tokens=0).choose(job(number), views)
+    assert aware.backlog - aware.cached((), "") == min(view.backlog - view.holds for view in views)
+    sticky = SessionSticky()
+    mine = sticky.choose(job(number, session or "s"), views).number
+    assert sticky.choose(job(number + 1, session or "s"), list(reversed(views))).number == mine
+    others = [view for view in views if view.number != mine]
+    for gone in others:  # who leaves takes only its own sessions along
+        assert sticky.choose(job(number, session or "s"), [v for v in views if v is not gone]).number == mine
+
+
+def test_sessions_are_spread() -> None:
+    views = [Seen(number) for number in range(8)]
+    counts = [0] * 8
+    for session in range(4000):
+        counts[SessionSticky().choose(job(0, str(session)), views).number] += 1
+    assert min(counts) > 400 and max(counts) < 600
+
+
+def test_a_wrong_router_is_told() -> None:
+    assert router_from("prefix_aware") == PrefixAware() == router_from({"kind": "prefix_aware"})
+    with pytest.raises(WorkbenchError, match="round_robin, least_loaded, prefix_aware, session_sticky"):
+        router_from("fastest")

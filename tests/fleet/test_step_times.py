@@ -1,0 +1,92 @@
+"""Step times: whole numbers that add up, the same count as the real runner's, and what is fitted to real steps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fleet.scenes import FORMS
+from workbench.errors import WorkbenchError
+from workbench.fleet.fitted import fitted
+from workbench.fleet.hardware import HARDWARE
+from workbench.fleet.roofline import Sizes, roofline
+from workbench.fleet.work import SECOND, Seen, StepTimes, Work, work_of
+from workbench.model.cost import StepCost
+from workbench.model.shapes import SHAPES, named_shape
+
+COUNTS = st.integers(0, 50)
+WORKS = st.builds(
+    Work, COUNTS, COUNTS, COUNTS, st.tuples(COUNTS, COUNTS), st.tuples(COUNTS, COUNTS)
+)
+KINDS = (Seen(None, 0), Seen(7, 2))
+
+
+@given(st.lists(FORMS, min_size=1, max_size=2), WORKS, st.tuples(COUNTS, COUNTS), st.integers(0, 9), st.integers(1, 40))
+def test_many_steps_take_what_they_take_one_by_one(
+    forms: list, work: Work, rows: tuple[int, int], more: int, steps: int
+) -> None:
+    times = StepTimes("drawn", KINDS, tuple(forms))
+    run = times.run(work, rows, more)
+    ends, now = [0], more
+    for step in range(steps):
+        grown = work._replace(
+            pairs=tuple(p + step * r for p, r in zip(work.pairs, rows, strict=True)),
+            read=tuple(p + step * r for p, r in zip(work.read, rows, strict=True)),
+        )
+        now += times(grown)
+        ends.append(now)
+    assert [run.elapsed(count) for count in range(steps + 1)] == ends
+    assert run.last(steps) == ends[-1] - ends[-2]
+    for moment in (0, 1, ends[-1] // 2, ends[-1]):
+        assert run.until(moment, steps) == next(i for i, end in enumerate(ends) if end >= moment)
+
+
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.lists(st.tuples(st.integers(0, 900), st.integers(1, 90)), min_size=1, max_size=5),
+    st.sampled_from(sorted(HARDWARE)),
+)
+def test_the_roofline_counts_as_the_real_runner_does(name: str, spans: list[tuple[int, int]], hardware: str) -> None:
+    spec, machine = named_shape(name), HARDWARE[hardware]
+    sizes = Sizes.dense(spec)
+    times = roofline(sizes, machine)
+    cost = StepCost(spec, 2, 2, 2)(spans, len(spans))
+    assert times(work_of(spans, len(spans), times.kinds)) / SECOND == pytest.approx(
+        cost.seconds(machine.flops, machine.bandwidth), rel=2e-3
+    )
+
+
+def test_more_of_everything_takes_longer_and_more_accelerators_less() -> None:
+    sizes = Sizes.dense(named_shape("llama-3.1-70b"))
+    work = work_of([(1000, 1)] * 8, 8, (Seen(None, 0),))
+    one, two = (roofline(sizes, HARDWARE["h100"], gpus)(work) for gpus in (1, 2))
+    assert one / 2 < two < one  # half the weights each, and what they send each other
+    slower = roofline(sizes, HARDWARE["h100"], 1, 0.5, 0.5, 0.001)(work)
+    assert slower == pytest.approx(2 * one + SECOND // 1000, rel=1e-6)
+    assert roofline(sizes, HARDWARE["a100"])(work) > one > roofline(sizes, HARDWARE["h200"])(work)
+
+
+def test_a_table_is_fitted_to_steps_that_follow_it() -> None:
+    draw, now, rows = random.Random(0), 0.0, []
+    for _ in range(200):
+        prefill, decode, context = draw.choice([0, 0, 64, 200]), draw.randrange(1, 9), draw.randrange(100, 4000)
+        seconds = 1e-3 + 2e-5 * prefill + 1e-4 * decode + 3e-7 * context
+        now += seconds
+        rows.append({
+            "time": now, "wall_seconds": seconds, "prefill_tokens": prefill, "decode_tokens": decode,
+            "context_tokens": context,
+        })  # fmt: skip
+    (form,) = fitted(rows).forms
+    found = [ticks / SECOND for ticks in (form.step, form.prefill, form.decode, form.read[0])]
+    assert found == pytest.approx([1e-3, 2e-5, 1e-4, 3e-7], rel=1e-3)
+    for row in rows:  # a step that takes the same whatever it does: no figure becomes negative
+        row["wall_seconds"] = 1e-3
+    (form,) = fitted(rows).forms
+    assert min(form.step, form.prefill, form.decode, *form.read) >= 0
+    with pytest.raises(WorkbenchError, match="lacks context_tokens"):
+        fitted([{key: value for key, value in row.items() if key != "context_tokens"} for row in rows])
+    with pytest.raises(WorkbenchError, match="has 3 steps, 20 are needed"):
+        fitted(rows[:3])

@@ -1,0 +1,133 @@
+"""Simulated runs: the files of a real run, closed loops, variants over a swept setting."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import WorkbenchError
+from workbench.study import curves, pareto
+from workbench.study.comparison import run_comparison
+from workbench.study.experiment import Experiment
+from workbench.study.run import run
+from workbench.study.simulate import experiment_of, simulate_experiment
+from workbench.study.simulated import fleet_for
+from workbench.study.workload import requests_of
+
+BASE = """
+question: how long?
+model: {name: "shape:llama-3.1-8b"}
+schedule: {max_num_seqs: 8, max_num_batched_tokens: 256}
+executor: {kind: simulated}
+workload: {kind: traffic, lengths: {kind: sessions, sessions: 3}, arrivals: {kind: poisson, rate: 40}, requests: 12}
+"""
+
+
+def test_a_simulated_run_leaves_the_files_of_a_real_one(tmp_path: Path) -> None:
+    record = run(Experiment.from_yaml(BASE), tmp_path, "sim")
+    record.verify()
+    summary, steps, requests = record.summary, record.steps.to_pylist(), record.requests.to_pylist()
+    assert summary["requests"] == {"count": 12, "by_finish_reason": {"length": 12}, "set_backs": 0}
+    assert [row["output_tokens"] for row in requests] == [128] * 12
+    assert record.tokens.num_rows == 12 * 128
+    assert summary["wall_s"] == pytest.approx(summary["simulated"]["simulated_s"])
+    assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(steps))
+    assert sum(step["prefill_tokens"] for step in steps) == summary["tokens"]["prompt"]
+    assert all(step["predicted_bytes"] > 13e9 and step["pages_used"] for step in steps)
+    assert summary["simulated"]["ttft_s"]["p50"] == pytest.approx(summary["ttft_s"]["p50"])
+    assert summary["simulated"]["tpot_s"]["p99"] == pytest.approx(summary["tpot_s"]["p99"])
+    assert summary["simulated"]["goodput"]["share"] == summary["goodput"]["share"] == 1.0
+    again = run(Experiment.from_yaml(BASE), tmp_path, "sim")
+    assert again.tokens == record.tokens
+
+
+def test_no_step_is_quicker_than_reading_the_weights_and_none_slower_than_the_count(tmp_path: Path) -> None:
+    record = run(Experiment.from_yaml(BASE), tmp_path, "sim")
+    for step in record.steps.to_pylist():
+        least = max(step["predicted_flops"] / 989.5e12, step["predicted_bytes"] / 3.35e12)
+        assert step["wall_seconds"] == pytest.approx(least, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "workload", ["{kind: random, requests: 5, output_tokens: 9}", "{kind: prompts, prompts: [a, b c]}"]
+)
+def test_other_workloads_are_simulated_too(workload: str) -> None:
+    experiment = Experiment.from_yaml(BASE, (f"workload={workload}", "model.name=demo", "sampling.max_tokens=9"))
+    from workbench.study.simulated_run import tokenizer_of
+
+    fleet = fleet_for(experiment, tokenizer=tokenizer_of(experiment)).run()
+    assert fleet.finished == fleet.submitted > 1 and {job.produced for job in fleet.jobs} == {9}
+
+
+def test_clients_wait_for_their_answers(tmp_path: Path) -> None:
+    """On the real runner and under simulated time: never more under way than clients, and all are served."""
+    changes = ("model.name=shape:tiny", "lane=eager", "measure={warmup: 0, ceilings: false}", "workload.requests=7")
+    lengths = "workload.lengths={kind: fixed, prompt: 5, output: 4}"
+    loop = "workload.arrivals={kind: closed_loop, clients: 2, think: 0.001}"
+    for executor in ("real", "simulated"):
+        experiment = Experiment.from_yaml(BASE, (*changes, lengths, loop, f"executor={{kind: {executor}}}"))
+        rows = run(experiment, tmp_path, executor, progress=False).requests.to_pylist()
+        assert len(rows) == 7 and {row["finish_reason"] for row in rows} == {"length"}
+        moments = sorted([(row["arrival"], 1) for row in rows] + [(row["finished"], -1) for row in rows])
+        assert max(itertools.accumulate(change for _, change in moments)) <= 2
+
+
+def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
+    text = BASE + (
+        "variants: {one: {}, two: {executor.instances: 2}}\n"
+        "sweep: {path: workload.arrivals.rate, values: [40, 400]}\n"
+    )
+    record = run_comparison(Experiment.from_yaml(text), tmp_path, "sweep", progress=False)
+    rows = record.summary["rows"]
+    assert [row["variant"] for row in rows] == ["one", "two"]
+    assert [point["value"] for point in rows[0]["curve"]] == [40, 400]
+    assert rows[0]["ttft_s_p99"] == rows[0]["curve"][0]["ttft_s_p99"] <= rows[0]["curve"][1]["ttft_s_p99"]
+    assert rows[1]["curve"][1]["ttft_s_p99"] < rows[0]["curve"][1]["ttft_s_p99"]
+    picture = record.summary["picture"]
+    if pareto.plotting_problem() is None:
+        assert (record.path / picture["svg"]).read_text().startswith("<svg")
+        bars = curves.svg([{k: v for k, v in row.items() if k != "curve"} for row in rows], "bars")
+        assert bars.startswith("<svg") and "two" in bars
+
+
+def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
+    for change, told in (
+        ("sampling.n=2", "one sample a request"),
+        ("executor.hardware=h1000", "no hardware 'h1000'; did you mean 'h100'"),
+        ("executor.router=fastest", "executor.router"),
+        ("model.name=shape:llama-3.1-70b", "141.1 GB of weights on 1 x h100 with 80 GB each; give more gpus"),
+        ("cache.offload=memory", "evict and offload are not simulated"),
+        ("executor.steps=nowhere", "no such folder"),
+        ("executor.failures=[{instance: 1, at: 0}]", "there are 0 to 0"),
+        ("workload.trace=nowhere.csv", "cannot be read"),
+    ):
+        with pytest.raises(WorkbenchError, match=told):
+            run(Experiment.from_yaml(BASE, (change,)), tmp_path, "wrong", progress=False)
+    assert not list(tmp_path.glob("wrong*"))
+    with pytest.raises(WorkbenchError, match="sweep: is for simulated"):
+        real = Experiment.from_yaml(BASE + "sweep: {path: cache.pages, values: [9]}", ("executor={kind: real}",))
+        run(real, tmp_path, "wrong", progress=False)
+
+
+def test_simulating_from_words() -> None:
+    executor = {"kind": "simulated", "instances": 2, "router": "prefix_aware", "decode": {"instances": 1}}
+    workload = {"kind": "traffic", "lengths": {"kind": "azure"}, "requests": 50}
+    experiment = experiment_of("shape:llama-3.1-70b", executor, workload, {"ttft": 0.5}, True, ("executor.gpus=4",))
+    found = simulate_experiment(experiment)
+    assert found["requests"]["submitted"] == found["requests"]["finished"] == 50
+    assert len(found["instances"]) == 3 and found["about"]["instances"] == 3
+    assert found["about"]["kv_bytes_per_token"] == 327_680
+    early = simulate_experiment(experiment, until=3.0)["requests"]
+    assert early["in_flight"] == early["submitted"] - early["finished"] > 0
+
+
+def test_traffic_becomes_requests_of_the_real_runner() -> None:
+    experiment = Experiment.from_yaml(BASE)
+    requests = requests_of(experiment, None, 1000)
+    assert len(requests) == 12 and all(max(request.prompt_ids) < 1000 for request in requests)
+    assert requests == requests_of(experiment, None, 1000)
+    assert len({request.sampling.seed for request in requests}) == 12
+    system = {request.prompt_ids[:512] for request in requests}
+    assert len(system) == 1  # that of all sessions

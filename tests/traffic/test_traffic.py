@@ -1,0 +1,186 @@
+"""Laws of traffic: times, scaling, shared tokens, closed loops, trace files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.errors import WorkbenchError
+from workbench.request import SamplingParameters
+from workbench.traffic.arrival import Arrival, prompt_ids, request_of, scaled
+from workbench.traffic.replay import recorded
+from workbench.traffic.settings import (
+    AsRecorded,
+    AtOnce,
+    Bursts,
+    ClosedLoop,
+    Exponential,
+    Fixed,
+    Poisson,
+    Sessions,
+    TrafficWorkload,
+)
+from workbench.traffic.source import source_of
+
+KINDS = st.one_of(
+    st.just(AtOnce()),
+    st.builds(Poisson, rate=st.floats(0.1, 100)),
+    st.builds(Bursts, rate=st.floats(0.1, 100), size=st.integers(1, 9)),
+)
+LENGTHS = st.sampled_from([Fixed(prompt=9, output=4), Exponential(prompt=30, output=7), Sessions(sessions=3, turns=2)])
+VOCAB = 257
+
+
+@given(KINDS, LENGTHS, st.integers(1, 40), st.integers(0, 9))
+def test_traffic_is_whole_in_order_and_the_same_every_time(
+    arrivals: object, lengths: object, count: int, seed: int
+) -> None:
+    workload = TrafficWorkload.model_validate(
+        {"arrivals": arrivals, "lengths": lengths, "requests": count, "seed": seed}
+    )
+    made = list(source_of(workload).first())
+    assert len(made) == count and made == list(source_of(workload).first())
+    assert all(a.time <= b.time for a, b in itertools.pairwise(made))
+    assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
+
+
+@pytest.mark.parametrize("arrivals", [Poisson(rate=5), Bursts(rate=5, size=4)])
+def test_the_mean_rate_is_the_one_asked_for(arrivals: object) -> None:
+    workload = TrafficWorkload.model_validate({"arrivals": arrivals, "lengths": Fixed(), "requests": 8000})
+    last = list(source_of(workload).first())[-1]
+    assert 8000 / last.time == pytest.approx(5, rel=0.1)
+
+
+@given(st.floats(0, 5), st.floats(0.02, 3), st.integers(0, 5))
+def test_what_was_shared_stays_shared_when_scaled(time: float, length: float, seed: int) -> None:
+    workload = TrafficWorkload(
+        lengths=Sessions(sessions=2, turns=3), arrivals=Poisson(rate=1), requests=8, time=time, length=length, seed=seed
+    )
+    plain = list(source_of(workload.model_copy(update={"time": 1.0, "length": 1.0})).first())
+    made = list(source_of(workload).first())
+    prompts = [prompt_ids(arrival, VOCAB, str(number)) for number, arrival in enumerate(made)]
+    for (a, pa, qa), (_, pb, qb) in itertools.combinations(zip(made, prompts, plain, strict=True), 2):
+        blocks = sum(1 for _ in itertools.takewhile(lambda two: two[0] == two[1], zip(qa.blocks, qb.blocks)))  # noqa: B905
+        tokens = min(blocks * a.block_tokens, len(pa), len(pb))
+        assert pa[:tokens] == pb[:tokens]
+        assert len(pa) == a.prompt_tokens and len(a.blocks) == -(-len(pa) // a.block_tokens)
+        assert a.time == pytest.approx(qa.time * time) and max(pa) < VOCAB
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_blocks_have_the_same_tokens_exactly_where_their_names_are_the_same(a: int, b: int) -> None:
+    one, other = (prompt_ids(Arrival(0, 64, 1, blocks=(name,), block_tokens=64), 1000, "") for name in (a, b))
+    assert (one == other) == (a == b)
+
+
+def test_a_prompt_without_blocks_is_its_own() -> None:
+    alone = [prompt_ids(Arrival(0, 20, 1), VOCAB, name) for name in ("a", "b", "a")]
+    assert alone[0] == alone[2] != alone[1]
+
+
+def test_a_request_has_the_lengths_of_its_arrival() -> None:
+    asked = SamplingParameters(temperature=0, stop=("x",))
+    request = request_of(Arrival(2.5, 7, 3, tenant="t"), "r", VOCAB, asked)
+    assert len(request.prompt_ids) == 7 and request.arrival == 2.5 and request.cache_salt == "t"
+    assert request.sampling.max_tokens == 3 and request.sampling.ignore_eos and not request.sampling.stop
+
+
+@given(st.integers(1, 6), st.integers(1, 30), st.floats(0, 3), st.randoms(use_true_random=False))
+def test_a_closed_loop_never_has_more_under_way_than_clients(clients: int, count: int, think: float, draw) -> None:
+    workload = TrafficWorkload(lengths=Fixed(), arrivals=ClosedLoop(clients=clients, think=think), requests=count)
+    source = source_of(workload)
+    under_way = list(source.first())
+    seen = len(under_way)
+    assert seen == min(clients, count) and all(a.time == 0 for a in under_way)
+    while under_way:
+        ended = under_way.pop(draw.randrange(len(under_way)))
+        following = source.after(ended.time + 1)
+        if following is not None:
+            assert following.time == ended.time + 1 + think
+            under_way.append(following)
+            seen += 1
+        assert len(under_way) <= clients
+    assert seen == count
+
+
+ROWS = st.lists(
+    st.tuples(st.floats(0, 500), st.integers(1, 2000), st.integers(0, 300)), min_size=1, max_size=12
+).map(lambda rows: sorted(rows, key=lambda row: row[0]))
+
+
+@given(ROWS)
+def test_trace_files_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[float, int, int]]
+) -> None:
+    folder, began = tmp_path_factory.mktemp("trace"), datetime(2023, 11, 16, 18, tzinfo=UTC)
+    azure = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    azure += [f"{(began + timedelta(seconds=t)).replace(tzinfo=None).isoformat(' ')},{p},{o}" for t, p, o in rows]
+    (folder / "a.csv").write_text("\n".join(azure) + "\n")
+    lines = [
+        json.dumps({"timestamp": t * 1000, "input_length": p, "output_length": o, "hash_ids": [*range(-(-p // 512))]})
+        for t, p, o in rows
+    ]
+    (folder / "m.jsonl").write_text("\n".join(lines))
+    for name in ("a.csv", "m.jsonl"):
+        found = list(recorded(folder / name))
+        assert [(a.prompt_tokens, a.output_tokens) for a in found] == [(p, max(1, o)) for _, p, o in rows]
+        assert [a.time for a in found] == pytest.approx([t - rows[0][0] for t, _, _ in rows], abs=2e-6)
+
+
+GOOD = '{"timestamp": 5, "input_length": 3, "output_length": 1, "hash_ids": [7]}'
+HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("a,b\n1,2\n", 1, "begins no trace"),
+        ("", 1, "begins no trace"),
+        (HEAD.splitlines()[0], "", "holds no request"),
+        (HEAD + "2023-11-16 18:15:47,12\n", 3, "2 fields, not 3"),
+        (HEAD + "yesterday,12,3\n", 3, "yesterday"),
+        (HEAD + "2023-11-16 18:15:47,12.5,3\n", 3, "'12.5' is no count"),
+        (HEAD + "2023-11-16 18:15:47,0,3\n", 3, "0 is no count of at least 1"),
+        (HEAD + "2023-11-16 18:15:46,12,3\n", 3, "before the line above"),
+        (GOOD + "\n{oops\n", 2, "oops"),
+        (GOOD + "\n[1]\n", 2, "not a mapping"),
+        (GOOD + "\n" + GOOD.replace("output", "out"), 2, "'output_length' is missing"),
+        (GOOD + "\n" + GOOD.replace("[7]", "[7, 8]"), 2, "hash_ids must be the 1 ids of 3 tokens"),
+        (GOOD + "\n" + GOOD.replace("5", "NaN"), 2, "timestamp nan"),
+        (GOOD + "\n" + GOOD.replace("3", "true"), 2, "True is no count"),
+    ],
+)
+def test_a_corrupt_line_is_one_clear_error(tmp_path: Path, text: str, line: object, told: str) -> None:
+    file = tmp_path / "trace"
+    file.write_text(text)
+    with pytest.raises(WorkbenchError) as error:
+        list(recorded(file))
+    words = str(error.value)
+    assert str(file) in words and told in words and "\n" not in words
+    if line:
+        assert f"line {line}:" in words and ("write" in words or "begin with" in words)
+
+
+def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(WorkbenchError, match="cannot be read"):
+        list(recorded(tmp_path / "none.csv"))
+    for changes, told in (({"requests": 3}, "arrivals: give poisson"), ({"arrivals": AtOnce()}, "requests: give one")):
+        with pytest.raises(WorkbenchError, match=told):
+            source_of(TrafficWorkload.model_validate({"lengths": Fixed(), **changes}))
+
+
+def test_an_hour_of_the_generator_ends() -> None:
+    made = list(source_of(TrafficWorkload(arrivals=AsRecorded())).first())
+    assert 19_000 < len(made) < 20_000
+
+
+def test_scaling_by_one_changes_nothing() -> None:
+    arrival = Arrival(1.0, 700, 3, blocks=(1, 2))
+    assert list(scaled([arrival])) == [arrival]
+    assert next(scaled([arrival], length=0.5)) == Arrival(1.0, 350, 2, blocks=(1, 2), block_tokens=256)

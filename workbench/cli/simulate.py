@@ -1,0 +1,91 @@
+"""`workbench simulate`: a traffic on a fleet, under simulated time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from workbench.cli.shared import AsJson, console, print_json
+
+TOLD = {
+    "ttft_s": "TTFT", "tpot_s": "TPOT", "longest_gap_s": "longest gap", "e2el_s": "E2EL", "queue_s": "queue",
+}  # fmt: skip
+SHIPPED = ("azure", "mooncake")
+
+
+def simulate(
+    trace: Annotated[str, typer.Argument(help="a trace file (Azure's CSV, Mooncake's JSON lines), azure or mooncake")],
+    model: Annotated[str, typer.Option(help="shape:NAME, demo, or a folder")] = "shape:llama-3.1-8b",
+    hardware: Annotated[str, typer.Option(help="h100, h200, a100, or here: this machine's ceilings")] = "h100",
+    gpus: Annotated[int, typer.Option(min=1, help="accelerators an instance has")] = 1,
+    instances: Annotated[int, typer.Option(min=1, help="instances; those for prompts where some only decode")] = 1,
+    decode_instances: Annotated[int, typer.Option(min=0, help="further instances that only decode")] = 0,
+    router: Annotated[
+        str, typer.Option(help="round_robin, least_loaded, prefix_aware or session_sticky")
+    ] = "least_loaded",
+    prefix: Annotated[bool, typer.Option("--prefix", help="keep shared prefixes in each instance's cache")] = False,
+    requests: Annotated[int | None, typer.Option(min=1, help="only so many requests")] = None,
+    load: Annotated[float, typer.Option(help="requests come so many times as fast")] = 1.0,
+    length: Annotated[float, typer.Option(help="texts are so many times as long")] = 1.0,
+    ttft: Annotated[float, typer.Option(help="promised seconds to the first token")] = 1.0,
+    tpot: Annotated[float, typer.Option(help="promised seconds a token after it")] = 0.1,
+    until: Annotated[float | None, typer.Option(help="stop at this second; what is not done is in flight")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="any setting of the experiment; may be repeated"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a traffic on many instances: latencies, goodput, and what each instance did. Nothing is loaded."""
+    from workbench.errors import WorkbenchError
+    from workbench.study.simulate import experiment_of, simulate_experiment
+
+    if not load > 0:
+        raise WorkbenchError(f"--load {load}: must be above 0; 2 doubles the rate")
+    executor: dict[str, Any] = {
+        "kind": "simulated", "hardware": hardware, "gpus": gpus, "instances": instances, "router": router,
+    }  # fmt: skip
+    if decode_instances:
+        executor["decode"] = {"instances": decode_instances}
+    workload: dict[str, Any] = {"kind": "traffic", "requests": requests, "time": 1 / load, "length": length}
+    workload |= {"lengths": {"kind": trace}} if trace in SHIPPED else {"trace": trace}
+    promise = {"ttft": ttft, "tpot": tpot}
+    experiment = experiment_of(model, executor, workload, promise, prefix, tuple(set_ or ()))
+    found = simulate_experiment(experiment, until)
+    print_json(found) if as_json else show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    about, asked = found["about"], found["requests"]
+    heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
+    out.print(Text(heading, style="bold"), soft_wrap=True)
+    counts = [f"{asked[name]:,} {name.replace('_', ' ')}" for name in asked if name != "errors" and asked[name]]
+    out.print(Text(f"requests: {', '.join(counts)}"), soft_wrap=True)
+    for error, count in asked["errors"].items():
+        out.print(Text(f"  {count} times: {error}", style="red"), soft_wrap=True)
+    table = Table("milliseconds", "p50", "p90", "p99", "most", pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, told in TOLD.items():
+        row = found[name]
+        table.add_row(told, *("-" if row[q] is None else f"{row[q] * 1e3:,.2f}" for q in ("p50", "p90", "p99", "max")))
+    out.print(table)
+    good = found["goodput"]
+    if good["requests_per_s"] is not None:
+        promised = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"
+        out.print(Text(f"goodput ({promised}): {good['requests_per_s']:.2f} requests/s, {good['share']:.1%} of all"))
+    rate = found["output_tokens_per_s"]
+    tokens = f"{found['tokens']['output']:,} output tokens" + (f", {rate:,.0f} a second" if rate else "")
+    hits, waste = found["cache_hit_rate"], found["cache_waste"]
+    tokens += f"; {hits:.1%} of prompt tokens from the cache" if hits else ""
+    tokens += f"; {waste:.1%} of pages in use empty" if waste is not None else ""
+    out.print(Text(tokens), soft_wrap=True)
+    busy = ", ".join(f"{each['busy']:.0%}" for each in found["instances"] if each["busy"] is not None)
+    out.print(Text(f"busy: {busy}; sequences at once: {max(i['sequences_most'] for i in found['instances'])}"))
+    words = f"{found['simulated_s']:,.0f} simulated seconds in {found['wall_s']:.1f} s"
+    out.print(Text(words), soft_wrap=True)

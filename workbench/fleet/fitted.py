@@ -1,0 +1,54 @@
+"""Step times from steps that were really taken: a table fitted by least squares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.fleet.work import SECOND, Form, Seen, StepTimes
+
+NEEDED = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
+LEAST = 20  # steps
+PAUSE = 2e-3  # seconds between steps beyond which there was nothing to do
+
+
+def fitted(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimes:
+    """From the rows of a steps.parquet: seconds a step, a prefill token, a decoded token and a position that is read,
+    none of them negative, with the least relative errors. What lies between a step and the next belongs to it.
+
+    WorkbenchError for too few rows, or rows without what is needed.
+    """
+    import numpy
+
+    missing = [name for name in NEEDED if not steps or steps[0].get(name) is None]
+    if missing or len(steps) < LEAST:
+        lack = f"lacks {', '.join(missing)}" if steps and missing else f"has {len(steps)} steps, {LEAST} are needed"
+        raise WorkbenchError(f"{where}: {lack}; run a real experiment with this version, and name its run folder")
+    features = numpy.array([_features(step) for step in steps], dtype=float)
+    seconds = numpy.array(_seconds(steps))
+    known = (seconds > 0) & (features[:, 1:3].sum(axis=1) > 0)
+    scaled, kept = features[known] / seconds[known, None], list(range(features.shape[1]))
+    while True:
+        found = numpy.linalg.lstsq(scaled[:, kept], numpy.ones(len(scaled)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        kept.remove(kept[int(found.argmin())])
+    ticks = dict.fromkeys(range(features.shape[1]), 0)
+    ticks.update({column: round(float(value) * SECOND) for column, value in zip(kept, found, strict=True)})
+    form = Form(ticks[0], ticks[1], ticks[2], read=(ticks[3],))
+    return StepTimes(f"fitted to {len(scaled)} steps of {where}", (Seen(None, 0),), (form,))
+
+
+def _features(step: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    return 1, step["prefill_tokens"], step["decode_tokens"], step["context_tokens"]
+
+
+def _seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+    """From the end of the step before, where it followed at once."""
+    seconds, before = [], None
+    for step in steps:
+        pause = step["time"] - step["wall_seconds"] - before if before is not None else PAUSE
+        seconds.append(step["wall_seconds"] + (pause if 0 <= pause < PAUSE else 0.0))
+        before = step["time"]
+    return seconds

@@ -1,0 +1,257 @@
+"""Many instances under one simulated clock: requests come, are routed, computed, handed over, retried, and end.
+
+    arrival -> router -> instance (prefill, and decode where there is one pool) -> ended
+                             |  keys and values over the network
+                             +--> router of the decode pool -> instance -> ended        a failure: back to the router
+
+Everything that happens at one moment happens in a fixed order: steps end, instances fail and come back, sequences come
+over, requests arrive; then whoever is idle plans its next step. Nothing depends on wall time or on a hash's seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from workbench.errors import WorkbenchError
+from workbench.fleet.instance import Instance, Move
+from workbench.fleet.job import Job, symbols
+from workbench.fleet.machine import Machine
+from workbench.fleet.routers import AnyRouter, LeastLoaded
+from workbench.fleet.work import SECOND
+from workbench.traffic.arrival import Arrival
+from workbench.traffic.source import Source
+
+STEP, FAILURE, HANDOVER, ARRIVAL = range(4)
+Prompts = Callable[[Arrival, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """`count` instances alike, and who of them serves what."""
+
+    machine: Machine
+    count: int
+    router: AnyRouter = LeastLoaded()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What keys and values take from one instance to another; the sender's pages are free when it begins."""
+
+    bytes_per_second: float = 50e9
+    latency: float = 0.0  # seconds
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Instance `instance` is gone at second `at`; it is back `down` seconds later with an empty cache, or never."""
+
+    instance: int
+    at: float
+    down: float | None = None
+
+
+class Listener(Protocol):
+    """Who is told what happens, when it has."""
+
+    def came(self, job: Job) -> None: ...
+
+    def moved(self, instance: Instance, move: Move) -> None: ...
+
+    def ended(self, job: Job) -> None: ...
+
+
+class Fleet:
+    """`pool` serves everything, or with `decode` the prompts and first tokens only. Instances are numbered through,
+    those of `decode` after the others. `prompts` gives a request's token ids, which only a prefix cache looks at."""
+
+    def __init__(
+        self,
+        source: Source,
+        pool: Pool,
+        decode: Pool | None = None,
+        *,
+        transfer: Transfer = Transfer(),  # noqa: B008 (a frozen value)
+        failures: Sequence[Failure] = (),
+        prompts: Prompts = symbols,
+        one_by_one: bool = False,
+        listener: Listener | None = None,
+    ):
+        self.source, self.transfer = source, transfer
+        self.pools = (pool,) if decode is None else (pool, decode)
+        self.instances: list[Instance] = []
+        self.of_pool: list[list[Instance]] = []
+        for each in self.pools:
+            begin = len(self.instances)
+            machines = range(begin, begin + each.count)
+            moved = listener.moved if listener is not None else None
+            made = [Instance(each.machine, n, one_by_one=one_by_one, moved=moved) for n in machines]
+            self.of_pool.append(made)
+            self.instances += made
+        self.jobs: list[Job] = []
+        self.now = 0
+        self.finished = self.failed = 0
+        self.stranded: list[tuple[Job, Callable[[Job], None]]] = []  # nobody is up to take them; what to do then
+        self.on_the_way: dict[int, Job] = {}  # from one pool to the other
+        self._prompts, self._listener = prompts, listener
+        self._events: list[tuple[int, int, int, int, Any]] = []  # time, kind, which, how many before, what
+        self._pushed = 0
+        self._arrivals: Iterator[Arrival] = source.first()
+        self._coming = 0
+        self._next_arrival()
+        for failure in failures:
+            if not 0 <= failure.instance < len(self.instances):
+                known = f"0 to {len(self.instances) - 1}"
+                raise WorkbenchError(f"failure of instance {failure.instance}: there are {known}")
+            self._push(_ticks(failure.at), FAILURE, failure.instance, failure)
+
+    @property
+    def submitted(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def in_flight(self) -> int:
+        return self.submitted - self.finished - self.failed
+
+    def run(self, until: float | None = None) -> Fleet:
+        """Everything that happens up to second `until`, or to the end."""
+        last = None if until is None else _ticks(until)
+        while self._events and (last is None or self._events[0][0] <= last):
+            self.advance()
+        return self
+
+    def advance(self) -> bool:
+        """All that happens at the next moment; False where nothing is to come."""
+        if not self._events:
+            return False
+        now = self.now = self._events[0][0]
+        while self._events and self._events[0][0] == now:
+            _, kind, which, _, what = heapq.heappop(self._events)
+            if kind == STEP:
+                self._step(self.instances[which], what)
+            elif kind == FAILURE:
+                self._failure(self.instances[which], what)
+            elif kind == HANDOVER:
+                self._handed_over(*what)
+            else:
+                self._arrive(what)
+        for instance in self.instances:
+            if instance.up and instance.move is None and instance.jobs:
+                self._start(instance)
+        return True
+
+    def _push(self, time: int, kind: int, which: int, what: object) -> None:
+        heapq.heappush(self._events, (time, kind, which, self._pushed, what))
+        self._pushed += 1
+
+    def _next_arrival(self, arrival: Arrival | None = None) -> None:
+        """Have `arrival`, or the next of those that come by themselves, come when it is due."""
+        own = arrival is None
+        arrival = next(self._arrivals, None) if arrival is None else arrival
+        if arrival is not None:
+            self._push(max(self.now, _ticks(arrival.time)), ARRIVAL, self._coming, (arrival, own))
+            self._coming += 1
+
+    def _arrive(self, what: tuple[Arrival, bool]) -> None:
+        arrival, own = what
+        if own:
+            self._next_arrival()
+        number = len(self.jobs)
+        job = Job(number, f"request-{number}", arrival, self.now, arrival.output_tokens)
+        job.prompt = self._prompts(arrival, number)
+        room = min(pool.machine.context for pool in self.pools) - arrival.prompt_tokens
+        job.wanted = max(1, min(job.wanted, room))
+        self.jobs.append(job)
+        if self._listener is not None:
+            self._listener.came(job)
+        self._route(job)
+
+    def _route(self, job: Job) -> None:
+        """To an instance that computes its prompt."""
+        up = [instance for instance in self.of_pool[0] if instance.up]
+        if not up:
+            self.stranded.append((job, self._route))
+            return
+        job.until = job.wanted if len(self.pools) == 1 else job.produced + 1
+        self._submit(job, self._chosen(0, job, up), False)
+
+    def _submit(self, job: Job, instance: Instance, handed_over: bool) -> None:
+        moving = instance.move
+        refused = instance.submit(job, self.now, handed_over)
+        if refused:
+            job.error = refused
+            self._end(job)
+        elif moving is not None:
+            self._push(moving.end, STEP, instance.number, moving)
+
+    def _chosen(self, pool: int, job: Job, up: list[Instance]) -> Instance:
+        view = self.pools[pool].router.choose(job, up)
+        return self.instances[view.number]
+
+    def _start(self, instance: Instance) -> None:
+        end = instance.start(self.now)
+        if end is not None:
+            self._push(end, STEP, instance.number, instance.move)
+
+    def _step(self, instance: Instance, move: Move) -> None:
+        if instance.move is not move or move.end != self.now:
+            return  # it was cut short, or the instance failed
+        for job in instance.finish():
+            if job.produced >= job.wanted:
+                self._end(job)
+            else:
+                self._hand_over(job)
+
+    def _hand_over(self, job: Job) -> None:
+        """Its keys and values go to an instance of the decode pool, chosen now."""
+        up = [instance for instance in self.of_pool[1] if instance.up]
+        if not up:
+            self.stranded.append((job, self._hand_over))
+            return
+        instance = self._chosen(1, job, up)
+        sent = (job.known - 1) * self.pools[0].machine.kv_bytes_per_token / self.transfer.bytes_per_second
+        self.on_the_way[job.number] = job
+        what = (job, instance, instance.incarnation)
+        self._push(self.now + _ticks(sent + self.transfer.latency), HANDOVER, job.number, what)
+
+    def _handed_over(self, job: Job, instance: Instance, incarnation: int) -> None:
+        del self.on_the_way[job.number]
+        if not instance.up or instance.incarnation != incarnation:
+            job.retries += 1
+            self._route(job)  # what was sent is lost
+            return
+        job.until = job.wanted
+        self._submit(job, instance, True)
+
+    def _failure(self, instance: Instance, what: Failure | None) -> None:
+        """`what` fails, or with None the instance is back."""
+        if what is None:
+            instance.recover(self.now)
+            waiting, self.stranded = self.stranded, []
+            for job, again in waiting:
+                again(job)
+        elif instance.up:
+            if what.down is not None:
+                self._push(self.now + max(1, _ticks(what.down)), FAILURE, instance.number, None)
+            for job in instance.fail(self.now):
+                job.retries += 1
+                self._route(job)
+
+    def _end(self, job: Job) -> None:
+        job.ended, job.prompt = self.now, ()
+        if job.error:
+            self.failed += 1
+        else:
+            self.finished += 1
+        if self._listener is not None:
+            self._listener.ended(job)
+        following = self.source.after(self.now / SECOND)
+        if following is not None:
+            self._next_arrival(following)
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds * SECOND)

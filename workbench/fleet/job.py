@@ -1,0 +1,58 @@
+"""One request on its way through a fleet. Times are ticks of the simulated clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workbench.traffic.arrival import Arrival
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """`wanted` output tokens, of which `produced` are there; it stays where it is until `until` are."""
+
+    number: int
+    name: str
+    arrival: Arrival
+    came: int
+    wanted: int
+    prompt: tuple[int, ...] = field(default=(), repr=False)  # token ids; given up when it ends
+    produced: int = 0
+    until: int = 0
+    first_scheduled: int | None = None
+    first_token: int | None = None
+    last_token: int = 0
+    longest_gap: int = 0
+    ended: int | None = None
+    error: str = ""
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    set_backs: int = 0
+    retries: int = 0
+    places: list[int] = field(default_factory=list)  # the instances it was sent to
+
+    @property
+    def known(self) -> int:
+        """Tokens of its text so far."""
+        return self.arrival.prompt_tokens + self.produced
+
+    def tokens(self, count: int, first: int, longest: int, last: int) -> None:
+        """`count` more are there, the first and the last at these times, `longest` apart at most."""
+        if self.first_token is None:
+            self.first_token = first
+        else:
+            self.longest_gap = max(self.longest_gap, first - self.last_token)
+        if count > 1:
+            self.longest_gap = max(self.longest_gap, longest)
+        self.produced += count
+        self.last_token = last
+
+
+def symbols(arrival: Arrival, number: int) -> tuple[int, ...]:
+    """A prompt for a cache that only compares: every token is its block's name, or its request's own."""
+    if not arrival.blocks:
+        return (-number - 1,) * arrival.prompt_tokens
+    ids: list[int] = []
+    for block in arrival.blocks:
+        ids += [block] * arrival.block_tokens
+    return tuple(ids[: arrival.prompt_tokens])

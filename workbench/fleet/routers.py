@@ -1,0 +1,99 @@
+"""Who serves what: a router is a small value that chooses among the instances that are up. It keeps nothing itself."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from workbench.errors import WorkbenchError, explain
+from workbench.fleet.job import Job
+
+
+class View(Protocol):
+    """What a router sees of an instance; `backlog` and `cached` are tokens."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def requests(self) -> int: ...
+
+    @property
+    def backlog(self) -> int: ...
+
+    def cached(self, prompt: tuple[int, ...], tenant: str) -> int: ...
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RoundRobin(Part):
+    """In turn."""
+
+    kind: Literal["round_robin"] = "round_robin"
+
+    def choose(self, job: Job, instances: Sequence[View]) -> View:
+        return instances[(job.number + job.retries) % len(instances)]
+
+
+class LeastLoaded(Part):
+    """Where the fewest requests are; among equals in turn."""
+
+    kind: Literal["least_loaded"] = "least_loaded"
+
+    def choose(self, job: Job, instances: Sequence[View]) -> View:
+        turn = job.number + job.retries
+        return min(instances, key=lambda view: (view.requests, (view.number - turn) % len(instances)))
+
+
+class PrefixAware(Part):
+    """Where its first token is soonest there: the fewest tokens to compute before it, its own included that no cache
+    there holds. A request under way counts as `request_tokens` (as in Preble, 2024; Mooncake, 2025)."""
+
+    kind: Literal["prefix_aware"] = "prefix_aware"
+    request_tokens: Annotated[int, Field(ge=0)] = 256
+
+    def choose(self, job: Job, instances: Sequence[View]) -> View:
+        def tokens(view: View) -> int:
+            cached = view.cached(job.prompt, job.arrival.tenant)
+            return job.known - cached + view.backlog + self.request_tokens * view.requests
+
+        return min(instances, key=lambda view: (tokens(view), view.number))
+
+
+class SessionSticky(Part):
+    """A session's requests always to the same instance, as long as it is up: the one of highest hash with the session's
+    name (rendezvous hashing, Thaler and Ravishankar, 1998)."""
+
+    kind: Literal["session_sticky"] = "session_sticky"
+
+    def choose(self, job: Job, instances: Sequence[View]) -> View:
+        session = job.arrival.session or job.name
+        return max(instances, key=lambda view: (_mixed(session, view.number), view.number))
+
+
+def _mixed(session: str, number: int) -> int:
+    return zlib.crc32(f"{number}/{session}/{number}".encode())
+
+
+def _kind(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+AnyRouter = RoundRobin | LeastLoaded | PrefixAware | SessionSticky
+Router = Annotated[Annotated[AnyRouter, Field(discriminator="kind")], BeforeValidator(_kind)]
+_ADAPTER: TypeAdapter[AnyRouter] = TypeAdapter(Router)
+Chooser = Callable[[Job, Sequence[View]], View]
+
+
+def router_from(value: object) -> AnyRouter:
+    """`least_loaded`, another kind, a mapping or the value itself."""
+    try:
+        return _ADAPTER.validate_python(value)
+    except ValidationError as error:
+        kinds = "round_robin, least_loaded, prefix_aware, session_sticky"
+        raise WorkbenchError(f"{explain(error, f'router {value!r}')}; known: {kinds}") from None

@@ -1,0 +1,49 @@
+"""Clients who wait for their answers: the next request is sent when one has ended."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from workbench.engine.runner import Runner
+from workbench.request import Request
+from workbench.trace.events import Event, Finished
+
+NAP = 0.01  # seconds at most between two looks at the clock
+
+
+def closed_loop(
+    runner: Runner, requests: list[Request], clients: int, think: float, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Event]:
+    """As `runner.stream`, but `clients` of the requests at first, and the next one `think` seconds after one has ended.
+    Closing the iterator cancels what is under way."""
+    began, box = runner.clock(), deque[Event]()
+    coming, owed = deque(requests), dict[str, int]()  # Finished events to come, by request
+    due = [(0.0, number) for number in range(min(clients, len(coming)))]
+    numbers = len(due)
+    try:
+        while due or owed:
+            while due and began + due[0][0] <= runner.clock():
+                arrival, _ = heapq.heappop(due)
+                request = replace(coming.popleft(), arrival=arrival)
+                owed[request.request_id] = runner.submit(request, box, began + arrival)
+            if owed and not box:
+                runner.step(box)
+            elif not box:
+                sleep(max(0.0, min(NAP, began + due[0][0] - runner.clock())))
+            while box:
+                event = box.popleft()
+                if isinstance(event, Finished):
+                    owed[event.request_id] -= 1
+                    if not owed[event.request_id]:
+                        del owed[event.request_id]
+                        if numbers < len(requests):
+                            heapq.heappush(due, (runner.clock() - began + think, numbers))
+                            numbers += 1
+                yield event
+    finally:
+        for name in owed:
+            runner.cancel(name)

@@ -1,0 +1,35 @@
+"""Requests that got what they were promised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.study.experiment import Promise
+from workbench.study.metrics import per_request
+from workbench.trace.recorder import Recorder
+
+ROUNDING = 1 + 1e-9
+
+
+def goodput(figures: Sequence[Mapping[str, Any]], promise: Promise, seconds: float | None) -> dict[str, Any]:
+    """Of requests with `ttft_s` and `tpot_s` (None: no token, or no second one): how many got their first token and
+    then each next one, in the mean, within the promise; a second, and as a share."""
+    kept = [each for each in figures if _kept(each, promise)]
+    return {
+        "ttft_s": promise.ttft,
+        "tpot_s": promise.tpot,
+        "requests": len(kept),
+        "share": len(kept) / len(figures) if figures else None,
+        "requests_per_s": len(kept) / seconds if seconds else None,
+    }
+
+
+def recorded_goodput(recorder: Recorder, promise: Promise, seconds: float | None) -> dict[str, Any]:
+    """Goodput of a run that was recorded."""
+    return goodput(per_request(recorder.requests(), recorder.tokens()), promise, seconds)
+
+
+def _kept(figures: Mapping[str, Any], promise: Promise) -> bool:
+    ttft, tpot = figures["ttft_s"], figures["tpot_s"]
+    return ttft is not None and ttft <= promise.ttft * ROUNDING and (tpot is None or tpot <= promise.tpot * ROUNDING)

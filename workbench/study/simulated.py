@@ -1,0 +1,151 @@
+"""An experiment under simulated time: the same requests, scheduler and figures, and no weights."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from workbench.fleet.fleet import Fleet, Listener
+from workbench.fleet.instance import Instance
+from workbench.fleet.job import Job, symbols
+from workbench.fleet.telling import Teller
+from workbench.fleet.work import SECOND
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.study.cache_of import spec_of
+from workbench.study.experiment import Experiment, Promise
+from workbench.study.goodput import goodput
+from workbench.study.metrics import distribution
+from workbench.study.simulated_machine import cost_of, failures_of, machine_for, pools_for, simulated, sizes_of
+from workbench.study.workload import clients_of, requests_of
+from workbench.trace.events import Event
+from workbench.traffic.arrival import Arrival
+from workbench.traffic.settings import TrafficWorkload
+from workbench.traffic.source import Closed, Open, Source, source_of
+
+
+def fleet_for(
+    experiment: Experiment, note: Callable[[Event], None] | None = None, tokenizer: Tokenizer | None = None
+) -> Fleet:
+    """The fleet an experiment describes, with its traffic before it; `note` hears every event. The texts of other
+    workloads than traffic are encoded by `tokenizer`."""
+    machine = machine_for(experiment)
+    pool, decode, transfer = pools_for(experiment, machine)
+    listener: Listener | None = Teller(note, cost_of(sizes_of(experiment))) if note is not None else None
+    source, prompts = _source(experiment, tokenizer)
+    return Fleet(
+        source, pool, decode, transfer=transfer, failures=failures_of(experiment), prompts=prompts, listener=listener
+    )
+
+
+def _source(experiment: Experiment, tokenizer: Tokenizer | None) -> tuple[Source, Callable]:
+    workload = experiment.workload
+    if isinstance(workload, TrafficWorkload):
+        return source_of(workload), symbols
+    requests = requests_of(experiment, tokenizer, spec_of(experiment)[0].vocab)
+    arrivals = [
+        Arrival(request.arrival, len(request.prompt_ids), request.sampling.max_tokens, request.request_id)
+        for request in requests
+    ]
+    clients = clients_of(experiment)
+    source = Open(arrivals) if clients is None else Closed(arrivals, *clients)
+    return source, lambda arrival, number: requests[number].prompt_ids
+
+
+def results(fleet: Fleet, promise: Promise, began: float) -> dict[str, Any]:
+    """What became of a fleet's requests, units in the names; `began` is the wall clock's time when it began."""
+    jobs = fleet.jobs
+    figures = [job_figures(job) for job in jobs]
+    done = [each for each in figures if each["e2el_s"] is not None]
+    seconds = (fleet.now - jobs[0].came) / SECOND if jobs else 0.0
+    prompt, cached = sum(job.arrival.prompt_tokens for job in jobs if not job.error), sum(j.cached_tokens for j in jobs)
+    return {
+        "requests": {
+            "submitted": fleet.submitted,
+            "finished": fleet.finished,
+            "failed": fleet.failed,
+            "in_flight": fleet.in_flight,
+            "retries": sum(job.retries for job in jobs),
+            "set_backs": sum(job.set_backs for job in jobs),
+            "errors": dict(Counter(job.error for job in jobs if job.error).most_common(3)),
+        },
+        "tokens": {
+            "prompt": prompt,
+            "output": sum(job.produced for job in jobs),
+            "cached": cached,
+            "computed": sum(job.computed_tokens for job in jobs),
+        },
+        "simulated_s": seconds,
+        "wall_s": time.perf_counter() - began,
+        "output_tokens_per_s": sum(job.produced for job in jobs) / seconds if seconds else None,
+        **{
+            name: distribution(each[name] for each in done)
+            for name in ("ttft_s", "tpot_s", "e2el_s", "queue_s", "longest_gap_s")
+        },
+        "goodput": goodput(figures, promise, seconds),
+        "cache_hit_rate": cached / prompt if prompt and any(i.machine.prefix for i in fleet.instances) else None,
+        "cache_waste": waste(fleet.instances),
+        "instances": [instance_figures(instance, fleet.now) for instance in fleet.instances],
+    }
+
+
+def job_figures(job: Job) -> dict[str, Any]:
+    """One request's, None for what did not happen."""
+
+    def since(ticks: int | None) -> float | None:
+        return None if ticks is None else (ticks - job.came) / SECOND
+
+    first, done = job.first_token, job.ended is not None and not job.error
+    more = job.produced - 1
+    return {
+        "request_id": job.name,
+        "instance": job.places[-1] if job.places else None,
+        "prompt_tokens": job.arrival.prompt_tokens,
+        "output_tokens": job.produced,
+        "cached_tokens": job.cached_tokens,
+        "retries": job.retries,
+        "queue_s": since(job.first_scheduled),
+        "ttft_s": since(first),
+        "tpot_s": (job.last_token - first) / SECOND / more if first is not None and more > 0 else None,
+        "longest_gap_s": job.longest_gap / SECOND if more > 0 else None,
+        "e2el_s": since(job.last_token) if done else None,
+    }
+
+
+def waste(instances: list[Instance]) -> float | None:
+    """The share of pages in use in which nothing stands, over all steps; None where pages are shared or given back
+    early, since tokens then do not say what stands in them."""
+    tables = [table for instance in instances for table in instance.machine.tables]
+    if any(instance.machine.prefix for instance in instances) or any(t.back is not None or t.late for t in tables):
+        return None
+    reserved = sum(instance.tally.reserved for instance in instances)
+    return 1 - sum(instance.tally.stored for instance in instances) / reserved if reserved else None
+
+
+def instance_figures(instance: Instance, now: int) -> dict[str, Any]:
+    tally = instance.tally
+    return {
+        "instance": instance.number,
+        "steps": tally.steps,
+        "moves": tally.moves,
+        "busy": tally.busy / now if now else None,
+        "sequences_mean": tally.rows / tally.steps if tally.steps else None,
+        "sequences_most": tally.most_rows,
+        "prefill_tokens": tally.prefill_tokens,
+        "decode_tokens": tally.decode_tokens,
+    }
+
+
+def about(experiment: Experiment) -> dict[str, Any]:
+    """What was simulated, as far as it is not written in the experiment."""
+    machine, executor = machine_for(experiment), simulated(experiment)
+    return {
+        "model": sizes_of(experiment).spec.name,
+        "step_times": machine.times.name,
+        "instances": executor.instances + (executor.decode.instances if executor.decode else 0),
+        "pages": list(machine.pages),
+        "page_size": machine.page_size,
+        "cache_tokens": min(machine.pages) * machine.page_size,
+        "kv_bytes_per_token": machine.kv_bytes_per_token,
+    }

@@ -1,0 +1,95 @@
+"""Recorded traffic: Azure's CSV (Patel et al., Splitwise, ISCA 2024) and Mooncake's JSON lines (Qin et al., FAST 2025).
+
+A line that is not what it should be is one error that names the file, the line and what would be right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from workbench.errors import WorkbenchError
+from workbench.traffic.arrival import BLOCK_TOKENS, Arrival
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
+MOONCAKE = '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one a 512 tokens]}'
+
+
+def recorded(path: Path | str) -> Iterator[Arrival]:
+    """The requests of a trace file, in its order, the first at second 0. The format is told by the first line.
+
+    An output of no tokens counts as one: computing a prompt yields a token.
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig") as file:
+            yield from _lines(file, str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        fault = type(error).__name__
+        raise WorkbenchError(f"trace {path}: cannot be read ({fault}); name a CSV or JSONL file") from None
+
+
+def _lines(file: TextIO, path: str) -> Iterator[Arrival]:
+    first = file.readline().strip()
+    if first == AZURE:
+        read, begin, right = _azure, 2, f"{AZURE}, as in 2023-11-16 18:15:46.6805900,374,44"
+    elif first.startswith("{"):
+        read, begin, right = _mooncake, 1, MOONCAKE
+        file.seek(0)
+    else:
+        raise WorkbenchError(f"{path}, line 1: {_short(first)} begins no trace; begin with {AZURE} or {MOONCAKE}")
+    began = last = None
+    for number, line in enumerate(file, begin):
+        if not line.strip():
+            continue
+        try:
+            time, prompt, output, blocks = read(line.lstrip("\ufeff"))
+            if last is not None and time < last:
+                raise ValueError(f"its time is {last - time:.3f} s before the line above")
+        except (ValueError, TypeError, KeyError) as error:
+            fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise WorkbenchError(f"{path}, line {number}: {fault} in {_short(line)}; write {right}") from None
+        began, last = time if began is None else began, time
+        session = str(blocks[min(1, len(blocks) - 1)]) if blocks else ""  # the first block is the same for all
+        yield Arrival(time - began, prompt, max(1, output), session, "", blocks)
+    if last is None:
+        raise WorkbenchError(f"{path}: holds no request; write {right}")
+
+
+def _azure(line: str) -> tuple[float, int, int, tuple[int, ...]]:
+    fields = line.strip().split(",")
+    if len(fields) != 3:
+        raise ValueError(f"{len(fields)} fields, not 3,")
+    when, prompt, output = fields
+    at = datetime.fromisoformat(when.strip())
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), _count(prompt, 1), _count(output, 0), ()
+
+
+def _mooncake(line: str) -> tuple[float, int, int, tuple[int, ...]]:
+    entry: Any = json.loads(line)
+    if not isinstance(entry, dict):
+        raise ValueError(f"{type(entry).__name__}, not a mapping,")
+    time = entry["timestamp"]
+    if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < math.inf:
+        raise ValueError(f"timestamp {time!r}")
+    prompt, output, blocks = _count(entry["input_length"], 1), _count(entry["output_length"], 0), entry["hash_ids"]
+    wanted = -(-prompt // BLOCK_TOKENS)
+    if not isinstance(blocks, list) or len(blocks) != wanted:
+        raise ValueError(f"hash_ids must be the {wanted} ids of {prompt} tokens; they are not")
+    return time / 1000, prompt, output, tuple(_count(block, 0) for block in blocks)
+
+
+def _count(value: object, least: int) -> int:
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{value!r} is no count of at least {least}")
+    return value
+
+
+def _short(line: str) -> str:
+    text = line.strip()
+    return repr(text if len(text) <= 80 else text[:77] + "...")

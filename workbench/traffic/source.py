@@ -1,0 +1,80 @@
+"""A traffic under way: what comes by itself, and what comes because something ended."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from workbench.errors import WorkbenchError
+from workbench.traffic.arrival import Arrival, scaled
+from workbench.traffic.lengths import HOURS, LENGTHS
+from workbench.traffic.replay import recorded
+from workbench.traffic.settings import AsRecorded, ClosedLoop, TrafficWorkload
+from workbench.traffic.times import TIMES
+
+
+class Source(Protocol):
+    """`first` is what comes by itself, in order of time; `after` what comes because a request ended at `time`, told
+    once for each that ended, however it ended."""
+
+    def first(self) -> Iterator[Arrival]: ...
+
+    def after(self, time: float) -> Arrival | None: ...
+
+
+class Open:
+    """Requests come when they come, whatever becomes of them."""
+
+    def __init__(self, arrivals: Iterable[Arrival]):
+        self._arrivals = arrivals
+
+    def first(self) -> Iterator[Arrival]:
+        return iter(self._arrivals)
+
+    def after(self, time: float) -> Arrival | None:
+        return None
+
+
+class Closed:
+    """`clients` requests at second 0; the next one `think` seconds after one has ended."""
+
+    def __init__(self, arrivals: Iterable[Arrival], clients: int, think: float = 0.0):
+        self._coming = iter(arrivals)
+        self._clients, self._think = clients, think
+
+    def first(self) -> Iterator[Arrival]:
+        for arrival in itertools.islice(self._coming, self._clients):
+            yield replace(arrival, time=0.0)
+
+    def after(self, time: float) -> Arrival | None:
+        arrival = next(self._coming, None)
+        return None if arrival is None else replace(arrival, time=time + self._think)
+
+
+def source_of(workload: TrafficWorkload) -> Source:
+    """The traffic a workload describes, the same every time. WorkbenchError for one that lacks times or an end."""
+    arrivals, kind = scaled(_lengths(workload), workload.time, workload.length), workload.arrivals
+    if isinstance(kind, ClosedLoop):
+        return Closed(arrivals, kind.clients, kind.think * workload.time)
+    if isinstance(kind, AsRecorded):
+        return Open(arrivals)
+    times = TIMES[type(kind)](kind, random.Random(f"{workload.seed}/times"))
+    return Open(replace(a, time=time * workload.time) for a, time in zip(arrivals, times, strict=False))
+
+
+def _lengths(workload: TrafficWorkload) -> Iterator[Arrival]:
+    recorded_times = isinstance(workload.arrivals, AsRecorded)
+    if workload.trace is not None:
+        return itertools.islice(recorded(workload.trace), workload.requests)
+    part = workload.lengths
+    hour = HOURS.get(type(part))
+    if hour is None and (recorded_times or workload.requests is None):
+        missing = "arrivals: give poisson, bursts, at_once or closed_loop" if recorded_times else "requests: give one"
+        raise WorkbenchError(f"workload.{missing}, for lengths {part.kind!r} have no times and no end of their own")
+    made = LENGTHS[type(part)](part, random.Random(f"{workload.seed}/lengths"))
+    if workload.requests is not None:
+        return itertools.islice(made, workload.requests)
+    return itertools.takewhile(lambda arrival: arrival.time <= (hour or 0.0), made)

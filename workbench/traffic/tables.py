@@ -1,0 +1,31 @@
+"""Distributions as tables of quantiles, and rates as tables over time: what the fitted generators draw from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+
+def quantile(table: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the values lie; `table` has them at equal distances, ends included."""
+    place = share * (len(table) - 1)
+    below = min(int(place), len(table) - 2)
+    return table[below] + (table[below + 1] - table[below]) * (place - below)
+
+
+def drawn(table: Sequence[float], draw: random.Random) -> int:
+    return max(1, round(quantile(table, draw.random())))
+
+
+def poisson_times(counts: Sequence[float], width: float, draw: random.Random) -> Iterator[float]:
+    """A Poisson process of which `counts` come in periods of `width` seconds each; after the last it begins again."""
+    due, period = 0.0, 0
+    waiting = draw.expovariate(1.0)  # how many are expected until the next one comes
+    while True:
+        expected = counts[period % len(counts)] * (1 - due)
+        if waiting <= expected:
+            due += waiting / counts[period % len(counts)]
+            waiting = draw.expovariate(1.0)
+            yield (period + due) * width
+        else:
+            waiting, due, period = waiting - expected, 0.0, period + 1
