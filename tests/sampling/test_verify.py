@@ -1,4 +1,4 @@
-"""Drafted tokens change nothing about what is sampled: exactly, by enumeration; and through the chooser, by counting."""
+"""Drafts change nothing about what is sampled: exactly, by enumeration; and through the chooser, by counting."""
 
 from __future__ import annotations
 

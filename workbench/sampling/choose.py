@@ -1,4 +1,4 @@
-"""From a step's logits to the tokens chosen for each sequence. What a row becomes never depends on the rows beside it."""
+"""From a step's logits to tokens for each sequence. What a row becomes never depends on the rows beside it."""
 
 from __future__ import annotations
 
