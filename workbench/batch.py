@@ -28,6 +28,7 @@ class TokenBatch:
     slots: tuple[Int[Tensor, " token"], ...]
     sample_rows: Int[Tensor, " sample"]
     decode_only: bool
+    settles: bool = True  # whether writing packs what becomes old enough; not where `KVStore.settle` did before
 
     @property
     def rows(self) -> int:

@@ -7,38 +7,16 @@ shape, each of which leaves the other's spans alone.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from compiled_kernels.lanes import LaneError
-from compiled_kernels.triton_code.attention import ANY, LONGER, SINGLE, attend, merge
-from compiled_kernels.triton_code.launch import Launch, blocks, check, power_below, power_of_two, processors, run
+from compiled_kernels.triton_code.attention import attend
+from compiled_kernels.triton_code.launch import Launch, check, power_of_two, run
+from compiled_kernels.triton_code.walks import LEAST_DOT, Walks
 
-LEAST_DOT = 16  # the tensor cores' smallest tile
 TILE_BYTES = 16 * 1024  # of keys, and as much of values: 64 keys of dim 128 in bfloat16
 MOST_KEYS = 64
-MOST_ROWS = 128  # two warp groups of 64 rows, the widest of Hopper's matrix instruction
-MOST_ACCUMULATED = 128 * 128  # rows times dim in registers
-EXACT_ROWS = 16  # of float32, which has no tensor cores here: its operands lie in registers too
-# Half the stages of the pipeline go to the pages' numbers, which are read before the keys: two tiles are under way.
-STAGES = 5
-AT_ONCE = 3  # programs of a decode that a processor holds: 70 KiB of shared memory each
-LEAST_TILES = 2  # a part of a split walk, so that what it leaves is small beside what it reads
-MOST_SPLITS = 64
-GOOD_ENOUGH = 0.85  # of the best share of places taken
-
-
-def splits_for(programs: int, processors: int, most: int, decode: bool) -> int:
-    """Parts of each walk, a power of two. Decode waits for memory: the fewest parts that keep every place of the
-    device taken nearly as well as any number would. A long span is arithmetic: parts only for idle processors."""
-    if not decode:
-        return min(most, power_below(processors // max(1, programs)))
-    choices = [1 << bits for bits in range(most.bit_length())]
-    waves = [max(1, programs) * parts / (AT_ONCE * processors) for parts in choices]
-    taken = [wave / math.ceil(wave) for wave in waves]
-    return next(parts for parts, share in zip(choices, taken, strict=True) if share >= GOOD_ENOUGH * max(taken))
 
 
 def plan(
@@ -70,11 +48,11 @@ def plan(
     tile = tile or max(LEAST_DOT, min(MOST_KEYS, narrow, power_of_two(reach)))
     # Rows outside every span give zeros; where every row is a span of its own there are none.
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if decode_only else q.new_zeros(q.shape)
-    common = {
+    spans = {
         "span_starts": span_starts, "sink_logits": q if sink_logits is None else sink_logits, "out": out,
         "seqs": seqs, "heads": heads, "dim": dim, "DIM": padded, "WHOLE_DIM": padded == dim,
     }  # fmt: skip
-    walk = common | {
+    walk = {
         "q": q, "keys": keys, "values": values, "page_table": page_table, "context_lengths": context_lengths,
         "table_stride": page_table.stride(0), "groups": groups, "q_token": q.stride(0), "q_head": q.stride(1),
         "q_dim": q.stride(2), "page_stride": keys.stride(0), "group_stride": keys.stride(1),
@@ -82,44 +60,8 @@ def plan(
         "SHARE": share, "TILE": tile, "SIZE": size, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip
 
-    def launches(kind: int, rows: int, alone: bool) -> list[Launch]:
-        """The walk over spans of one kind, and the merge where it is split; `alone` if there is no other kind."""
-        together = 1 if kind == SINGLE.value else rows // share
-        count = seqs if kind == SINGLE.value else tokens // together + seqs
-        most = min(MOST_SPLITS, power_below(blocks(reach, tile) // LEAST_TILES))
-        parts = splits or splits_for(count * groups, processors(q.device), most, decode=kind == SINGLE.value)
-        buffers = {"parts": out, "logs": out}  # unused where nothing is split
-        if parts > 1:
-            buffers = {
-                "parts": q.new_empty((tokens, heads, parts, dim), dtype=torch.float32),
-                "logs": q.new_empty((tokens, heads, parts), dtype=torch.float32),
-            }
-        sink = sink_logits is not None
-        walked = walk | buffers | {
-            "splits": parts, "TOKENS": together, "ROWS": rows, "KIND": kind, "SPLIT": parts > 1,
-            "SINK_LOGITS": sink and parts == 1,
-        }  # fmt: skip
-        warps = 8 if rows == MOST_ROWS else 4
-        found = [Launch(attend, (count, groups, parts), walked, num_warps=warps, num_stages=STAGES)]
-        if parts > 1:
-            merged = common | buffers | {
-                "splits": parts, "SPLITS": power_of_two(parts), "KIND": ANY.value if alone else kind,
-                "SINK_LOGITS": sink,
-            }  # fmt: skip
-            found.append(Launch(merge, (tokens, heads), merged))
-        return found
-
-    single_rows = power_of_two(share, LEAST_DOT)
-    if decode_only:
-        return launches(SINGLE.value, single_rows, alone=True), out
-    most = min(MOST_ROWS, MOST_ACCUMULATED // padded) if q.dtype.itemsize == 2 else EXACT_ROWS
-    longer_rows = max(single_rows, min(most, power_of_two(blocks(tokens, seqs) * share)))
-    if seqs == 1:  # one span, and it is not of one token
-        return launches(ANY.value, longer_rows, alone=True), out
-    return [
-        *launches(SINGLE.value, single_rows, alone=False),
-        *launches(LONGER.value, longer_rows, alone=False),
-    ], out
+    walks = Walks(attend, spans, walk, q, groups, reach, tile, sink_logits is not None, splits)
+    return walks.launches(decode_only), out
 
 
 def paged_attention(

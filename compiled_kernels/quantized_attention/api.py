@@ -26,6 +26,7 @@ QUANTIZED_ATTENTION = define(
     {
         Lane.EAGER: "compiled_kernels.quantized_attention.spans:eager_form",
         Lane.INDUCTOR: "compiled_kernels.quantized_attention.spans:inductor_form",
+        Lane.TRITON: "compiled_kernels.quantized_attention.triton:quantized_attention",
         Lane.MLIR: "compiled_kernels.quantized_attention.mlir:quantized_attention",
     },
 )
@@ -55,7 +56,8 @@ def quantized_attention(
     `keys` are packed [page, group, dim, offset], `values` [page, group, offset, dim], dense ones both the latter;
     a query at position t reads position p packed where `rule` says so, from page `packed_table[s, p // offset]`,
     else from the recent page in that place. All else is as in `paged_attention`: what nobody may see may be anything.
-    Raises LaneError for what `lane` cannot say: mlir reads INT8 and INT4, and windows whose sinks are not packed.
+    Raises LaneError for what `lane` cannot say: triton and mlir know windows whose sinks are not packed, and no score
+    functions; mlir reads INT8 and INT4.
     """
     cache = keys, values, recent_keys, recent_values, packed_table, recent_table
     rest = scale, mask, rule, softcap, sink_logits, score

@@ -40,14 +40,82 @@ def span_of(span_starts, seqs, block, TOKENS: tl.constexpr):
 
 
 @triton.jit
+def span_at(span_starts, seqs, block, TOKENS: tl.constexpr, KIND: tl.constexpr):
+    """The sequence of a block, where its span starts, how long it is, the first of the span's tokens that are the
+    block's, and whether there is one that this launch takes."""
+    if KIND == SINGLE:
+        seq = block
+        within = 0
+    else:
+        seq = span_of(span_starts, seqs, block, TOKENS)
+        within = (block - (tl.load(span_starts + seq) // TOKENS + seq)) * TOKENS
+    start = tl.load(span_starts + seq)
+    span = tl.load(span_starts + seq + 1) - start
+    alive = within < span
+    if KIND == SINGLE:
+        alive = alive & (span == 1)
+    if KIND == LONGER:
+        alive = alive & (span != 1)
+    return seq, start, span, within, alive
+
+
+@triton.jit
+def leave(
+    out, parts, logs, sink_logits, sums, peak, total, place, used, head, split, splits, dim,
+    DIM: tl.constexpr, SPLIT: tl.constexpr, SINK_LOGITS: tl.constexpr,
+):  # fmt: skip
+    """What a walk found: the mixed values of its rows at `place` (token times heads plus head), or its part of them."""
+    column = tl.arange(0, DIM)
+    written = used[:, None] & (column < dim)[None, :]
+    if SPLIT:
+        at = place * splits + split
+        tl.store(logs + at, peak + tl.log2(total), mask=used)
+        share = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(parts + at[:, None] * dim + column[None, :], share, mask=written)
+    else:
+        if SINK_LOGITS:
+            sink = tl.load(sink_logits + head, mask=used, other=0.0).to(tl.float32) * LOG2E
+            higher = tl.maximum(peak, sink)
+            base = tl.where(higher == -float("inf"), 0.0, higher)
+            fade = tl.exp2(peak - base)
+            total = total * fade + tl.exp2(sink - base)
+            sums = sums * fade[:, None]
+        mixed = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + (place * dim)[:, None] + column[None, :], mixed, mask=written)
+
+
+@triton.jit
+def scaled(scores, scale, softcap, SOFTCAP: tl.constexpr):
+    """Products of queries and keys as scores in base 2."""
+    if SOFTCAP:
+        capped = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (scores * (scale / softcap))))  # tanh
+        scores = capped * (softcap * LOG2E)
+    else:
+        scores = scores * (scale * LOG2E)
+    return scores
+
+
+@triton.jit
+def soften(sums, peak, total, scores, v, dtype: tl.constexpr):
+    """Scores [ROWS, TILE] and values [TILE, DIM] into the running softmax (Milakov and Gimelshein, 2018), base 2."""
+    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing yet
+    weights = tl.exp2(scores - base[:, None])
+    fade = tl.exp2(peak - base)
+    total = total * fade + tl.sum(weights, axis=1)
+    sums = dot(operand(weights, dtype), v, sums * fade[:, None])
+    return sums, higher, total
+
+
+@triton.jit
 def fold(
     sums, peak, total, q, keys, values, table, tile, positions, first, last, scale,
     page_stride, dim, softcap, window, sinks,
     SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys into the running softmax (Milakov and Gimelshein, 2018), base 2. `MASKED` tiles hold keys
-    that some query may not see; what none may see is not read."""
+    """One tile of keys into the running softmax. `MASKED` tiles hold keys that some query may not see; what none may
+    see is not read."""
     key = tile * TILE + tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     wanted = key <= last
@@ -72,23 +140,13 @@ def fold(
         v = tl.load(values + at, mask=(column < dim)[None, :], other=0.0)
 
     scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], TILE], tl.float32))
-    if SOFTCAP:
-        capped = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (scores * (scale / softcap))))  # tanh
-        scores = capped * (softcap * LOG2E)
-    else:
-        scores = scores * (scale * LOG2E)
+    scores = scaled(scores, scale, softcap, SOFTCAP)
     if MASKED:
         allowed = key[None, :] <= positions[:, None]
         if WINDOW:
             allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
         scores = tl.where(allowed, scores, -float("inf"))
-    higher = tl.maximum(peak, tl.max(scores, axis=1))
-    base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing yet
-    weights = tl.exp2(scores - base[:, None])
-    fade = tl.exp2(peak - base)
-    total = total * fade + tl.sum(weights, axis=1)
-    sums = dot(operand(weights, v.dtype), v, sums * fade[:, None])
-    return sums, higher, total
+    return soften(sums, peak, total, scores, v, v.dtype)
 
 
 @triton.jit(do_not_specialize=["seqs", "table_stride", "splits", "window", "sinks"])  # one kernel for all of them
@@ -103,20 +161,8 @@ def attend(
     block = tl.program_id(0)
     group = tl.program_id(1)
     split = tl.program_id(2)
-    if KIND == SINGLE:
-        seq = block
-        start = tl.load(span_starts + seq)
-        within = 0
-    else:
-        seq = span_of(span_starts, seqs, block, TOKENS)
-        start = tl.load(span_starts + seq)
-        within = (block - (start // TOKENS + seq)) * TOKENS
-    span = tl.load(span_starts + seq + 1) - start
-    if within >= span:
-        return
-    if KIND == SINGLE and span != 1:
-        return
-    if KIND == LONGER and span == 1:
+    seq, start, span, within, alive = span_at(span_starts, seqs, block, TOKENS, KIND)
+    if not alive:
         return
 
     context = tl.load(context_lengths + seq)
@@ -170,21 +216,10 @@ def attend(
             page_stride, dim, softcap, window, sinks, SIZE, TILE, DIM, WHOLE_DIM, True, WINDOW, SOFTCAP,
         )  # fmt: skip
 
-    if SPLIT:
-        place = (line * heads + head) * splits + split
-        tl.store(logs + place, peak + tl.log2(total), mask=used)
-        share = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(parts + place[:, None] * dim + column[None, :], share, mask=written)
-    else:
-        if SINK_LOGITS:
-            sink = tl.load(sink_logits + head, mask=used, other=0.0).to(tl.float32) * LOG2E
-            higher = tl.maximum(peak, sink)
-            base = tl.where(higher == -float("inf"), 0.0, higher)
-            fade = tl.exp2(peak - base)
-            total = total * fade + tl.exp2(sink - base)
-            sums = sums * fade[:, None]
-        mixed = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out + ((line * heads + head) * dim)[:, None] + column[None, :], mixed, mask=written)
+    leave(
+        out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,
+        DIM, SPLIT, SINK_LOGITS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["seqs", "splits"])

@@ -95,6 +95,34 @@ def attention() -> Examples:
     }
 
 
+def packed_attention() -> Examples:
+    from compiled_kernels.quantized_attention.packed import Kind, Packed, storage
+    from compiled_kernels.quantized_attention.triton import plan
+
+    size, run = 64, 64
+
+    def one(kind: Kind, seqs: int, tokens: int, held: int, window: int = 0) -> list[Launch]:
+        before = 4096, GROUPS
+        keys, values = (
+            Packed(*(meta(*shape, dtype=dtype) for shape, dtype in storage(kind, before, *sides)))
+            for sides in ((DIM, size, run), (size, DIM, DIM))
+        )
+        recent = meta(4096, GROUPS, size, DIM)
+        return plan(
+            meta(tokens, HEADS, DIM), keys, values, recent, recent, ints(seqs, held), ints(seqs, held),
+            ints(seqs + 1), ints(seqs), run, 64, 0, DIM**-0.5, window, 0, tokens == seqs, 0.0, None,
+        )[0]  # fmt: skip
+
+    return {
+        "decode int8": one("int8", 1, 1, 64),
+        "decode int4": one("int4", 1, 1, 64),
+        "decode fp8": one("fp8", 1, 1, 64),
+        "decode 64 int4": one("int4", 64, 64, 64),
+        "decode int8, window": one("int8", 16, 16, 64, window=1024),
+        "prefill int4": one("int4", 1, 512, 16),
+    }
+
+
 def int8() -> Examples:
     from compiled_kernels.linear.triton import plan_int8
 
@@ -127,5 +155,6 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "linear_int4": int4,
     "kv_write": kv_write,
     "paged_attention": attention,
+    "quantized_attention": packed_attention,
     "top_logprobs": top,
 }

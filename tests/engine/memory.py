@@ -82,11 +82,11 @@ class Memory:
                 assert kept[t, page] <= 1, "one page in two nodes"
                 assert pool.holders(page) == held[page] + kept[t, page]
                 assert (page in pool.idle) == (kept[t, page] == 1 and held[page] == 0)
-        for t, room in enumerate(self.holdings.host):
+        for t, room in enumerate(self.holdings.host.rooms):
             lying = [saved.places[t] for s in live if (saved := s.saved) is not None]
-            lying += [saved.places[t] for saved in self.holdings._loaded.values()]
+            lying += [saved.places[t] for saved in self.holdings.host.loaded.values()]
             places = [place for mine in lying for place in mine if place != NULL_PAGE]
-            places += [place for at, place in self.holdings._fetched if at == t]
+            places += [place for at, place in self.holdings.host.fetched if at == t]
             places += [node.places[t] for node in nodes(prefix) if node.places[t] != NULL_PAGE]
             assert len(places) == len(set(places)) == room.used
         for s in self.scheduler.waiting:

@@ -72,7 +72,7 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
     runner = runner_of(model, page_size=page, pages=60)
     serving(runner, 1)
     name, last = draw.choice(["r0", "r1", "r2"]), len(spec.layers)
-    row = runner._sequences[name].computed - 1
+    row = runner.served.sequences[name].computed - 1
     attentions = [kind.attention for kind in spec.layers]
     if any(_given_back(a, row, page) for a in attentions):
         with pytest.raises(WorkbenchError, match="cannot be inspected any more"):
@@ -109,7 +109,7 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
     runner = Runner(model_of(spec), page_size=8, pages=40, cache=format, limits=Limits(4, 16))
     box: deque[Event] = deque()
     runner.submit(request("a", 50, 9), box)
-    while runner._sequences["a"].computed < 53:
+    while runner.served.sequences["a"].computed < 53:
         runner.step(box)
     found = runner.inspect("a", (-1,), hidden=(0, 1, 2))
     (row,) = found.rows
@@ -118,7 +118,7 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
         assert isinstance(layer, QuantizedLayer)
         weights = found.weights[number]
         assert (weights.sum(-1) - 1).abs().max() < 1e-5
-        tables = [torch.tensor(runner._sequences["a"].pages[table]) for table in (layer.table, layer.recent)]
+        tables = [torch.tensor(runner.served.sequences["a"].pages[table]) for table in (layer.table, layer.recent)]
         pages = (layer.keys, layer.values), (layer.recent_keys, layer.recent_values)
         _, v, positions, is_packed = quantized_context_of(*pages, (tables[0], tables[1]), row + 1, 1, layer.rule)
         read = layer.rule.packed(torch.full_like(positions, row), positions) == is_packed
@@ -145,7 +145,7 @@ def test_looking_changes_nothing() -> None:
     runner, done = runner_of(MODEL), {}
     pages = [tensor.clone() for tensor in runner.store.paged(0)]
     for event in runner.stream(requests):
-        for name, sequence in list(runner._sequences.items()):
+        for name, sequence in list(runner.served.sequences.items()):
             if sequence.computed:
                 pages = [tensor.clone() for tensor in runner.store.paged(0)]
                 runner.inspect(name, (0, -1), hidden=(0, 3))
@@ -182,7 +182,7 @@ def test_what_is_not_there_is_told(asked: dict, words: str) -> None:
 def test_a_row_behind_the_window_is_gone() -> None:
     runner = runner_of(model_of(spec_of(layer(window=5))), page_size=2)
     serving(runner)
-    last = runner._sequences["r2"].computed - 1
+    last = runner.served.sequences["r2"].computed - 1
     assert runner.inspect("r2", (last,)).weights[0].shape[-1] == last + 1
     with pytest.raises(WorkbenchError, match="row 6 cannot be inspected any more; .* window of 5 tokens"):
         runner.inspect("r2", (6,))

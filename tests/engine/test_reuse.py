@@ -229,7 +229,7 @@ def test_a_set_back_comes_back_by_copying(kind: str, tmp_path: Path) -> None:
     assert all(end.computed_tokens == 9 + 14 - 1 for end in ends.values()), "nothing was computed twice"
     assert sum(end.restored_tokens for end in ends.values()) > 0
     runner.scheduler.holdings.carried_out()
-    assert runner.host is not None and all(room.used == 0 for room in runner.host.rooms)
+    assert runner.cache.host is not None and all(room.used == 0 for room in runner.cache.host.rooms)
     path = tmp_path / "pages"
     assert path.exists() == (kind == "file")
     del runner
@@ -350,4 +350,4 @@ def test_an_idle_conversation_waits_on_the_host(kind: str, tmp_path: Path) -> No
     runner.forget_prefixes()
     runner.scheduler.holdings.carried_out()
     assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
-    assert runner.host is not None and all(room.used == 0 for room in runner.host.rooms)
+    assert runner.cache.host is not None and all(room.used == 0 for room in runner.cache.host.rooms)

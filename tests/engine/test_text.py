@@ -26,7 +26,7 @@ def test_cancelling_anywhere_leaves_the_stream_equal_to_the_text(moment: int) ->
     streamed, end = "", None
     for number, event in enumerate(RUNNER.stream(PROMPT, max_tokens=40, temperature=0.8, seed=5)):
         if number == moment:
-            RUNNER.cancel(event.request_id or next(iter(RUNNER._sequences), ""))
+            RUNNER.cancel(event.request_id or next(iter(RUNNER.served.sequences), ""))
         streamed += event.text
         end = event if isinstance(event, Finished) else end
     assert end is not None and streamed == end.output_text

@@ -34,6 +34,13 @@ def test_it_is_drawn_with_every_name() -> None:
     text = pareto.svg(ROWS, "what does it cost?")
     assert text.startswith("<svg") and all(name in text for name in ("float32", "int8", "worse", "what does it cost?"))
     assert pareto.png(ROWS, "what does it cost?").startswith(b"\x89PNG")
-    values = {value["variant"]: value for value in pareto.chart(ROWS, "").to_dict()["data"]["values"]}
+    dots = pareto.chart(ROWS, "").to_dict()["layer"][1]["data"]["values"]
+    values = {value["variant"]: value for value in dots}
     assert [values[name]["best"] for name in ("float32", "int8", "worse")] == [True, True, False]
-    assert values["float32"]["kl"] == pytest.approx(1e-5)  # a logarithm has no zero: a decade below the smallest
+    assert values["float32"]["kl"] == pytest.approx(1e-5)  # a logarithm has no zero: below the smallest
+
+
+@pytest.mark.skipif(pareto.plotting_problem() is not None, reason="pip install 'inference-workbench[plots]'")
+def test_points_that_are_one_bear_their_names_together() -> None:
+    text = pareto.svg([*ROWS, {**ROWS[0], "variant": "the same"}], "")
+    assert "float32, the same" in text

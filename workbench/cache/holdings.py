@@ -9,6 +9,7 @@ from collections.abc import Sequence as Many
 
 from workbench.cache.moves import Moves
 from workbench.cache.pages import NULL_PAGE, PagePool, pages_for
+from workbench.cache.places import Places
 from workbench.cache.prefix import Offer, PrefixIndex
 from workbench.cache.tables import Table
 from workbench.request import Saved, Sequence
@@ -31,11 +32,9 @@ class Holdings:
         if len(pools) != len(tables):
             raise ValueError(f"{len(pools)} pools for {len(tables)} tables")
         self.pools, self.tables, self.chunk = tuple(pools), tuple(tables), chunk
-        self.prefix, self.host = prefix, tuple(host)
+        self.prefix, self.host = prefix, Places(host, prefix)
         self.size = self.pools[0].page_size
         self.moves = Moves()
-        self._loaded: dict[int, Saved] = {}
-        self._fetched: list[tuple[int, int]] = []  # table, place
 
     def at_once(self, tokens: int) -> list[int]:
         """Pages that a sequence of `tokens` tokens needs at once, at most, by table."""
@@ -48,11 +47,7 @@ class Holdings:
 
     def carried_out(self) -> None:
         """The moves of the last step are done: what was loaded need not stay on the host."""
-        for saved in self._loaded.values():
-            self._free_places(saved.places)
-        for t, place in self._fetched:
-            self.host[t].release([place])
-        self._loaded, self._fetched = {}, []
+        self.host.carried_out()
 
     def match(self, sequence: Sequence) -> Offer:
         """What `sequence` need not compute, when it begins now."""
@@ -100,7 +95,7 @@ class Holdings:
                 page = sequence.pages[t][at] = self._allocate(t, 1)[0]
                 self.moves.loads.append((sequence.request_id, t, place, page))
                 self.prefix.fetched(sequence.order, node, t, page)
-                self._fetched.append((t, place))
+                self.host.fetched.append((t, place))
         sequence.computed = offer.tokens
         sequence.covered = sequence.due = 0
         sequence.cached_tokens += offer.tokens
@@ -108,10 +103,7 @@ class Holdings:
 
     def fork(self, leader: Sequence, follower: Sequence) -> None:
         """`follower` holds the pages of what `leader` has computed; whoever writes to the last one first copies it."""
-        follower.pages = tuple(
-            pages[: pages_for(table.settled(leader.computed), self.size)]
-            for pages, table in zip(leader.pages, self.tables, strict=True)
-        )
+        follower.pages = tuple(self._written(leader))
         for pool, pages in zip(self.pools, follower.pages, strict=True):
             pool.share(page for page in pages if page != NULL_PAGE)
         if self.prefix is not None:
@@ -168,11 +160,10 @@ class Holdings:
 
     def set_back(self, sequence: Sequence) -> int:
         """Take every page from `sequence`; where the host has room, what stands in them is saved: so many pages."""
-        saved = self._loaded.pop(sequence.order, None)
+        saved = self.host.recall(sequence, self.moves)
         if saved is None:
-            saved = self._save(sequence)
-        else:  # it was to come back with this very step: it stays where it is
-            self.moves.loads = [load for load in self.moves.loads if load[0] != sequence.request_id]
+            saved = self.host.save(sequence.computed, self._written(sequence), self.moves)
+        else:
             sequence.restored_tokens -= saved.computed
         self.release(sequence)
         sequence.saved = saved
@@ -191,7 +182,7 @@ class Holdings:
             self.moves.forget(t, set(now))
             freed[t] += now
         if sequence.saved is not None:
-            self._free_places(sequence.saved.places)
+            self.host.release(sequence.saved)
         sequence.pages, sequence.saved = tuple([] for _ in self.pools), None
         sequence.computed = sequence.covered = sequence.due = 0
         return freed
@@ -229,51 +220,19 @@ class Holdings:
             self.pools[t].release([sequence.pages[t][place]])
             sequence.pages[t][place] = page
 
-    def _save(self, sequence: Sequence) -> Saved | None:
-        """Places on the host for all its pages that hold something, or None where they do not fit."""
-        held = [
-            pages[: pages_for(table.settled(sequence.computed), self.size)]
-            for table, pages in zip(self.tables, sequence.pages, strict=True)
-        ]
-        wanted = [sum(page != NULL_PAGE for page in pages) for pages in held]
-        if not self.host or not sum(wanted) or any(n > self._places(t) for t, n in enumerate(wanted)):
-            return None
-        if any(self.moves.place(t, page) is not None for t, pages in enumerate(held) for page in pages):
-            return None  # what stands in its pages has not come yet
-        places: list[list[int]] = []
-        for t, pages in enumerate(held):
-            mine: list[int] = []
-            for page in pages:
-                place = NULL_PAGE if page == NULL_PAGE else self._place(t)
-                if place != NULL_PAGE:
-                    self.moves.saves.append((t, self.moves.source(t, page), place))
-                mine.append(place)
-            places.append(mine)
-        return Saved(sequence.computed, tuple(places))
-
     def _restore(self, sequence: Sequence, saved: Saved) -> None:
         pages: list[list[int]] = []
         for t, places in enumerate(saved.places):
             fresh = self._allocate(t, sum(place != NULL_PAGE for place in places))
-            mine = [NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places]
-            self.moves.loads += [
-                (sequence.request_id, t, place, page)
-                for place, page in zip(places, mine, strict=True)
-                if place != NULL_PAGE
-            ]
-            pages.append(mine)
-        self._loaded[sequence.order] = saved
+            pages.append([NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places])
         sequence.pages, sequence.saved = tuple(pages), None
+        self.host.load(sequence, saved, self.moves)
         sequence.computed, sequence.covered, sequence.due = saved.computed, 0, 0
         sequence.restored_tokens += saved.computed
 
-    def _places(self, table: int) -> int:
-        """Places on the host that can be had."""
-        return self.host[table].free if self.prefix is None else self.prefix.places(table)
-
-    def _place(self, table: int) -> int:
-        return self.host[table].allocate(1)[0] if self.prefix is None else self.prefix.take_place(table)
-
-    def _free_places(self, places: tuple[list[int], ...]) -> None:
-        for room, mine in zip(self.host, places, strict=True):
-            room.release(place for place in mine if place != NULL_PAGE)
+    def _written(self, sequence: Sequence) -> list[list[int]]:
+        """The pages of `sequence`, by table, in which something stands."""
+        return [
+            pages[: pages_for(table.settled(sequence.computed), self.size)]
+            for table, pages in zip(self.tables, sequence.pages, strict=True)
+        ]

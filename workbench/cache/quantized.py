@@ -44,7 +44,8 @@ class QuantizedLayer:
         slots = batch.slots[self.recent]
         compiled_kernels.kv_write(self.recent_keys, k, slots, lane)
         compiled_kernels.kv_write(self.recent_values, v, slots, lane)
-        settle_layers([self], batch)
+        if batch.settles:
+            settle_layers([self], batch)
 
     def settling(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
         """The groups that this step's tokens make old enough. For each: its sequence, its page's place in the text, its
@@ -113,8 +114,8 @@ def settle_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None:
     if not rows:
         return
     device = first.recent_keys.device
-    seqs, places, parts, unread = torch.tensor(rows, device=device).unbind(1)
+    seqs, places, parts, unread = torch.tensor(rows, device=batch.ids.device).unbind(1)
     from_pages, to_pages = (batch.page_tables[table][seqs, places].long() for table in (first.recent, first.table))
-    groups = Groups(first.rule.group, from_pages, to_pages, parts, unread)
+    groups = Groups(first.rule.group, *(each.to(device) for each in (from_pages, to_pages, parts, unread)))
     settle([each.recent_keys for each in layers], [each.keys for each in layers], first.key_format, groups)
     settle([each.recent_values for each in layers], [each.values for each in layers], first.value_format, groups)

@@ -64,8 +64,9 @@ class CapturedExecutor:
         if not plan.decode_only:
             logits = self.model(pack(plan, self.store.page_size, self.model.device), self.store)
         else:
-            batch = _widened(pack(plan, self.store.page_size, CPU, bucket_for(len(plan.spans))))
-            logits = self._step(batch)()[: len(plan.spans)]
+            batch = pack(plan, self.store.page_size, CPU, bucket_for(len(plan.spans)))
+            self.store.settle(batch)  # by lengths that Python knows, so that no graph has to
+            logits = self._step(_widened(batch))()[: len(plan.spans)]
         return settled(logits)
 
     def _step(self, batch: TokenBatch) -> Replay:
@@ -82,12 +83,12 @@ class CapturedExecutor:
 
 
 def _widened(batch: TokenBatch) -> TokenBatch:
-    """Page tables of one width, a power of two; every row samples, the padding's included."""
+    """Page tables of one width, a power of two; every row samples, the padding's included; and nothing settles."""
     width = 1 << (max(table.shape[1] for table in batch.page_tables) - 1).bit_length()
     tables = tuple(
         torch.nn.functional.pad(table, (0, width - table.shape[1]), value=NULL_PAGE) for table in batch.page_tables
     )
-    return replace(batch, page_tables=tables, sample_rows=torch.arange(batch.rows))
+    return replace(batch, page_tables=tables, sample_rows=torch.arange(batch.rows), settles=False)
 
 
 def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:
@@ -101,4 +102,4 @@ def _moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """A copy of the batch that a capture may keep."""
     ids, positions, starts, lengths, *rest = (tensor.to(device, copy=True) for tensor in _tensors(batch))
     tables = len(batch.page_tables)
-    return TokenBatch(ids, positions, starts, lengths, tuple(rest[:tables]), tuple(rest[tables:-1]), rest[-1], True)
+    return TokenBatch(ids, positions, starts, lengths, tuple(rest[:tables]), tuple(rest[tables:-1]), rest[-1], True, False)

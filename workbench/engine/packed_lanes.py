@@ -41,8 +41,6 @@ def problem_of(lane: Lane, shapes: tuple[CacheShape, ...], kept: torch.dtype, mo
         return f"it wants the cache in the model's {_name(model)}, not in {_name(kept)}"
     for layer, shape in enumerate(shapes):
         kinds = shape.format.kinds
-        if shape.format.packed and lane is Lane.TRITON:
-            return f"layer {layer}: {shape.format} pages are not written for CUDA yet; eager and inductor read them"
         if shape.format.packed and lane is Lane.MLIR and not set(kinds) <= set(LEVELS):
             return f"layer {layer}: it reads INT8 and INT4 pages, not {shape.format}; eager and inductor do"
     return None

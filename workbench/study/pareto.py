@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.study.labels import place
 
 LEAST_KL = 1e-10  # what is below is no distance: rounding
 BEST, BEATEN = "#0b6e4f", "#a8a8a8"
+WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -23,33 +25,55 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     """An Altair chart of `bytes_per_token` against `kl_mean`, both logarithmic; variants that none beats are joined.
-    What is no distance away stands at the bottom, a decade below the smallest that is some."""
+    What is no distance away stands at the bottom, below the smallest that is some."""
     altair = _altair()
     points = [(float(row["bytes_per_token"]), float(row["kl_mean"])) for row in rows]
     best = set(frontier(points))
     some = [kl for _, kl in points if kl > LEAST_KL] or [LEAST_KL]
-    bottom, top = (10.0 ** (math.floor(math.log10(least)) + up) for least, up in ((min(some), -1), (max(some), 1)))
-    values = [
-        {"variant": row["variant"], "bytes": x, "kl": max(y, bottom), "best": index in best}
-        for index, (row, (x, y)) in enumerate(zip(rows, points, strict=True))
-    ]
+    bottom, top = 10.0 ** (math.ceil(math.log10(min(some))) - 1), 10.0 ** (math.floor(math.log10(max(some))) + 1)
     decades = [10.0**power for power in range(round(math.log10(bottom)), round(math.log10(top)) + 1)]
     axis = altair.Axis(values=decades, labelExpr=f"datum.value <= {bottom} ? '0' : format(datum.value, '.0e')")
     sizes = [x for x, _ in points]
-    wide = altair.Scale(type="log", domain=[0.85 * min(sizes), 1.3 * max(sizes)], nice=False)
-    x = altair.X("bytes:Q", title="bytes of cache a token (measured)", scale=wide)
+    left, right = 0.85 * min(sizes), 1.3 * max(sizes)
+    x = altair.X(
+        "bytes:Q", title="bytes of cache a token (measured)", axis=altair.Axis(values=_round_numbers(left, right)),
+        scale=altair.Scale(type="log", domain=[left, right], nice=False),
+    )  # fmt: skip
     y = altair.Y(
         "kl:Q", title="mean KL divergence from float32, nats", axis=axis,
         scale=altair.Scale(type="log", domain=[bottom, top], nice=False),
     )  # fmt: skip
+    names: dict[tuple[float, float, bool], str] = {}  # points that are one bear their names together
+    for index, (row, (size, kl)) in enumerate(zip(rows, points, strict=True)):
+        key = size, max(kl, bottom), index in best
+        names[key] = f"{names[key]}, {row['variant']}" if key in names else row["variant"]
+    pixels = [
+        (WIDTH * math.log(size / left) / math.log(right / left), HEIGHT * math.log(top / kl) / math.log(top / bottom))
+        for size, kl, _ in names
+    ]
+    values = [
+        {"variant": name, "bytes": size, "kl": kl, "best": is_best} for (size, kl, is_best), name in names.items()
+    ]
     everything = altair.Chart(altair.Data(values=values)).encode(x=x, y=y)
     dots = everything.mark_point(filled=True, size=70, opacity=1).encode(
         color=altair.condition("datum.best", altair.value(BEST), altair.value(BEATEN))
     )
-    names = everything.mark_text(align="left", dx=7, dy=-6, fontSize=11).encode(text="variant:N")
     line = everything.transform_filter("datum.best").mark_line(color=BEST, strokeWidth=1, interpolate="step-after")
-    shown = line.encode(order=altair.Order("bytes:Q")) + dots + names
-    return shown.properties(width=560, height=340, title=title)
+    texts = [
+        altair.Chart(altair.Data(values=[value]))
+        .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
+        .encode(x=x, y=y, text="variant:N")
+        for value, label in zip(values, place(pixels, list(names.values()), WIDTH), strict=True)
+    ]
+    shown = altair.layer(line.encode(order=altair.Order("bytes:Q")), dots, *texts)
+    return shown.properties(width=WIDTH, height=HEIGHT, title=title)
+
+
+def _round_numbers(least: float, most: float) -> list[float]:
+    """1, 1.5, 2, 3, 5 and 7 of every decade between the two."""
+    decades = range(math.floor(math.log10(least)), math.floor(math.log10(most)) + 1)
+    numbers = (step * 10.0**power for power in decades for step in (1, 1.5, 2, 3, 5, 7))
+    return [number for number in numbers if least <= number <= most]
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:

@@ -1,0 +1,132 @@
+"""The lane triton of attention over quantized pages: tiles are unpacked in registers, once for all heads of a group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.lanes import LaneError
+from compiled_kernels.quantized_attention.packed import Packed
+from compiled_kernels.triton_code.launch import Launch, check, power_of_two, run
+from compiled_kernels.triton_code.packed import KINDS
+from compiled_kernels.triton_code.packed_attention import attend_packed
+from compiled_kernels.triton_code.walks import LEAST_DOT, Walks
+
+MOST_KEYS = 64
+
+
+def plan(
+    q: Tensor,
+    keys: Packed,
+    values: Packed,
+    recent_keys: Tensor,
+    recent_values: Tensor,
+    packed_table: Tensor,
+    recent_table: Tensor,
+    span_starts: Tensor,
+    context_lengths: Tensor,
+    group: int,
+    lag: int,
+    first: int,
+    scale: float,
+    window: int,
+    sinks: int,
+    decode_only: bool,
+    softcap: float,
+    sink_logits: Tensor | None,
+    tile: int | None = None,
+    splits: int | None = None,
+) -> tuple[list[Launch], Tensor]:
+    """`tile` (keys, a power of two that divides a page) and `splits` are chosen by shape where they are not given."""
+    tokens, heads, dim = q.shape
+    groups, size = recent_keys.shape[1:3]
+    seqs, held = recent_table.shape
+    padded = power_of_two(dim, LEAST_DOT)
+    step = tile or min(MOST_KEYS, size & -size)
+    check("quantized_attention", q, recent_keys, recent_values, sink_logits)
+    _check(q, keys, values, recent_keys, recent_values, window, sinks, first)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if decode_only else q.new_zeros(q.shape)
+    spans = {
+        "span_starts": span_starts, "sink_logits": q if sink_logits is None else sink_logits, "out": out,
+        "seqs": seqs, "heads": heads, "dim": dim, "DIM": padded, "WHOLE_DIM": padded == dim,
+    }  # fmt: skip
+    walk = {
+        "q": q, "recent_keys": recent_keys, "recent_values": recent_values, "packed_table": packed_table,
+        "recent_table": recent_table, "context_lengths": context_lengths, "packed_stride": packed_table.stride(0),
+        "recent_stride": recent_table.stride(0), "q_token": q.stride(0), "q_head": q.stride(1), "q_dim": q.stride(2),
+        "recent_page": recent_keys.stride(0), "recent_group": recent_keys.stride(1),
+        **_pages("key", keys), **_pages("value", values),
+        "scale": scale, "softcap": softcap, "window": window, "sinks": sinks,
+        "SHARE": heads // groups, "STEP": step, "TILE": max(step, LEAST_DOT), "SIZE": size, "KEYS": KINDS[keys.kind], "VALUES": KINDS[values.kind],
+        "RUN": group, "COLUMNS": padded if values.scales is None else _columns(values, padded),
+        "LAG": lag, "FIRST": first, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
+    }  # fmt: skip
+    reach = min(held * size, window + sinks) if window else held * size
+    walks = Walks(attend_packed, spans, walk, q, groups, reach, step, sink_logits is not None, splits)
+    return walks.launches(decode_only), out
+
+
+def _pages(name: str, packed: Packed) -> dict[str, object]:
+    """The tensors of packed pages and their strides: of words, but of numbers where they are dense."""
+    codes, scales, minima = packed
+    words = codes if scales is None else codes.view(torch.int32)[..., 0]
+    scales = codes if scales is None else scales
+    return {
+        f"{name}_codes": words, f"{name}_scales": scales, f"{name}_minima": scales if minima is None else minima,
+        f"{name}_page": words.stride(0), f"{name}_group": words.stride(1),
+        f"{name}_scale_page": scales.stride(0), f"{name}_scale_group": scales.stride(1),
+    }  # fmt: skip
+
+
+def _columns(values: Packed, padded: int) -> int:
+    """Columns that share a scale; `padded` where all of a token's do."""
+    assert values.scales is not None
+    parts = values.scales.shape[-2]
+    return padded if parts == 1 else values.codes.shape[-2] // parts
+
+
+def _check(
+    q: Tensor, keys: Packed, values: Packed, recent_keys: Tensor, recent_values: Tensor, window: int, sinks: int,
+    first: int,
+) -> None:  # fmt: skip
+    what = "quantized_attention: lane triton"
+    if not all(part.is_contiguous() for part in (*keys.tensors, *values.tensors, recent_keys, recent_values)):
+        raise LaneError(f"{what} reads contiguous pages")
+    if window and sinks > first:
+        raise LaneError(f"{what} keeps a window's {sinks} sinks in full precision; the first {first} positions are")
+
+
+def quantized_attention(
+    q: Tensor,
+    key_codes: Tensor,
+    key_scales: Tensor | None,
+    key_minima: Tensor | None,
+    value_codes: Tensor,
+    value_scales: Tensor | None,
+    value_minima: Tensor | None,
+    recent_keys: Tensor,
+    recent_values: Tensor,
+    packed_table: Tensor,
+    recent_table: Tensor,
+    span_starts: Tensor,
+    context_lengths: Tensor,
+    group: int,
+    lag: int,
+    first: int,
+    scale: float,
+    window: int,
+    sinks: int,
+    decode_only: bool,
+    softcap: float,
+    sink_logits: Tensor | None,
+    alibi: bool,
+) -> Tensor:
+    if alibi:
+        raise LaneError("quantized_attention: lane triton knows no score functions, not ALiBi")
+    keys, values = Packed(key_codes, key_scales, key_minima), Packed(value_codes, value_scales, value_minima)
+    return run(
+        *plan(
+            q, keys, values, recent_keys, recent_values, packed_table, recent_table, span_starts, context_lengths,
+            group, lag, first, scale, window, sinks, decode_only, softcap, sink_logits,
+        )
+    )  # fmt: skip

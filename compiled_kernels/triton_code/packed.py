@@ -1,0 +1,101 @@
+"""Tiles of packed keys and values as numbers: words of four bytes are read whole, and taken apart in registers.
+
+Layouts and formulas are those of `quantized_attention/packed.py`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+DENSE, INT8, INT4, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+KINDS = {"dense": DENSE.value, "int8": INT8.value, "int4": INT4.value, "fp8": FP8.value}
+
+
+@triton.jit
+def four(words, low: tl.constexpr, bits: tl.constexpr):
+    """`bits` of every byte of the words [word, kept], from bit `low` on: [word, kept, 2, 2]."""
+    most: tl.constexpr = (1 << bits) - 1
+    byte_0 = (words >> low) & most
+    byte_1 = (words >> (8 + low)) & most
+    byte_2 = (words >> (16 + low)) & most
+    byte_3 = (words >> (24 + low)) & most
+    return tl.join(tl.join(byte_0, byte_2), tl.join(byte_1, byte_3))
+
+
+@triton.jit
+def codes(words, KIND: tl.constexpr):
+    """The codes of the words [word, kept] in order: [4 or 8 times word, kept] in float32."""
+    if KIND == INT4:
+        both = tl.join(four(words, 0, 4), four(words, 4, 4))
+        found = tl.reshape(tl.permute(both, (0, 4, 2, 3, 1)), (words.shape[0] * 8, words.shape[1]))
+    else:
+        found = tl.reshape(tl.permute(four(words, 0, 8), (0, 2, 3, 1)), (words.shape[0] * 4, words.shape[1]))
+    if KIND == FP8:
+        numbers = found.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        numbers = found.to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def key_tile(
+    pages, scales, minima, page, group, offset, wanted, page_stride, group_stride, scale_page, scale_group, dim,
+    TILE: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
+    """Keys [DIM, TILE] of the tokens from `offset` of a page on; those not `wanted` are zero. Scales are one a
+    channel and run of RUN tokens; strides are in words, of dense keys in numbers."""
+    token = offset + tl.arange(0, TILE)
+    channel = tl.arange(0, DIM)
+    inside = (channel < dim)[:, None] & wanted[None, :]
+    at = page * page_stride + group * group_stride
+    if KIND == DENSE:
+        numbers = tl.load(pages + at + token[None, :] * dim + channel[:, None], mask=inside, other=0.0)
+    else:
+        PER: tl.constexpr = 8 if KIND == INT4 else 4
+        word = tl.arange(0, DIM // PER)
+        there = (word < dim // PER)[:, None] & wanted[None, :]
+        words = tl.load(pages + at + word[:, None] * SIZE + token[None, :], mask=there, other=0)
+        part = page * scale_page + group * scale_group
+        if RUN % TILE == 0:  # one run
+            place = part + offset // RUN * dim + channel[:, None]
+            known = (channel < dim)[:, None]
+        else:
+            place = part + token[None, :] // RUN * dim + channel[:, None]
+            known = inside
+        numbers = codes(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
+        if KIND != FP8:
+            numbers += tl.load(minima + place, mask=known, other=0.0).to(tl.float32)
+        numbers = tl.where(inside, numbers, 0.0)  # a run that nobody wrote may say anything
+    return numbers
+
+
+@triton.jit
+def value_tile(
+    pages, scales, minima, page, group, offset, wanted, page_stride, group_stride, scale_page, scale_group, dim,
+    TILE: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Values [TILE, DIM], as `key_tile` gives keys. Scales are one a token and run of COLUMNS columns."""
+    token = offset + tl.arange(0, TILE)
+    column = tl.arange(0, DIM)
+    inside = wanted[:, None] & (column < dim)[None, :]
+    at = page * page_stride + group * group_stride
+    if KIND == DENSE:
+        numbers = tl.load(pages + at + token[:, None] * dim + column[None, :], mask=inside, other=0.0)
+    else:
+        PER: tl.constexpr = 8 if KIND == INT4 else 4
+        word = offset // PER + tl.arange(0, TILE // PER)
+        there = (word * PER < SIZE)[:, None] & (column < dim)[None, :]
+        words = tl.load(pages + at + word[:, None] * dim + column[None, :], mask=there, other=0)
+        part = page * scale_page + group * scale_group
+        if COLUMNS >= DIM:  # one run
+            place = part + token[:, None]
+            known = wanted[:, None]
+        else:
+            place = part + column[None, :] // COLUMNS * SIZE + token[:, None]
+            known = inside
+        numbers = codes(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
+        if KIND != FP8:
+            numbers += tl.load(minima + place, mask=known, other=0.0).to(tl.float32)
+        numbers = tl.where(inside, numbers, 0.0)
+    return numbers

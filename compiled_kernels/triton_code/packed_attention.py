@@ -1,0 +1,132 @@
+"""Paged attention where most keys and values lie packed: a walk over tiles of three runs of positions.
+
+    positions   0 .. FIRST | FIRST ............. settled | settled ........ last
+    read from     recent            packed                     recent
+
+What a query at position t reads packed is a function of t (quantized_attention/rule.py), so that the queries of one
+program may differ where the runs meet: tiles there are walked in both, and each row sees its own of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from compiled_kernels.triton_code.attention import leave, scaled, soften, span_at
+from compiled_kernels.triton_code.dots import dot, operand
+from compiled_kernels.triton_code.packed import DENSE, key_tile, value_tile
+
+
+@triton.jit
+def settled_of(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
+    """How many of so many known tokens lie packed."""
+    return tl.maximum(tokens - LAG, 0) // RUN * RUN
+
+
+@triton.jit
+def settle_tile(
+    sums, peak, total, q, k, v, allowed, scale, softcap, dtype: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys [DIM, TILE] and values [TILE, DIM] into the running softmax, where `allowed` [ROWS, TILE]."""
+    scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
+    scores = tl.where(allowed, scaled(scores, scale, softcap, SOFTCAP), -float("inf"))
+    return soften(sums, peak, total, scores, operand(v, dtype), dtype)
+
+
+@triton.jit(do_not_specialize=["seqs", "packed_stride", "recent_stride", "splits", "window", "sinks"])
+def attend_packed(
+    q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, recent_keys, recent_values,
+    packed_table, recent_table, span_starts, context_lengths, sink_logits, out, parts, logs,
+    seqs, packed_stride, recent_stride, heads, dim, splits, q_token, q_head, q_dim,
+    key_page, key_group, key_scale_page, key_scale_group,
+    value_page, value_group, value_scale_page, value_scale_group, recent_page, recent_group,
+    scale, softcap, window, sinks,
+    SHARE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr,
+    SIZE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, RUN: tl.constexpr,
+    COLUMNS: tl.constexpr, LAG: tl.constexpr, FIRST: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(1)
+    split = tl.program_id(2)
+    seq, start, span, within, alive = span_at(span_starts, seqs, tl.program_id(0), TOKENS, KIND)
+    if not alive:
+        return
+
+    context = tl.load(context_lengths + seq)
+    row = tl.arange(0, ROWS)
+    token = within + row // SHARE
+    head = group * SHARE + row % SHARE
+    used = (row < TOKENS * SHARE) & (token < span)
+    positions = context - span + token
+    first = context - span + within
+    last = tl.minimum(first + TOKENS, context) - 1
+    line = (start + token).to(tl.int64)
+    column = tl.arange(0, DIM)
+    q_at = (line * q_token + head * q_head)[:, None] + (column * q_dim)[None, :]
+    queries = tl.load(q + q_at, mask=used[:, None] & (column < dim)[None, :], other=0.0)
+
+    # Tiles in the order of the walk: `front` recent ones, `packed` ones from `begin` on, and recent ones to the end.
+    settled = settled_of(positions + 1, LAG, RUN)
+    settled_last = settled_of(last + 1, LAG, RUN)
+    left = 0  # what no query of this program sees any more ends here
+    if WINDOW:
+        left = tl.maximum(first - window + 1, 0)
+    front = tl.minimum((FIRST + STEP - 1) // STEP, last // STEP + 1)
+    begin = tl.maximum(left, FIRST) // STEP
+    packed = tl.maximum((settled_last + STEP - 1) // STEP - begin, 0)
+    tail = tl.maximum(front, tl.maximum(settled_of(first + 1, LAG, RUN), left) // STEP)
+    steps = front + packed + last // STEP + 1 - tail
+    each = (steps + splits - 1) // splits
+    step = split * each
+    stop = tl.minimum(step + each, steps)
+
+    sums = tl.zeros([ROWS, DIM], tl.float32)
+    peak = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    offset = tl.arange(0, TILE)  # a tile is STEP positions, filled up where pages are smaller than a product's tile
+    for i in range(tl.maximum(step, front), tl.minimum(stop, front + packed)):
+        at = (i - front + begin) * STEP
+        key = at + offset
+        wanted = (offset < STEP) & (key >= FIRST) & (key >= left) & (key < settled_last)
+        page = tl.load(packed_table + seq.to(tl.int64) * packed_stride + at // SIZE).to(tl.int64)
+        k = key_tile(
+            key_codes, key_scales, key_minima, page, group, at % SIZE, wanted, key_page, key_group,
+            key_scale_page, key_scale_group, dim, TILE, SIZE, DIM, KEYS, RUN,
+        )  # fmt: skip
+        v = value_tile(
+            value_codes, value_scales, value_minima, page, group, at % SIZE, wanted, value_page, value_group,
+            value_scale_page, value_scale_group, dim, TILE, SIZE, DIM, VALUES, COLUMNS,
+        )  # fmt: skip
+        allowed = wanted[None, :] & (key[None, :] < settled[:, None])
+        if WINDOW:
+            allowed = allowed & (key[None, :] > positions[:, None] - window)
+        sums, peak, total = settle_tile(
+            sums, peak, total, queries, k, v, allowed, scale, softcap, q.dtype.element_ty, SOFTCAP
+        )
+    early = tl.maximum(tl.minimum(stop, front) - step, 0)
+    late = tl.maximum(step, front + packed)
+    for i in range(0, early + tl.maximum(stop - late, 0)):
+        tile = tl.where(i < early, step + i, late - front - packed + tail + i - early)
+        key = tile * STEP + offset
+        page = tl.load(recent_table + seq.to(tl.int64) * recent_stride + tile * STEP // SIZE).to(tl.int64)
+        allowed = (key[None, :] >= settled[:, None]) | (key < FIRST)[None, :]
+        allowed = allowed & (offset < STEP)[None, :] & (key[None, :] <= positions[:, None])
+        if WINDOW:
+            allowed = allowed & ((key[None, :] > positions[:, None] - window) | (key < sinks)[None, :])
+        wanted = tl.max((allowed & used[:, None]).to(tl.int32), axis=0) > 0
+        k = key_tile(
+            recent_keys, recent_keys, recent_keys, page, group, tile * STEP % SIZE, wanted, recent_page, recent_group,
+            0, 0, dim, TILE, SIZE, DIM, DENSE, RUN,
+        )  # fmt: skip
+        v = value_tile(
+            recent_values, recent_values, recent_values, page, group, tile * STEP % SIZE, wanted, recent_page,
+            recent_group, 0, 0, dim, TILE, SIZE, DIM, DENSE, COLUMNS,
+        )  # fmt: skip
+        sums, peak, total = settle_tile(
+            sums, peak, total, queries, k, v, allowed, scale, softcap, q.dtype.element_ty, SOFTCAP
+        )
+
+    leave(
+        out, parts, logs, sink_logits, sums, peak, total, line * heads + head, used, head, split, splits, dim,
+        DIM, SPLIT, SINK_LOGITS,
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""How walks over a context are laid out on the device: rows together, spans by kind, and walks split where programs
+are too few to fill it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.triton_code.attention import ANY, LONGER, SINGLE, merge
+from compiled_kernels.triton_code.launch import Launch, blocks, power_below, power_of_two, processors
+
+LEAST_DOT = 16  # the tensor cores' smallest tile
+MOST_ROWS = 128  # two warp groups of 64 rows, the widest of Hopper's matrix instruction
+MOST_ACCUMULATED = 128 * 128  # rows times dim in registers
+EXACT_ROWS = 16  # of float32, which has no tensor cores here: its operands lie in registers too
+# Half the stages of the pipeline go to the pages' numbers, which are read before the keys: two tiles are under way.
+STAGES = 5
+AT_ONCE = 3  # programs of a decode that a processor holds: 70 KiB of shared memory each
+LEAST_TILES = 2  # a part of a split walk, so that what it leaves is small beside what it reads
+MOST_SPLITS = 64
+GOOD_ENOUGH = 0.85  # of the best share of places taken
+
+
+def splits_for(programs: int, processors: int, most: int, decode: bool) -> int:
+    """Parts of each walk, a power of two. Decode waits for memory: the fewest parts that keep every place of the
+    device taken nearly as well as any number would. A long span is arithmetic: parts only for idle processors."""
+    if not decode:
+        return min(most, power_below(processors // max(1, programs)))
+    choices = [1 << bits for bits in range(most.bit_length())]
+    waves = [max(1, programs) * parts / (AT_ONCE * processors) for parts in choices]
+    taken = [wave / math.ceil(wave) for wave in waves]
+    return next(parts for parts, share in zip(choices, taken, strict=True) if share >= GOOD_ENOUGH * max(taken))
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Walks of `kernel` (`attend`, or one of its shape) over `reach` positions at most, in tiles of `tile` keys.
+
+    `spans` are the arguments that `merge` has in common with it, `walk` what only the kernel takes."""
+
+    kernel: Any
+    spans: Mapping[str, Any]
+    walk: Mapping[str, Any]
+    q: Tensor
+    groups: int
+    reach: int
+    tile: int
+    sink: bool  # whether there are sink logits
+    splits: int | None = None  # parts of each walk, where they are not to be chosen by shape
+
+    def launches(self, decode_only: bool) -> list[Launch]:
+        """Spans of one token and longer ones have launches of their own, each of which leaves the other's alone."""
+        (tokens, heads, dim), seqs = self.q.shape, self.spans["seqs"]
+        share = heads // self.groups
+        single = power_of_two(share, LEAST_DOT)
+        if decode_only:
+            return self._of(SINGLE.value, single, alone=True)
+        padded = power_of_two(dim, LEAST_DOT)
+        most = min(MOST_ROWS, MOST_ACCUMULATED // padded) if self.q.dtype.itemsize == 2 else EXACT_ROWS
+        longer = max(single, min(most, power_of_two(blocks(tokens, seqs) * share)))
+        if seqs == 1:  # one span, and it is not of one token
+            return self._of(ANY.value, longer, alone=True)
+        return [*self._of(SINGLE.value, single, alone=False), *self._of(LONGER.value, longer, alone=False)]
+
+    def _of(self, kind: int, rows: int, alone: bool) -> list[Launch]:
+        """The walk over spans of one kind, and the merge where it is split; `alone` if there is no other kind."""
+        (tokens, heads, dim), seqs, out = self.q.shape, self.spans["seqs"], self.spans["out"]
+        together = 1 if kind == SINGLE.value else rows // (heads // self.groups)
+        count = seqs if kind == SINGLE.value else tokens // together + seqs
+        most = min(MOST_SPLITS, power_below(blocks(self.reach, self.tile) // LEAST_TILES))
+        decode = kind == SINGLE.value
+        parts = self.splits or splits_for(count * self.groups, processors(self.q.device), most, decode)
+        buffers = {"parts": out, "logs": out}  # unused where nothing is split
+        if parts > 1:
+            buffers = {
+                "parts": self.q.new_empty((tokens, heads, parts, dim), dtype=torch.float32),
+                "logs": self.q.new_empty((tokens, heads, parts), dtype=torch.float32),
+            }
+        walked = {
+            **self.spans, **self.walk, **buffers, "splits": parts, "TOKENS": together, "ROWS": rows, "KIND": kind,
+            "SPLIT": parts > 1, "SINK_LOGITS": self.sink and parts == 1,
+        }  # fmt: skip
+        warps = 8 if rows == MOST_ROWS else 4
+        found = [Launch(self.kernel, (count, self.groups, parts), walked, num_warps=warps, num_stages=STAGES)]
+        if parts > 1:
+            merged = {
+                **self.spans, **buffers, "splits": parts, "SPLITS": power_of_two(parts),
+                "KIND": ANY.value if alone else kind, "SINK_LOGITS": self.sink,
+            }  # fmt: skip
+            found.append(Launch(merge, (tokens, heads), merged))
+        return found

@@ -1,0 +1,80 @@
+"""A runner's cache: the store with its keys and values, which pages each sequence holds, and what lies on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workbench.cache.format import CacheFormat
+from workbench.cache.holdings import Holdings
+from workbench.cache.host import HostPages, carry_out, host_pages
+from workbench.cache.pages import PagePool
+from workbench.cache.prefix import PrefixIndex
+from workbench.cache.settings import RadixPrefix, offload_from, prefix_from
+from workbench.cache.store import KVStore
+from workbench.cache.tables import tables_of
+from workbench.engine.plan import StepPlan
+from workbench.model.transformer import Transformer
+from workbench.request import Sequence
+
+
+@dataclass(frozen=True)
+class Cache:
+    store: KVStore
+    holdings: Holdings
+    host: HostPages | None
+
+    @classmethod
+    def of(
+        cls,
+        model: Transformer,
+        chunk: int,
+        clock: Callable[[], float],
+        *,
+        page_size: int,
+        pages: int | tuple[int, ...],
+        cache: CacheFormat | None,
+        cache_dtype: torch.dtype | None,
+        page_orders: tuple[list[int], ...] | None,
+        prefix: Any,
+        offload: Any,
+    ) -> Cache:
+        """What `Runner` takes under these names; `chunk` is the most tokens that a step computes of one sequence."""
+        shapes = model.cache_shapes(cache)
+        tables = tables_of(shape.tables for shape in shapes)
+        counts = (pages,) * len(tables) if isinstance(pages, int) else pages
+        store = KVStore(shapes, counts, page_size, cache_dtype or model.dtype, str(model.device))
+        orders = page_orders or (None,) * len(tables)
+        pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
+        host = host_pages(store, offload_from(offload))
+        rooms = host.rooms if host is not None else ()
+        reuse = prefix_from(prefix)
+        index = PrefixIndex(pools, store.tables, reuse.ttl, clock, rooms) if isinstance(reuse, RadixPrefix) else None
+        return cls(store, Holdings(pools, store.tables, chunk, index, rooms), host)
+
+    def move(self, plan: StepPlan, running: Iterable[Sequence]) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
+        """The plan once its pages are where they should be, less the requests whose pages could not be had, and why."""
+        if not plan.moves:
+            return plan, []
+        faults = carry_out(plan.moves, self.store, self.host)
+        missing = {(table, page): faults[name] for name, table, _, page in plan.moves.loads if name in faults}
+        broken = []
+        for sequence in running if missing else ():
+            mine = ((table, page) for table, pages in enumerate(sequence.pages) for page in pages)
+            fault = next((missing[place] for place in mine if place in missing), None)
+            if fault is not None:
+                broken.append((sequence, fault))
+        return plan.without([sequence for sequence, _ in broken]), broken
+
+    def scrub(self, freed: list[list[int]]) -> None:
+        """A request broke, and these pages, by table, became free with it: whatever stands in them is wiped out."""
+        for table, pages in enumerate(freed):
+            self.store.scrub(table, pages)
+
+    def forget_prefixes(self) -> None:
+        """Give up every page that is kept for later requests; what runs keeps its own."""
+        if self.holdings.prefix is not None:
+            self.holdings.prefix.clear()

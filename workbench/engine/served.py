@@ -1,0 +1,165 @@
+"""The requests of a runner from submission to their end: their sequences, their output, and what is told of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from workbench.engine import intake
+from workbench.engine.cache import Cache
+from workbench.engine.mail import Mail
+from workbench.engine.output import Output
+from workbench.engine.plan import StepPlan
+from workbench.engine.scheduler import Scheduler
+from workbench.errors import WorkbenchError
+from workbench.model.spec import ModelSpec
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import FinishReason, Request, Sequence
+from workbench.sampling.choose import Choice, Chooser
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted
+
+
+class Served:
+    """Every request has one Submitted and one Finished event for each sample, whatever happens between them.
+
+    `tell` hears all events; those of a request go to the box it was submitted with too.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: Tokenizer | None,
+        scheduler: Scheduler,
+        cache: Cache,
+        chooser: Chooser,
+        tell: Callable[[Event], None],
+        clock: Callable[[], float],
+    ):
+        self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
+        self.sequences: dict[str, Sequence] = {}
+        self._scheduler, self._cache, self._chooser = scheduler, cache, chooser
+        self._outputs: dict[str, Output] = {}
+        self._tell, self._mail = tell, Mail(tell)
+        self._submitted = 0
+
+    def submit(self, request: Request, box: deque[Event], arrival: float | None) -> int:
+        """Queue `request`, or end it at once; how many Finished events are to come, or came: one a sample."""
+        now = self.clock()
+        arrival = now if arrival is None else arrival
+        samples = intake.samples_of(request)
+        taken = next((sample.request_id for sample in samples if sample.request_id in self.sequences), None)
+        if taken is not None:
+            refused = f"request id {taken!r} is already taken; ids must differ"
+            end = Finished(now, request.request_id, reason=str(FinishReason.REFUSED), error=refused)
+            for event in (_submitted(request, now, arrival), end):
+                self._tell(event)
+                box.append(event)
+            return 1
+        sequences = []
+        for number, sample in enumerate(samples):
+            sequence = Sequence.of(sample, self._submitted)
+            self._submitted += 1
+            sequences.append(sequence)
+            self.sequences[sample.request_id] = sequence
+            self._mail.open(sample.request_id, box, (request.request_id, number) if len(samples) > 1 else None)
+            self._mail.send(_submitted(sample, now, arrival))
+        try:
+            self._admit(sequences)
+        except Exception as error:  # whatever is wrong with one request is no matter of the others'
+            for sequence in sequences:
+                sequence.finish_reason = FinishReason.REFUSED
+                self._end(sequence, FinishReason.REFUSED, _told(error))
+        return len(samples)
+
+    def _admit(self, sequences: list[Sequence]) -> None:
+        intake.check(sequences[0].request, self.spec.vocab)
+        for sequence in sequences:
+            output = Output(sequence.request, self.tokenizer, self.spec.end_ids, self.spec.context)
+            self._outputs[sequence.request_id] = output
+            self._chooser.admit(sequence)
+        self._scheduler.submit(sequences[0], sequences[1:])
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with all its samples; unknown ids are ignored."""
+        for name in reversed(self._mail.samples(request_id)):
+            sequence = self.sequences.get(name)
+            if sequence is not None:
+                self._finish(sequence, FinishReason.CANCELLED)
+
+    def of(self, box: deque[Event]) -> list[str]:
+        """The requests whose events go to `box`."""
+        return self._mail.names(box)
+
+    def planned(self, plan: StepPlan, now: float) -> None:
+        """Tell what the scheduler decided."""
+        for decision in plan.decisions:
+            name, action, reason = decision.request_id, decision.action, decision.reason
+            if action == "set_back":
+                self._mail.send(SetBack(now, name, step=plan.step, reason=reason))
+            else:
+                self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
+
+    def computed(self, plan: StepPlan, choices: dict[str, Choice], now: float) -> None:
+        """The step of `plan` is over: tell how far each request is, and end those that are done."""
+        for span in plan.spans:
+            sequence, name = span.sequence, span.sequence.request_id
+            if not span.decodes:
+                self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+            if name in choices and sequence.finish_reason is None:  # a listener may have cancelled it
+                self._decoded(sequence, choices[name], plan.step, now)
+
+    def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
+        """End `sequences` with the error that they met."""
+        for sequence in sequences:
+            self._finish(sequence, FinishReason.ERROR, _told(error))
+
+    def _decoded(self, sequence: Sequence, choice: Choice, step: int, now: float) -> None:
+        if choice.error:
+            self.broke([sequence], choice.error)
+            return
+        try:
+            text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
+        except Exception as error:  # an id, say, that the model has and the tokenizer lacks
+            self.broke([sequence], error)
+            return
+        self._mail.send(
+            Decoded(
+                now, sequence.request_id, text, step=step, token_id=choice.token_id,
+                index=len(sequence.output_ids) - 1, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
+            )
+        )  # fmt: skip
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+        if sequence.finish_reason is not None:
+            return
+        freed = self._scheduler.finish(sequence, reason)
+        if reason is FinishReason.ERROR:
+            self._cache.scrub(freed)
+        self._end(sequence, reason, error)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str) -> None:
+        name = sequence.request_id
+        output = self._outputs.pop(name, None)
+        rest = output.finish() if output is not None else ""
+        self._mail.send(
+            Finished(
+                self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
+                output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
+                cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
+                restored_tokens=sequence.restored_tokens, shared_pages=sequence.shared_pages,
+            )
+        )  # fmt: skip
+        self._chooser.forget(name)
+        self._mail.close(name)
+        del self.sequences[name]
+
+
+def _submitted(request: Request, now: float, arrival: float) -> Submitted:
+    prompt, cut = len(request.prompt_ids), request.cut_tokens
+    return Submitted(now, request.request_id, prompt_tokens=prompt, arrival=arrival, cut_tokens=cut)
+
+
+def _told(error: Exception | str) -> str:
+    return str(error) if isinstance(error, str | WorkbenchError) else f"{type(error).__name__}: {error}"
