@@ -78,7 +78,8 @@ def _project(layer: Layer) -> str:
 
 def _attend(layer: Layer) -> str:
     """Items (row, group, chunk) in turn with the other threads. Whoever has a row's last chunk, in which the newest
-    position lies, first writes that position's key and value."""
+    position lies, first writes that position's key and value; where rows may be of one sequence, all are written before
+    any item."""
     t, groups, chunks = layer.attention.types, layer.shape.groups, layer.step.chunks
     row_group = [Named("row", "index"), Named("group", "index")]
     queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
@@ -96,18 +97,36 @@ def _attend(layer: Layer) -> str:
 %last_chunk = arith.constant {chunks - 1} : index
 %items = arith.constant {layer.step.rows * groups * chunks} : index
 {_flattened(layer)}
+{_kept_before(layer, kept)}
 scf.for %item = %thread to %items step %threads {{
   %chunk = arith.remui %item, %chunks : index
   %pair = arith.divui %item, %chunks : index
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
   func.{call(f"{layer.name}_turn", turned)}
-  %newest = arith.cmpi eq, %chunk, %last_chunk : index
-  scf.if %newest {{
-    func.{call(f"{layer.name}_keep", kept)}
-  }}
+{"" if layer.step.together else _kept(layer, kept)}
 {_widened(layer)}
   func.{call(f"{layer.name}_item", item)}
+}}
+call @GOMP_barrier() : () -> ()"""
+
+
+def _kept(layer: Layer, kept: list[Named]) -> str:
+    return f"""  %newest = arith.cmpi eq, %chunk, %last_chunk : index
+  scf.if %newest {{
+    func.{call(f"{layer.name}_keep", kept)}
+  }}"""
+
+
+def _kept_before(layer: Layer, kept: list[Named]) -> str:
+    """Keys and values of all rows are written, and all threads know it."""
+    if not layer.step.together:
+        return ""
+    return f"""%kept_items = arith.constant {layer.step.rows * layer.shape.groups} : index
+scf.for %kept_item = %thread to %kept_items step %threads {{
+  %group = arith.remui %kept_item, %groups : index
+  %row = arith.divui %kept_item, %groups : index
+  func.{call(f"{layer.name}_keep", kept)}
 }}
 call @GOMP_barrier() : () -> ()"""
 

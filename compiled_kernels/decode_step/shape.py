@@ -74,7 +74,8 @@ class StepShape:
     """A whole decode step of `rows` sequences: from embedded tokens to logits.
 
     `kind` (f32 or bf16) is the type of the cache and of what enters a product; the residual stream is float32.
-    `held` pages a sequence at most, of `size` tokens; `chunks` is into how many parts a context is split.
+    `held` pages a sequence at most, of `size` tokens; `chunks` is into how many parts a context is split. With `together`
+    rows may be of one sequence, each with its own length: keys and values of all rows are written before any is read.
     """
 
     rows: int
@@ -88,6 +89,7 @@ class StepShape:
     held: int
     chunks: int
     target: Target
+    together: bool = False
 
     @property
     def tables(self) -> int:

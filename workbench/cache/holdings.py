@@ -113,9 +113,10 @@ class Holdings:
         follower.cached_tokens += leader.computed
         follower.shared_pages += sum(page != NULL_PAGE for pages in follower.pages for page in pages)
 
-    def missing(self, sequence: Sequence) -> list[int] | None:
-        """Pages to be taken, by table, before the next step of a sequence that runs; None for none at all."""
-        known = len(sequence.token_ids)
+    def missing(self, sequence: Sequence, drafted: int = 0) -> list[int] | None:
+        """Pages to be taken, by table, before the next step of a sequence that runs, with so many tokens computed on
+        trial; None for none at all."""
+        known = len(sequence.token_ids) + drafted
         if known <= sequence.covered:
             return None
         counts = []
@@ -126,9 +127,9 @@ class Holdings:
             counts.append(max(0, stop - len(pages)) + copied)
         return counts
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: Sequence, drafted: int = 0) -> None:
         """Take what is missing; a page to be written that others hold too becomes a copy."""
-        counts = self.missing(sequence)
+        counts = self.missing(sequence, drafted)
         if counts is None:
             return
         covered = []
@@ -142,6 +143,15 @@ class Holdings:
             pages.extend(fresh)
             covered.append(len(pages) * self.size + table.lag + table.group - 1)
         sequence.covered = min(covered) if sequence.waiting_tokens <= self.chunk else 0
+
+    def cut(self, sequence: Sequence) -> None:
+        """Give back pages that nothing stands in but what was computed on trial and fell."""
+        for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
+            stop = self._stop(table, sequence.computed, len(sequence.token_ids))
+            if len(pages) > stop:
+                pool.release(pages[stop:])
+                del pages[stop:]
+                sequence.covered = 0
 
     def settle(self, sequence: Sequence) -> None:
         """After a step: full pages are entered into the index, those that no query can reach any more given back."""

@@ -51,7 +51,8 @@ FEW = 8  # with fewer rows times groups a thread, the context is split among thr
 class MlirStep:
     """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
 
-    def __init__(self, model: Transformer, store: KVStore, rows: int):
+    def __init__(self, model: Transformer, store: KVStore, rows: int, together: bool = False):
+        """With `together` several rows may be of one sequence, each with its own length."""
         if model.device.type != "cpu":
             raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
@@ -65,7 +66,7 @@ class MlirStep:
                 raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
         self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
         blocks = [cast(Block, block) for block in model.blocks]
-        shape = step_shape(model, store.page_size, rows, store.shapes)
+        shape = step_shape(model, store.page_size, rows, store.shapes, together)
         self.step = DecodeStep(shape, _tensors(model, blocks, store))
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -91,7 +92,11 @@ class MlirStep:
 
 
 def step_shape(
-    model: Transformer, page_size: int, rows: int, cache: tuple[CacheShape, ...] | None = None
+    model: Transformer,
+    page_size: int,
+    rows: int,
+    cache: tuple[CacheShape, ...] | None = None,
+    together: bool = False,
 ) -> StepShape:
     """What the step of `rows` is compiled for, over a dense cache unless given; of the model only shapes and types are
     read."""
@@ -111,6 +116,7 @@ def step_shape(
         held=max(LEAST_TABLE, pages_for(model.spec.context, page_size)),
         chunks=threads if rows * groups < FEW * threads else 1,
         target=Target.here(),
+        together=together,
     )
 
 

@@ -1,6 +1,6 @@
 """The runner: requests in, events out, one step at a time.
 
-A step reads as a sentence: plan, pack and forward, choose, commit, note. One thread owns a runner.
+A step reads as a sentence: draft, plan, pack and forward, choose, commit, note. One thread owns a runner.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,18 +17,20 @@ from torch import Tensor
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake
 from workbench.engine.cache import Cache
+from workbench.engine.drafts import Drafts
 from workbench.engine.executors import Unit, executor_for
 from workbench.engine.inspection import Inspection, inspect
-from workbench.engine.instruments import Instruments
+from workbench.engine.instruments import Instruments, StepTimes
 from workbench.engine.lanes import Lanes
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Limits, Scheduler
-from workbench.engine.served import Served
+from workbench.engine.served import Read, Served
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 from workbench.sampling.choose import Choice, Chooser
+from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Event, Finished
 
 
@@ -52,13 +54,15 @@ class Runner:
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
         compile: Unit = "block",
+        drafts: Drafts | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
         """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
         what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order
         in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes`
-        says which lane decodes where that is not the model's; `compile` is the lane inductor's unit."""
+        says which lane decodes where that is not the model's; `compile` is the lane inductor's unit; `drafts` proposes
+        tokens that a step checks besides."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
@@ -71,7 +75,8 @@ class Runner:
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context)
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         self.executor = executor_for(model, self.store, self.lanes, compile)
-        self.chooser = Chooser(model.spec.vocab)
+        self.drafts = drafts
+        self.chooser = Chooser(model.spec.vocab, drafts.accept if drafts is not None else "rejection")
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
         self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, self.chooser, tell, clock)
@@ -159,7 +164,9 @@ class Runner:
     def step(self, box: deque[Event] | None = None) -> None:
         """Compute one step. Events about the whole step go to `box`, those of a request to its own."""
         began = self.clock()
-        plan = self.scheduler.plan()
+        proposed = self._propose()
+        drafted = self.clock()
+        plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
         if plan is None:
             return
         plan, faults = self.cache.move(plan, self.scheduler.running)
@@ -169,26 +176,55 @@ class Runner:
             self.served.broke([sequence], fault)
         if not plan.spans:
             return
+        accepted = 0
         try:
             logits = self.executor.forward(plan)
             computed = self.clock()
-            choices = self._choose(logits, plan)
+            choices = self._choose(logits, plan, proposed)
         except Exception as error:  # the requests of this step end with it; those that waited go on
             computed = self.clock()
             self.served.broke([span.sequence for span in plan.spans], error)
         else:
             now = self.clock()
-            self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
-            self.served.computed(plan, choices, now)
+            read = self.served.read(choices)
+            accepted = self._commit(plan, read)
+            self.served.computed(plan, read, now)
+        times = StepTimes(began, drafted - began, planned, computed)
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
-        stepped = self.instruments.step(plan, held, began, planned, computed, compiles, kernels)
+        stepped = self.instruments.step(plan, held, times, accepted, compiles, kernels)
         if box is not None:
             box.append(stepped)
 
-    def _choose(self, logits: Tensor, plan: StepPlan) -> dict[str, Choice]:
-        sampled = [span.sequence for span in plan.spans if span.samples]
-        chosen = self.chooser.choose(logits, sampled) if sampled else []
-        return {sequence.request_id: choice for sequence, choice in zip(sampled, chosen, strict=True)}
+    def _propose(self) -> dict[str, Draft]:
+        """Tokens to be checked in the next step."""
+        if self.drafts is None:
+            return {}
+        try:
+            return self.drafts.propose(self.scheduler.running)
+        except Exception as error:  # those that run cannot go on as was asked; those that wait can
+            self.served.broke(list(self.scheduler.running), error)
+            return {}
+
+    def _choose(self, logits: Tensor, plan: StepPlan, proposed: Mapping[str, Draft]) -> dict[str, list[Choice]]:
+        spans = [span for span in plan.spans if span.samples]
+        if not spans:
+            return {}
+        names = [span.sequence.request_id for span in spans]
+        drafts = [proposed[span.sequence.request_id].first(len(span.drafts)) if span.drafts else NO_DRAFT for span in spans]
+        chosen = self.chooser.verify(logits, [span.sequence for span in spans], drafts)
+        return dict(zip(names, chosen, strict=True))
+
+    def _commit(self, plan: StepPlan, read: Mapping[str, Read]) -> int:
+        """Sequences are as long as the step has made them; how many drafted tokens stood."""
+        tokens = {name: each.token_ids for name, each in read.items() if each.choices}
+        chosen = {name: ids[-1] for name, ids in tokens.items()}
+        self.scheduler.commit(plan, chosen, {name: ids[:-1] for name, ids in tokens.items()})
+        checks = [span for span in plan.spans if span.drafts]
+        for span in checks:
+            assert self.drafts is not None
+            name = span.sequence.request_id
+            self.drafts.checked(name, len(span.drafts), read[name].accepted)
+        return sum(read[span.sequence.request_id].accepted for span in checks)
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:

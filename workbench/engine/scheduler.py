@@ -7,13 +7,14 @@ model or a simulated one.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
 from workbench.cache.prefix import Offer
 from workbench.engine.plan import Decision, Span, StepPlan
+from workbench.engine.trials import with_drafts
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Sequence
 
@@ -90,8 +91,9 @@ class Scheduler:
             sequence.followers.append(follower)
         self._wait(sequence)
 
-    def plan(self) -> StepPlan | None:
-        """The next step's spans, or None when there is nothing to do. Pages are taken here."""
+    def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None) -> StepPlan | None:
+        """The next step's spans, or None when there is nothing to do. Pages are taken here. Tokens `proposed` for a
+        sequence's next positions are checked as far as the step has room."""
         self.holdings.carried_out()
         decisions: list[Decision] = []
         self._fork(decisions)
@@ -102,19 +104,27 @@ class Scheduler:
         spans = self._spans(decisions)
         if not spans:
             return None
+        if proposed:
+            spans = with_drafts(spans, proposed, self.holdings, self.limits.max_num_batched_tokens)
         plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain())
         self._steps += 1
         return plan
 
-    def commit(self, plan: StepPlan, chosen: dict[str, int]) -> None:
-        """The step was computed; `chosen` gives each sampled sequence its next token."""
+    def commit(
+        self, plan: StepPlan, chosen: Mapping[str, int], standing: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """The step was computed; `chosen` gives each sampled sequence its next token, after those of its drafted tokens
+        that are `standing`. What was computed for the others is forgotten, and their pages are given back."""
         for span in plan.spans:
             sequence = span.sequence
             if sequence.finish_reason is None:
-                sequence.computed = span.end
+                accepted = standing.get(sequence.request_id, ()) if standing else ()
+                sequence.computed = span.end - len(span.drafts) + len(accepted)
                 sequence.computed_tokens += span.length
                 if sequence.request_id in chosen:
-                    sequence.token_ids.append(chosen[sequence.request_id])
+                    sequence.token_ids += [*accepted, chosen[sequence.request_id]]
+                if span.drafts:
+                    self.holdings.cut(sequence)
                 self.holdings.settle(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from workbench.engine import intake
 from workbench.engine.cache import Cache
@@ -16,7 +17,22 @@ from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
 from workbench.sampling.choose import Choice, Chooser
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a step chose for one request: tokens, the text that each lets be shown, and the end if it came."""
+
+    choices: list[Choice]
+    texts: list[str]
+    reason: FinishReason | None = None
+    error: str = ""
+    accepted: int = 0  # drafted tokens that stand
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(choice.token_id for choice in self.choices)
 
 
 class Served:
@@ -99,37 +115,59 @@ class Served:
             else:
                 self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
 
-    def computed(self, plan: StepPlan, choices: dict[str, Choice], now: float) -> None:
+    def read(self, chosen: Mapping[str, list[Choice]]) -> dict[str, Read]:
+        """What was chosen for each request, as text, up to where it ends."""
+        return {
+            name: replace(self._read(self._outputs[name], choices), accepted=len(choices) - 1)
+            for name, choices in chosen.items()
+        }
+
+    def _read(self, output: Output, choices: list[Choice]) -> Read:
+        texts: list[str] = []
+        for place, choice in enumerate(choices):
+            if choice.error:
+                return Read(choices[:place], texts, error=choice.error)
+            try:
+                text, reason = output.push(choice.token_id)
+            except Exception as error:  # an id, say, that the model has and the tokenizer lacks
+                return Read(choices[: place + 1], texts, error=_told(error))
+            texts.append(text)
+            if reason is not None:
+                return Read(choices[: place + 1], texts, reason)
+        return Read(choices, texts)
+
+    def computed(self, plan: StepPlan, read: Mapping[str, Read], now: float) -> None:
         """The step of `plan` is over: tell how far each request is, and end those that are done."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
             if not span.decodes:
                 self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
-            if name in choices and sequence.finish_reason is None:  # a listener may have cancelled it
-                self._decoded(sequence, choices[name], plan.step, now)
+            if span.drafts:
+                drafted, accepted = len(span.drafts), read[name].accepted
+                self._mail.send(Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted))
+            if name in read:
+                self._decoded(sequence, read[name], plan.step, now)
 
     def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
         """End `sequences` with the error that they met."""
         for sequence in sequences:
             self._finish(sequence, FinishReason.ERROR, _told(error))
 
-    def _decoded(self, sequence: Sequence, choice: Choice, step: int, now: float) -> None:
-        if choice.error:
-            self.broke([sequence], choice.error)
-            return
-        try:
-            text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
-        except Exception as error:  # an id, say, that the model has and the tokenizer lacks
-            self.broke([sequence], error)
-            return
-        self._mail.send(
-            Decoded(
-                now, sequence.request_id, text, step=step, token_id=choice.token_id,
-                index=len(sequence.output_ids) - 1, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
-            )
-        )  # fmt: skip
-        if reason is not None:
-            self._finish(sequence, reason)
+    def _decoded(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
+        first = len(sequence.output_ids) - len(read.choices)
+        for index, (choice, text) in enumerate(zip(read.choices, read.texts, strict=False), first):
+            if sequence.finish_reason is not None:  # a listener may have cancelled it
+                return
+            self._mail.send(
+                Decoded(
+                    now, sequence.request_id, text, step=step, token_id=choice.token_id,
+                    index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
+                )
+            )  # fmt: skip
+        if read.error:
+            self.broke([sequence], read.error)
+        elif read.reason is not None:
+            self._finish(sequence, read.reason)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
         if sequence.finish_reason is not None:
