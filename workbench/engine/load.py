@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,6 +18,7 @@ from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 from workbench.engine import heap
+from workbench.engine.drafting import drafts_of
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
 from workbench.engine.lanes import resolve_lanes
@@ -24,6 +26,7 @@ from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.patience import to_stderr, told_if_long
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
+from workbench.engine.speculation import NoSpeculation, speculation_from
 from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
@@ -65,6 +68,7 @@ def load(
     offload: Any = "none",
     overflow: Overflow = "refuse",
     attention: AttentionPart | dict[str, Any] | None = None,
+    speculate: Any = "none",
     note: Callable[[Event], None] | None = None,
     tell: Callable[[str], None] = to_stderr,
 ) -> Runner:
@@ -77,8 +81,9 @@ def load(
     the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
     kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
     `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
-    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile. `note`
-    receives every event of the runner, `tell` a line on what takes long in loading.
+    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
+    `speculate` is `none`, `prompt_lookup`, `draft`, or settings as in an experiment's `speculate:` (see
+    engine/speculation.py): tokens that are proposed for what comes next and checked by the next step. `note` receives every event of the runner, `tell` a line on what takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -87,7 +92,7 @@ def load(
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
-    prefix, offload = prefix_from(prefix), offload_from(offload)
+    prefix, offload, speculate = prefix_from(prefix), offload_from(offload), speculation_from(speculate)
     format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
     kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
     source = _source(str(model), AttentionPart.of(attention))
@@ -109,9 +114,16 @@ def load(
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size)
     heap.trim()
+    tokenizer = source.tokenizer()
+    drafts = None
+    if not isinstance(speculate, NoSpeculation):
+        shared = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "device": device}
+        shared |= {"page_size": page_size, "compile": compile, "seed": seed, "tell": tell}
+        made = partial(load, **shared)
+        drafts = drafts_of(speculate, source.spec, tokenizer, lane, made)
     return Runner(
         transformer,
-        source.tokenizer(),
+        tokenizer,
         limits=limits,
         page_size=page_size,
         pages=fitting if pages == "auto" else pages,
@@ -123,6 +135,7 @@ def load(
         note=note,
         lanes=lanes,
         compile=compile,
+        drafts=drafts,
     )
 
 
