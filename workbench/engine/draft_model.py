@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ from workbench.sampling.admitted import Admitted, admit
 from workbench.sampling.filters import Filter, History
 from workbench.sampling.samplers import Draw, drawn, uniform
 from workbench.sampling.verify import DRAFT, NO_DRAFT, Draft
+
+
+class Several(Protocol):
+    """Several greedy steps in one call: what follows each sequence's next token to be computed, and what follows that,
+    `steps` times, by sequence; the first of these are `known`."""
+
+    def __call__(self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], /) -> list[list[int]]: ...
 
 
 @dataclass
@@ -34,6 +42,7 @@ class ModelDrafts:
     holdings: Holdings
     chunk: int  # tokens that a step computes at most
     coupled: bool = False
+    several: Several | None = None
     _followed: dict[str, _Followed] = field(default_factory=dict, repr=False)
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]:
@@ -42,13 +51,12 @@ class ModelDrafts:
             for sequence, count in zip(sequences, counts, strict=True)
         }
         followed = [self._follow(sequence) for sequence in sequences if wanted[sequence.request_id] > 0]
-        mine = self._caught_up(followed, wanted)
-        for place in range(max((wanted[each.name] for each in mine), default=0)):
-            ready = [each for each in mine if wanted[each.name] > place]
-            plan = StepPlan(0, tuple(Span(each.own, each.own.computed, 1, True) for each in ready))
-            self._choose(ready, self.executor.forward(plan))
-            for each in ready:
-                each.own.computed += 1
+        plain = self.several is not None and all(each.way.plain for each in followed)
+        mine = self._caught_up(followed, wanted, 2 if plain else 1)
+        if plain and mine:
+            self._at_once(mine, wanted)
+        else:
+            self._one_by_one(mine, wanted)
         drafts = {each.name: each.draft() for each in mine}
         return [drafts.get(sequence.request_id, NO_DRAFT) for sequence in sequences]
 
@@ -68,9 +76,35 @@ class ModelDrafts:
         self.holdings.settle(each.own)
         return each
 
-    def _caught_up(self, followed: list[_Followed], wanted: Mapping[str, int]) -> list[_Followed]:
+    def _one_by_one(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
+        for place in range(max((wanted[each.name] for each in mine), default=0)):
+            ready = [each for each in mine if wanted[each.name] > place]
+            plan = StepPlan(0, tuple(Span(each.own, each.own.computed, 1, True) for each in ready))
+            self._choose(ready, self.executor.forward(plan))
+            for each in ready:
+                each.own.computed += 1
+
+    def _at_once(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
+        """All begin as far back as one of them has to: what is computed again comes out the same."""
+        assert self.several is not None
+        back = max(each.own.waiting_tokens for each in mine)
+        for each in mine:
+            each.own.computed = max(0, each.known - back)
+        back = min(each.own.waiting_tokens for each in mine)  # shorter where a text is shorter still
+        for each in mine:
+            each.own.computed = each.known - back
+        known = [each.own.token_ids[each.known - back + 1 :] for each in mine]
+        steps = back - 1 + max(wanted[each.name] for each in mine)
+        steps = min(steps, *(self.spec.context - each.own.computed for each in mine))
+        found = self.several([each.own for each in mine], steps, known)
+        for each, tokens in zip(mine, found, strict=True):
+            drafted = tokens[back - 1 : back - 1 + wanted[each.name]]
+            each.own.token_ids += drafted
+            each.own.computed = len(each.own.token_ids) - 1
+
+    def _caught_up(self, followed: list[_Followed], wanted: Mapping[str, int], last: int) -> list[_Followed]:
         """Those with pages for all that the target knows and for what is `wanted`, once the draft has computed all of
-        it but the last token. The others have given up their pages."""
+        it but `last` tokens at most. The others have given up their pages."""
         asked = {each.name for each in followed}
         while True:
             for each in list(followed):
@@ -79,7 +113,7 @@ class ModelDrafts:
                     self.forget(each.name)
             left, spans = self.chunk, []
             for own in (each.own for each in followed):
-                if length := min(own.waiting_tokens - 1, left):
+                if own.waiting_tokens > last and (length := min(own.waiting_tokens - 1, left)):
                     spans.append(Span(own, own.computed, length, False))
                     left -= length
             if not spans:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from workbench.engine.draft_model import ModelDrafts
 from workbench.engine.drafts import Drafts, Proposer
+from workbench.engine.executors import MlirExecutor
 from workbench.engine.lookup import LookupDrafts
+from workbench.engine.mlir_drafts import GreedySteps
 from workbench.engine.runner import Runner
 from workbench.engine.speculation import DraftModel, PromptLookup
 from workbench.errors import WorkbenchError
@@ -33,9 +35,16 @@ def drafts_of(
         check_same_tokens(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
         proposer = ModelDrafts(
             draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.max_num_batched_tokens,
-            coupled=settings.accept == "match",
+            coupled=settings.accept == "match", several=_several(draft, settings.num_speculative_tokens),
         )  # fmt: skip
     return Drafts(proposer, settings.num_speculative_tokens, spec.context, settings.length, settings.accept)
+
+
+def _several(draft: Runner, most: int) -> GreedySteps | None:
+    """The call for several tokens, where the draft decodes by compiled steps."""
+    if not isinstance(draft.executor, MlirExecutor) or GreedySteps.problem(draft.model, draft.store):
+        return None
+    return GreedySteps(draft.model, draft.store, most + 1)
 
 
 def check_same_tokens(

@@ -53,6 +53,14 @@ class MlirStep:
 
     def __init__(self, model: Transformer, store: KVStore, rows: int, together: bool = False):
         """With `together` several rows may be of one sequence, each with its own length."""
+        self.check(model, store)
+        self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
+        shape = step_shape(model, store.page_size, rows, store.shapes, together)
+        self.step = DecodeStep(shape, step_tensors(model, store))
+
+    @staticmethod
+    def check(model: Transformer, store: KVStore) -> None:
+        """Raises WorkbenchError or LaneError for what no compiled step can carry out."""
         if model.device.type != "cpu":
             raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
         if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
@@ -64,10 +72,6 @@ class MlirStep:
             if part is not model.blocks and type(part).__module__ not in OURS:
                 remedy = "load the model on lane inductor or eager"
                 raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
-        self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
-        blocks = [cast(Block, block) for block in model.blocks]
-        shape = step_shape(model, store.page_size, rows, store.shapes, together)
-        self.step = DecodeStep(shape, _tensors(model, blocks, store))
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
@@ -197,7 +201,9 @@ def _weight(format: Format, dtype: torch.dtype, group: int, bias: bool = False) 
     return Weight(kind, group if format == "int4" else 0, bias)
 
 
-def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[str, Tensor]:
+def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
+    """A model's weights and a store's pages under the names that a compiled step has for them."""
+    blocks = [cast(Block, block) for block in model.blocks]
     found: dict[str, Tensor] = {"norm": model.norm.weight}
     found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
     for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
