@@ -1,6 +1,6 @@
 """Several decode steps in one call, each with the largest logit of the one before, or a token that is given.
 
-    embed -> step -> choose -> embed -> step -> choose ...
+embed -> step -> choose -> embed -> step -> choose ...
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ return
 return
 }}"""
     embed = f"func.func private @embed({declared(shared)}) attributes {{no_inline}} {{\n{_embed(shape, context)}\nreturn\n}}"
-    choose = f"func.func private @choose({declared(shared)}) attributes {{no_inline}} {{\n{_choose(shape, most)}\nreturn\n}}"
+    choose = (
+        f"func.func private @choose({declared(shared)}) attributes {{no_inline}} {{\n{_choose(shape, most)}\nreturn\n}}"
+    )
     return "\n".join([*functions(shape), embed, step, choose, entry])
 
 

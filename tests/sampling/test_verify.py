@@ -192,11 +192,11 @@ def drafted(kind: str, seed: int, output: tuple[int, ...]) -> Draft:
     return Draft(tuple(ids), torch.stack(rows))
 
 
-def first_two(way: SamplingParameters, kind: str, accept="rejection") -> Counter:
+def first_two(way: SamplingParameters, kind: str) -> Counter:
     """Two tokens of each of many requests that differ in their seeds."""
     ways = [way.model_copy(update={"seed": seed}) for seed in range(TRIALS)]
     output: list[tuple[int, ...]] = [()] * TRIALS
-    chooser = Chooser(SIZE, accept)
+    chooser = Chooser(SIZE)
     while short := [seed for seed in range(TRIALS) if len(output[seed]) < 2]:
         asked = [sequence(ways[seed], output[seed], str(seed)) for seed in short]
         drafts = [NO_DRAFT if kind == "none" else drafted(kind, seed, output[seed]) for seed in short]

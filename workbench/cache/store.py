@@ -106,7 +106,7 @@ class KVStore:
 
     @property
     def lag(self) -> int | None:
-        """Tokens of one sequence that a step may compute whose groups were settled before it (see `settle`); None: any."""
+        """Tokens of one sequence that one step may compute and settle before it does (see `settle`); None: any."""
         return min((shape.rule.lag for shape in self.shapes if shape.format.packed), default=None)
 
     @property

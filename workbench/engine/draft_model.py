@@ -30,8 +30,8 @@ class Several(Protocol):
 
 @dataclass
 class ModelDrafts:
-    """A draft model's tokens for sequences of a target, each chosen as its request says: the largest where it is greedy,
-    otherwise drawn from what the request's own filters leave of the draft's logits.
+    """A draft model's tokens for sequences of a target, each chosen as its request says: the largest where it is
+    greedy, otherwise drawn from what the request's own filters leave of the draft's logits.
 
     `holdings` own the pages that `executor` computes on. A sequence for which there are none left has no draft. With
     `coupled` a token is drawn with the very number that the target will draw with, so that both tend to agree.
@@ -124,7 +124,7 @@ class ModelDrafts:
                 self.holdings.settle(span.sequence)
 
     def _room(self, own: Sequence, more: int, asked: set[str]) -> bool:
-        """Whether `own` has pages now for its next step, with `more` drafted; who is not `asked` for gives way to it."""
+        """Whether `own` has pages now for its next step, with `more` drafted; who is not `asked` for gives way."""
         while (missing := self.holdings.missing(own, more)) is not None:
             if self.holdings.short(missing) is None:
                 self.holdings.take(own, more)

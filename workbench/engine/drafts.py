@@ -36,7 +36,7 @@ class Drafts:
     def propose(self, running: Iterable[Sequence]) -> dict[str, Draft]:
         """A draft for each sequence that decodes, where there is one."""
         self._sweep()
-        asked = [sequence for sequence in running if (count := self._count(sequence)) > 0]
+        asked = [sequence for sequence in running if self._count(sequence) > 0]
         if not asked:
             return {}
         self._known.update((sequence.request_id, sequence) for sequence in asked)

@@ -83,7 +83,8 @@ def load(
     `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
     `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
     `speculate` is `none`, `prompt_lookup`, `draft`, or settings as in an experiment's `speculate:` (see
-    engine/speculation.py): tokens that are proposed for what comes next and checked by the next step. `note` receives every event of the runner, `tell` a line on what takes long in loading.
+    engine/speculation.py): tokens that are proposed for what comes next and checked by the next step. `note` receives
+    every event of the runner, `tell` a line on what takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")

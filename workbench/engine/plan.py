@@ -42,7 +42,7 @@ class Span:
         return [*self.sequence.token_ids[self.start : self.end - len(self.drafts)], *self.drafts]
 
     def rows(self) -> list[Span]:
-        """A decode and what was drafted after it as spans of one token, each of which reads what those before it write."""
+        """A decode and what was drafted after it as spans of one token, each of which reads what those before write."""
         rows = enumerate(self.drafts, self.start + 1)
         return [
             Span(self.sequence, self.start, 1, self.samples),

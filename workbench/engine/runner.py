@@ -210,7 +210,7 @@ class Runner:
         if not spans:
             return {}
         names = [span.sequence.request_id for span in spans]
-        drafts = [proposed[span.sequence.request_id].first(len(span.drafts)) if span.drafts else NO_DRAFT for span in spans]
+        drafts = [proposed.get(name, NO_DRAFT).first(len(s.drafts)) for name, s in zip(names, spans, strict=True)]
         chosen = self.chooser.verify(logits, [span.sequence for span in spans], drafts)
         return dict(zip(names, chosen, strict=True))
 

@@ -20,10 +20,10 @@ class NoSpeculation(_Part):
 
 
 class _Speculation(_Part):
-    """With `length: adaptive` a sequence has two more drafted tokens, `num_speculative_tokens` at most, after a check in
-    which all stood, and one fewer, but one at least, after any other (as Hugging Face's assisted generation). `accept`
-    is the rule by which they stand: `rejection` as often as the distributions overlap; `match` where they are the very
-    tokens that would come without drafts, so that outputs are equal token for token, seeds included."""
+    """With `length: adaptive` a sequence has two more drafted tokens, `num_speculative_tokens` at most, after a check
+    in which all stood, and one fewer, but one at least, after any other (as in Hugging Face's assisted generation).
+    `accept` is the rule by which they stand: `rejection` as often as the distributions overlap; `match` where they are
+    the very tokens that would come without drafts, so that outputs are equal token for token, seeds included."""
 
     num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4
     length: Literal["fixed", "adaptive"] = "fixed"
