@@ -29,6 +29,16 @@ class LaneError(RuntimeError):
     """A lane was asked for explicitly and cannot do the work here; it never falls back."""
 
 
+def spoken(part: object) -> str:
+    """What a message calls a mask or a score function: what it says of itself, or its name, but never its address."""
+    told = repr(part)
+    if " at 0x" not in told:
+        return told
+    if isinstance(part, functools.partial):
+        return f"{spoken(part.func)} with {', '.join(f'{name}={value!r}' for name, value in part.keywords.items())}"
+    return getattr(part, "__qualname__", type(part).__qualname__)
+
+
 @functools.cache
 def lane_problems() -> dict[Lane, str | None]:
     """For each lane, why it does not work here; None where it does."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.lanes import LaneError, spoken
 from compiled_kernels.pictures import Picture, picture
 
 __all__ = ["Both", "Causal", "Mask", "Picture", "SlidingWindow", "band", "picture"]
@@ -46,6 +46,9 @@ class Both:
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return self.first(query, key) & self.second(query, key)
 
+    def __repr__(self) -> str:
+        return f"Both({spoken(self.first)}, {spoken(self.second)})"
+
 
 def band(mask: Mask, lane: str) -> tuple[int, int]:
     """(window, sinks) of a mask, 0 for no window: the form in which operations known to torch by a schema take masks.
@@ -56,4 +59,4 @@ def band(mask: Mask, lane: str) -> tuple[int, int]:
         return 0, 0
     if isinstance(mask, SlidingWindow):
         return mask.window, mask.sinks
-    raise LaneError(f"paged_attention: lane {lane} knows causal masks with window and sinks, not {mask!r}")
+    raise LaneError(f"paged_attention: lane {lane} knows causal masks with window and sinks, not {spoken(mask)}")

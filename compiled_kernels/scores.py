@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.lanes import LaneError, spoken
 
 # (score, head, query, key) -> score; the four broadcast, the result has the score's shape and type.
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -46,10 +46,13 @@ class Then:
     def __call__(self, score: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return self.second(self.first(score, head, query, key), head, query, key)
 
+    def __repr__(self) -> str:
+        return f"Then({spoken(self.first)}, {spoken(self.second)})"
+
 
 def biased(score: Score | None, lane: str) -> bool:
     """Whether scores fall as ALiBi has it: the form in which operations known to torch by a schema take a score
     function. Raises LaneError for any other: `lane` cannot carry it out."""
     if score is None or isinstance(score, ALiBi):
         return score is not None
-    raise LaneError(f"paged_attention: lane {lane} knows no score functions but ALiBi, not {score!r}")
+    raise LaneError(f"paged_attention: lane {lane} knows no score functions but ALiBi, not {spoken(score)}")

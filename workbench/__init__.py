@@ -14,15 +14,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.engine.beam_search import beam_search
     from workbench.engine.load import load
     from workbench.errors import WorkbenchError
     from workbench.request import Request, SamplingParameters
     from workbench.user_parts import register
 
 __version__ = "0.1.0"
-__all__ = ["Request", "SamplingParameters", "WorkbenchError", "__version__", "load", "register"]
+__all__ = ["Request", "SamplingParameters", "WorkbenchError", "__version__", "beam_search", "load", "register"]
 
 _HOMES = {
+    "beam_search": "workbench.engine.beam_search",
     "load": "workbench.engine.load",
     "Request": "workbench.request",
     "SamplingParameters": "workbench.request",

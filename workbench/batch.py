@@ -23,7 +23,7 @@ class TokenBatch:
     ids: Int[Tensor, " token"]
     positions: Int[Tensor, " token"]
     span_starts: Int[Tensor, " seq_plus_one"]
-    context_lengths: Int[Tensor, " seq"]  # positions known after this step, the span's own included
+    context_lengths: Int[Tensor, " seq"]  # tokens held after this step, the span's own included
     page_tables: tuple[Int[Tensor, "seq held"], ...]
     slots: tuple[Int[Tensor, " token"], ...]
     sample_rows: Int[Tensor, " sample"]

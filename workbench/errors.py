@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Union, get_origin
 
 from pydantic import ValidationError
+
+# What the two members of a union say of one value.
+TWICE = re.compile(r"(\S+): Input should be (.*?)( \(given .*?\)); \1: Input should be (.*?)\3")
 
 
 class WorkbenchError(ValueError):
@@ -22,7 +26,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
     """A pydantic error as ours: every wrong path on one line, unknown keys with the nearest right name."""
-    return WorkbenchError(f"{where}: " + "; ".join(_told(item, model) for item in error.errors()))
+    told = "; ".join(_told(item, model) for item in error.errors())
+    return WorkbenchError(f"{where}: " + TWICE.sub(r"\1: Input should be \2, or \4\3", told))
 
 
 def _told(item: Any, model: type | None) -> str:

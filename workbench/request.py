@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 MOST_STOPS = 64
 MOST_LOGPROBS = 100
@@ -20,6 +20,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     REFUSED = "refused"  # it could never have run; nothing was computed
     ERROR = "error"  # it ran and broke; the others did not
+    NOT_CHOSEN = "not_chosen"  # it ended well, but others of its request's samples or beams are better
 
 
 class UserPart(BaseModel):
@@ -54,6 +55,13 @@ class SamplingParameters(BaseModel):
     sampler: UserPart | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1  # samples, with seeds counted up, on one prompt's pages
+    # So many samples are drawn, and the n of them with the highest log-probability (of the model, summed over their
+    # tokens) are samples 0 to n - 1, the best first. With more than n nothing is told of any before all have ended.
+    best_of: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
+    # Beam search with so many beams, as in Hugging Face; nothing is drawn, the n best texts come when it is over.
+    beams: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 0
+    length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
+    early_stopping: bool | Literal["never"] = False  # of beams: see engine/beam_search.py
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: Annotated[int, Field(ge=1)] = 128
@@ -61,7 +69,12 @@ class SamplingParameters(BaseModel):
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None  # how many beside the chosen one
     logprobs_of: Literal["model", "filtered"] = "model"
 
-    @field_validator("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    @property
+    def samples(self) -> int:
+        """Sequences that one request becomes."""
+        return self.beams or self.best_of or self.n
+
+    @field_validator("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty")
     @classmethod
     def _finite(cls, value: float) -> float:
         if not math.isfinite(value):
@@ -81,6 +94,32 @@ class SamplingParameters(BaseModel):
         if "" in value:
             raise ValueError("a stop string must not be empty")
         return value
+
+
+    @model_validator(mode="after")
+    def _several(self) -> SamplingParameters:
+        if self.samples < self.n:
+            name = "beams" if self.beams else "best_of"
+            raise ValueError(f"{name} {self.samples} is less than n: n of them are to be returned")
+        if not self.beams:
+            if self.samples > self.n and self.logprobs_of != "model":
+                raise ValueError("best_of ranks by the model's log-probabilities: leave out logprobs_of")
+            return self
+        if self.best_of is not None:
+            raise ValueError("beams and best_of are two ways to choose: give one")
+        plain = SamplingParameters(temperature=self.temperature if self.temperature == 0 else 1.0)
+        for name in _DRAWN:
+            if getattr(self, name) != getattr(plain, name):
+                raise ValueError(f"beam search takes the model's distribution as it is: leave out {name}")
+        if self.stop:
+            raise ValueError("beam search ends texts at tokens: give stop_token_ids in place of stop")
+        return self
+
+
+_DRAWN = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "filters", "sampler", "logprobs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,6 +142,7 @@ class Saved:
 
     computed: int
     places: tuple[list[int], ...]
+    evicted: int = 0
 
 
 @dataclass(eq=False)
@@ -112,6 +152,9 @@ class Sequence:
         token_ids  | prompt ............ | output .......... |
         positions  0      computed ^ (keys and values stand in `pages` for all before it that a query can still see)
 
+    With tokens evicted, those that stay lie one after another, in the order of the text: positions are the text's, and
+    places in the pages are counted without the evicted.
+
     A sequence decodes when one token is not yet computed, and is in prefill when more are.
     """
 
@@ -119,14 +162,17 @@ class Sequence:
     order: int  # arrival order: the youngest has the largest
     token_ids: list[int]
     computed: int = 0
+    evicted: int = 0  # of those, by each layer as many, though not the same
     pages: tuple[list[int], ...] = ()  # one list a table, in the order of the text; NULL_PAGE where given back
     finish_reason: FinishReason | None = None
     set_backs: int = 0
     covered: int = 0  # with so many tokens known, no page is missing
     due: int = 0  # with so many tokens computed, a page is full or dead
     saved: Saved | None = None
-    followers: list[Sequence] = field(default_factory=list, repr=False)  # samples that begin where its prefill ends
+    followers: list[Sequence] = field(default_factory=list, repr=False)  # they begin on its pages
     leader: Sequence | None = field(default=None, repr=False)  # of a follower that has not begun
+    joins: int = 0  # and with how many tokens it will: what it has in common with its leader
+    mates: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself too: a step takes all
     cached_tokens: int = 0  # not computed, but found in pages that were there
     computed_tokens: int = 0  # by its steps, more than once after a set-back
     restored_tokens: int = 0  # come back from the host
@@ -143,6 +189,11 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.prompt_length :]
+
+    @property
+    def held(self) -> int:
+        """Tokens whose keys and values have places in its pages."""
+        return self.computed - self.evicted
 
     @property
     def waiting_tokens(self) -> int:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane, LaneError
+from compiled_kernels.lanes import Lane, LaneError, spoken
 from compiled_kernels.masks import Mask, band
 from compiled_kernels.operators import define
 from compiled_kernels.paged_attention.page_blocked import decode
@@ -81,5 +81,5 @@ def refusal(lane: Lane, mask: Mask, score: Score | None) -> str | None:
 
 def _sayable(lane: Lane, mask: Mask, score: Score | None) -> tuple[tuple[int, int], bool]:
     if lane in (Lane.TRITON, Lane.MLIR) and score is not None:
-        raise LaneError(f"paged_attention: lane {lane} knows no score functions, not {score!r}")
+        raise LaneError(f"paged_attention: lane {lane} knows no score functions, not {spoken(score)}")
     return band(mask, lane), biased(score, lane)

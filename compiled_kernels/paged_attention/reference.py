@@ -47,6 +47,23 @@ def attend(
     score: Score | None = None,
 ) -> Tensor:
     """q [token, head, dim] at positions from `first_position` on, over k and v [context, group, dim]."""
+    weights = weigh(q, k, first_position, scale, mask, softcap, sink_logits, score)
+    values = v.to(weights.dtype)
+    mixed = einsum(weights, values, "group share token context, context group dim -> token group share dim")
+    return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
+
+
+def weigh(
+    q: Tensor,
+    k: Tensor,
+    first_position: int,
+    scale: float,
+    mask: Mask,
+    softcap: float = 0.0,
+    sink_logits: Tensor | None = None,
+    score: Score | None = None,
+) -> Tensor:
+    """How much each query looks at each key: [group, share, token, context], in float32 or q's float64."""
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=k.shape[1])
     scores = (
@@ -65,9 +82,7 @@ def attend(
         sink = rearrange(sink_logits.to(exact), "(group share) -> group share 1 1", group=k.shape[1])
         scores = torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], dim=-1)
     # Nowhere to look is 0 / 0 in the softmax; a NaN that came in must stay one.
-    weights = torch.where(seen, torch.softmax(scores, dim=-1)[..., : k.shape[0]], 0.0)
-    mixed = einsum(weights, v.to(exact), "group share token context, context group dim -> token group share dim")
-    return rearrange(mixed, "token group share dim -> token (group share) dim").to(q.dtype)
+    return torch.where(seen, torch.softmax(scores, dim=-1)[..., : k.shape[0]], 0.0)
 
 
 def context_of(pages: Tensor, table: Tensor, context: int) -> Tensor:

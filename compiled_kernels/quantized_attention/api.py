@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from compiled_kernels.lanes import Lane, LaneError
+from compiled_kernels.lanes import Lane, LaneError, spoken
 from compiled_kernels.masks import Mask, band
 from compiled_kernels.operators import define
 from compiled_kernels.quantized_attention.packed import Packed
@@ -66,7 +66,7 @@ def quantized_attention(
     if lane in (Lane.INDUCTOR, Lane.EAGER) and not torch.compiler.is_compiling():
         return (by_spans if lane is Lane.INDUCTOR else reference)(q, *cache, span_starts, context_lengths, *rest)
     if score is not None and lane in (Lane.TRITON, Lane.MLIR):
-        raise LaneError(f"quantized_attention: lane {lane} knows no score functions, not {score!r}")
+        raise LaneError(f"quantized_attention: lane {lane} knows no score functions, not {spoken(score)}")
     window, sinks = band(mask, lane)
     tensors = *keys, *values, *cache[2:], span_starts, context_lengths
     numbers = rule.group, rule.lag, rule.first, scale, window, sinks, decode_only, softcap

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from einops import rearrange
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 Kind = Literal["dense", "int8", "int4", "fp8"]
@@ -74,13 +74,25 @@ def dequantize(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
     """The numbers, [..., summed, kept], computed in `dtype`; a dense one is given back as it is stored."""
     if packed.scales is None:
         return packed.codes.to(dtype)
-    codes = packed.codes.view(torch.float8_e4m3fn) if packed.kind == "fp8" else packed.codes
-    numbers = unpack(codes, packed.kind).to(dtype)
+    codes = unpack(packed.codes, packed.kind)
+    numbers = e4m3_numbers(codes, dtype) if packed.kind == "fp8" else codes.to(dtype)
     runs = rearrange(numbers, "... summed (part run) -> ... part summed run", part=packed.scales.shape[-2])
     runs = runs * packed.scales.to(dtype)[..., None]
     if packed.minima is not None:
         runs = runs + packed.minima.to(dtype)[..., None]
     return rearrange(runs, "... part summed run -> ... summed (part run)")
+
+
+def e4m3_numbers(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
+    """Bits of e4m3 as numbers, exact in every `dtype`. The bits of NaN, which `quantize` never writes, are none here.
+
+        e4m3     s eeee mmm          bias 7
+        float16  s 0eeee mmm0000000  bias 15: the number, and 2 ** 8 too small
+
+    A conversion from float8 is one number at a time on a CPU; this is shifts and a conversion that it has for vectors.
+    """
+    bits = codes.view(torch.int8).to(torch.int16) << 7  # the sign, extended, lies in two places
+    return (bits & ~0x4000).view(torch.float16).to(dtype) * 2**8
 
 
 def storage(kind: Kind, before: tuple[int, ...], summed: int, kept: int, run: int) -> list[tuple[tuple, torch.dtype]]:

@@ -57,9 +57,10 @@ def plan(
         "recent_page": recent_keys.stride(0), "recent_group": recent_keys.stride(1),
         **_pages("key", keys), **_pages("value", values),
         "scale": scale, "softcap": softcap, "window": window, "sinks": sinks,
-        "SHARE": heads // groups, "STEP": step, "TILE": max(step, LEAST_DOT), "SIZE": size, "KEYS": KINDS[keys.kind], "VALUES": KINDS[values.kind],
-        "RUN": group, "COLUMNS": padded if values.scales is None else _columns(values, padded),
-        "LAG": lag, "FIRST": first, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
+        "SHARE": heads // groups, "STEP": step, "TILE": max(step, LEAST_DOT), "SIZE": size, "KEYS": KINDS[keys.kind],
+        "VALUES": KINDS[values.kind], "RUN": group, "LAG": lag, "FIRST": first,
+        "COLUMNS": padded if values.scales is None else _columns(values, padded),
+        "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip
     reach = min(held * size, window + sinks) if window else held * size
     walks = Walks(attend_packed, spans, walk, q, groups, reach, step, sink_logits is not None, splits)

@@ -32,10 +32,8 @@ def codes(words, KIND: tl.constexpr):
     else:
         found = tl.reshape(tl.permute(four(words, 0, 8), (0, 2, 3, 1)), (words.shape[0] * 4, words.shape[1]))
     if KIND == FP8:
-        numbers = found.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    else:
-        numbers = found.to(tl.float32)
-    return numbers
+        found = found.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return found.to(tl.float32)
 
 
 @triton.jit

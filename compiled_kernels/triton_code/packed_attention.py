@@ -42,9 +42,9 @@ def attend_packed(
     value_page, value_group, value_scale_page, value_scale_group, recent_page, recent_group,
     scale, softcap, window, sinks,
     SHARE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr,
-    SIZE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, RUN: tl.constexpr,
-    COLUMNS: tl.constexpr, LAG: tl.constexpr, FIRST: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr,
+    SIZE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    RUN: tl.constexpr, COLUMNS: tl.constexpr, LAG: tl.constexpr, FIRST: tl.constexpr, KIND: tl.constexpr,
+    SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINK_LOGITS: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1)
     split = tl.program_id(2)

@@ -7,10 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cache.evict import HeavyHitters, SnapKV
+from workbench.cache.evict import HeavyHitters, SinksRecent, SnapKV, Window
 
 policies = st.one_of(
     st.builds(HeavyHitters, budget=st.just(2), recent=st.floats(0.01, 1.0)),
+    st.builds(Window, budget=st.just(2)),
+    st.builds(SinksRecent, budget=st.just(2), sinks=st.integers(1, 9)),
     st.builds(SnapKV, budget=st.just(2), observe=st.integers(1, 9), pool=st.integers(1, 9)),
 )
 masses = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=60).map(torch.tensor)
@@ -44,6 +46,12 @@ def test_snapkv_votes_are_shared_with_neighbours() -> None:
     mass[5] = 9.0
     kept = SnapKV(budget=4, observe=1, pool=3).keep(mass, 4).tolist()
     assert kept == [4, 5, 6, 19]
+
+
+def test_place_alone_decides_for_windows_and_sinks() -> None:
+    mass = torch.rand(20)
+    assert Window(budget=4).keep(mass, 4).tolist() == [16, 17, 18, 19]
+    assert SinksRecent(budget=4, sinks=2).keep(mass, 5).tolist() == [0, 1, 17, 18, 19]
 
 
 @pytest.mark.parametrize("wrong", [{"budget": 1}, {"budget": 8, "recent": 0}, {"budget": 8, "sinks": 4}])

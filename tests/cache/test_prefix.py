@@ -147,6 +147,18 @@ class Index(RuleBasedStateMachine):
             self.forget_given_up()
         return pool.allocate(count)
 
+    @precondition(lambda self: any(self.idle))
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def run_short(self, data: st.DataObject, count: int) -> None:
+        """Somebody else wants pages of one table."""
+        table = data.draw(st.sampled_from([t for t, idle in enumerate(self.idle) if idle]))
+        oldest, younger = self.idle[table][:count], self.idle[table][count:]
+        self.index.evict(table, count)
+        assert not any(self.pools[table].kept(page) for page in oldest), "not the least recently used was given up"
+        if self.tables[table].back is not None:  # pages of a window lead to no others
+            assert all(self.pools[table].kept(page) for page in younger), "more was given up than was wanted"
+        self.forget_given_up()
+
     def release(self, table: int, pages: list[int]) -> None:
         self.pools[table].release(pages)
         self.idle[table] += [page for page in pages if page in self.pools[table].idle]

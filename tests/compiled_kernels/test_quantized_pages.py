@@ -17,7 +17,7 @@ from compiled_kernels.quantized_attention import (
     rotate,
     storage,
 )
-from compiled_kernels.quantized_attention.packed import LEVELS, pack, per_word, unpack
+from compiled_kernels.quantized_attention.packed import LEVELS, e4m3_numbers, pack, per_word, unpack
 
 INTEGERS = st.sampled_from(["int8", "int4"])
 KINDS = st.sampled_from(["int8", "int4", "fp8"])
@@ -73,6 +73,16 @@ def test_a_constant_that_float16_holds_is_exact(value: float, kind) -> None:
         assert bool(((found - numbers).abs() <= abs(value) / 1000 + 1e-4).all())
     else:
         assert torch.equal(found, numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_e4m3_is_read_exactly(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    exact = codes.view(torch.float8_e4m3fn).to(dtype)
+    sound = ~exact.isnan()
+    assert sound.sum() == 254, "all but the two NaNs"
+    assert torch.equal(e4m3_numbers(codes, dtype)[sound], exact[sound])
+    assert torch.equal(e4m3_numbers(codes, dtype)[sound].signbit(), exact[sound].signbit())
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])

@@ -22,6 +22,8 @@ from compiled_kernels.gaps import BF16_DOTS, GAPS, Gap, known_gap
 from compiled_kernels.linear import triton as products
 from compiled_kernels.masks import Causal, band
 from compiled_kernels.paged_attention import triton as attention
+from compiled_kernels.quantized_attention import Packed
+from compiled_kernels.quantized_attention import triton as packed_attention
 from compiled_kernels.triton_code.launch import run
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
 
@@ -103,6 +105,28 @@ def test_attention_in_any_number_of_parts_is_the_same(data: st.DataObject) -> No
         )  # fmt: skip
 
     suite = Suite("paged_attention", SUITES["paged_attention"].inputs, ours, (), SUITES["paged_attention"].terms)
+    assert disagreement(suite, case, inputs, Lane.TRITON) is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st.DataObject) -> None:
+    """Spans within which tokens settle, too."""
+    contexts = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=2))
+    spans = [data.draw(st.sampled_from([1, context, -(-context // 3)])) for context in contexts]
+    case, inputs = drawn(data, "quantized_attention", contexts=contexts, spans=spans)
+    splits, reference = data.draw(st.sampled_from([1, 2, 3, 8])), SUITES["quantized_attention"]
+
+    def ours(*given_, lane):
+        if lane is Lane.EAGER:
+            return reference.call(*given_, lane=lane)
+        q, *parts = given_
+        keys, values, rest = Packed(*parts[:3]), Packed(*parts[3:6]), parts[6:]
+        *tensors, scale, mask, rule, decode_only, softcap, sink_logits = rest
+        numbers = rule.group, rule.lag, rule.first, scale, *band(mask, "triton"), decode_only, softcap
+        return run(*packed_attention.plan(q, keys, values, *tensors, *numbers, sink_logits, splits=splits))
+
+    suite = Suite("quantized_attention", reference.inputs, ours, (), reference.terms, reference.exact, reference.scale)
     assert disagreement(suite, case, inputs, Lane.TRITON) is None
 
 

@@ -23,6 +23,7 @@ class Memory:
         self.size = self.holdings.size
         self.pages: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.tables]
         self.host: list[dict[int, dict[int, Name]]] = [{} for _ in self.holdings.tables]
+        self.writers: list[dict[int, Sequence]] = [{} for _ in self.holdings.tables]  # who wrote to a page last
         self.most_held = [0] * len(self.holdings.tables)
 
     def compute(self, plan: StepPlan) -> None:
@@ -37,6 +38,14 @@ class Memory:
         for span in plan.spans:
             self._read(span.sequence, span.start, span.end)
         self.forget_free()
+
+    def spoil(self, broken: Sequence) -> None:
+        """`broken` may have written anything to pages of its own: nobody is to read them who comes after it."""
+        for t, pool in enumerate(self.holdings.pools):
+            for page in broken.pages[t]:
+                alone = page != NULL_PAGE and pool.holders(page) == 1 + pool.kept(page)
+                if alone and self.writers[t].get(page) is broken:
+                    self.pages[t][page] = {}
 
     def forget_free(self) -> None:
         """A page that nobody holds has nothing in it, unless it is still to be saved before the next step."""
@@ -55,6 +64,7 @@ class Memory:
                 assert page != NULL_PAGE, "a token is written nowhere"
                 assert self.holdings.pools[t].holders(page) == 1, "a shared page is written to"
                 self.pages[t].setdefault(page, {})[position % self.size] = self._name(sequence, position)
+                self.writers[t][page] = sequence
 
     def _read(self, sequence: Sequence, start: int, end: int) -> None:
         for t, table in enumerate(self.holdings.tables):
@@ -90,7 +100,7 @@ class Memory:
             places += [node.places[t] for node in nodes(prefix) if node.places[t] != NULL_PAGE]
             assert len(places) == len(set(places)) == room.used
         for s in self.scheduler.waiting:
-            assert s.computed == 0 and not any(s.pages)
+            assert (s.computed == 0) == (not any(any(pages) for pages in s.pages))
 
 
 def nodes(prefix) -> list[Node]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from torch import Tensor
 
 from compiled_kernels.masks import SlidingWindow
-from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of
+from tests.engine.tiny import Oracle, finals, layer, model_of, request, runner_of, spec_of
+from workbench.cache.format import cache_format
+from workbench.cache.quantized import QuantizedLayer
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.runner import generate
 
@@ -36,3 +39,29 @@ def test_replays_give_the_oracles_rows() -> None:
     runner.executor = executor
     generate(runner, [request("d", 5, 20)])
     assert len(captures) > len(executor._captured), "what was captured of the model as it was is done with"
+
+
+@pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
+def test_packed_pages_settle_before_the_replay_and_never_in_the_graph(format: str) -> None:
+    spec = spec_of(layer(2, 1, 8), layer(2, 1, 8, window=9, sinks=2)).model_copy(update={"context": 64})
+    cache = cache_format({"format": format, "group": 8, "residual": 5, "sinks": 2})
+    found, settled = {}, []
+
+    def capture(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def replay() -> Tensor:
+            settled.clear()
+            rows = step()
+            assert not settled, "a graph cannot hold what depends on lengths"
+            return rows
+
+        return replay
+
+    for captured in (False, True):
+        runner = runner_of(model_of(spec), cache=cache, page_size=8)
+        if captured:
+            runner.executor = CapturedExecutor(runner.model, runner.store, capture)
+            for each in runner.store.layers:
+                assert isinstance(each, QuantizedLayer)
+                each.settling = lambda batch, asked=each.settling: settled.append(1) or asked(batch)  # type: ignore
+        found[captured] = finals(runner, [request("a", 5, 30), request("b", 19, 14), request("c", 33, 9)])
+    assert found[True] == found[False]

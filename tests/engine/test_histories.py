@@ -72,12 +72,18 @@ class Histories(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        shared=st.integers(0, 30), own=st.integers(0, 9), most=st.integers(1, 12),
-        samples=st.sampled_from([1, 1, 2, 3, 6]), salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
+        shared=st.one_of(st.integers(0, 30), st.integers(1, 6).map(lambda pages: pages * SIZE)),
+        own=st.one_of(st.integers(0, 9), st.just(1)), most=st.integers(1, 12),
+        samples=st.sampled_from([1, 1, 2, 3, 6]), beams=st.booleans(),
+        salt=st.sampled_from(["", "", "b"]), which=st.integers(0, 1),
     )  # fmt: skip
-    def submit(self, shared: int, own: int, most: int, samples: int, salt: str, which: int) -> None:
-        """Prompts have beginnings in common: zeros, or ones."""
+    def submit(self, shared: int, own: int, most: int, samples: int, beams: bool, salt: str, which: int) -> None:
+        """Prompts have beginnings in common: zeros, or ones, often whole pages of them and one token more. Of one
+        request come samples, or the beams of a search."""
         ids = (which,) * shared + tuple(self.draw.randrange(3) for _ in range(own + (shared == 0)))
+        self.ask(ids, most, samples, salt, beams)
+
+    def ask(self, ids: tuple[int, ...], most: int, samples: int, salt: str, beams: bool = False) -> None:
         asked = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), cache_salt=salt)
         new = [
             Sequence.of(Request(f"r{self.count + i}", ids, asked.sampling, cache_salt=salt), self.count + i)
@@ -85,9 +91,12 @@ class Histories(RuleBasedStateMachine):
         ]
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
-        fits = all(n <= pool.pages for n, pool in zip(self.holdings.at_once(tokens), self.holdings.pools, strict=True))
+        count = samples if beams else 1
+        needed = self.holdings.at_once(tokens, len(ids), count)
+        fits = all(n <= pool.pages for n, pool in zip(needed, self.holdings.pools, strict=True)) and count <= 4
+        fits = fits and not (beams and self.holdings.budget is not None)
         try:
-            self.scheduler.submit(new[0], new[1:])
+            self.scheduler.submit(new[0], new[1:], together=beams)
             assert fits and len(ids) < CONTEXT
             self.open += new
         except Refusal:
@@ -106,15 +115,29 @@ class Histories(RuleBasedStateMachine):
             return False
         self.look_over(plan)
         self.memory.compute(plan)
-        chosen = {span.sequence.request_id: self.draw.randrange(2) for span in plan.spans if span.samples}
-        self.scheduler.commit(plan, chosen)
+        sampled = [span.sequence for span in plan.spans if span.samples]
+        if self.draw.random() < 0.05:  # a listener cancels what the step has just computed
+            self.end(self.draw.choice(plan.spans).sequence, FinishReason.CANCELLED)
+        self.scheduler.commit(plan, {s.request_id: self.draw.randrange(2) for s in sampled if not s.mates})
+        for mates in {id(s.mates): s.mates for s in sampled if s.mates}.values():
+            if all(mate.waiting_tokens == 0 and mate.finish_reason is None for mate in mates):
+                self.branch(mates)
         for span in plan.spans:
             s = span.sequence
-            if len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT:
+            if s.finish_reason is not None:
+                assert not any(s.pages), "what has ended holds pages again"
+            elif len(s.output_ids) >= s.request.sampling.max_tokens or len(s.token_ids) >= CONTEXT:
                 self.end(s, FinishReason.LENGTH)
         self.memory.forget_free()
         self.now += 0.25
         return True
+
+    def branch(self, mates: list[Sequence]) -> None:
+        """Any of them may go on, with one token or with several, and none of them must."""
+        going = [(self.draw.choice(mates), self.draw.randrange(3)) for _ in mates]
+        texts = [[*parent.token_ids, token] for parent, token in going]
+        heirs = self.scheduler.branch(mates, going)
+        assert [heir.token_ids for heir in heirs] == texts and {id(s) for s in heirs} == {id(s) for s in mates}
 
     def look_over(self, plan: StepPlan) -> None:
         assert 0 < plan.tokens <= BUDGET
@@ -129,18 +152,25 @@ class Histories(RuleBasedStateMachine):
                 held = sum(page != 0 for page in span.sequence.pages[t])
                 assert held <= table.most(len(span.sequence.token_ids), BUDGET, SIZE)
         oldest = min((s for s in self.open if s.leader is None), key=lambda s: s.order)
-        assert oldest in [s.sequence for s in plan.spans] or plan.decode_tokens == BUDGET or plan.tokens == BUDGET
+        ours = oldest.mates or [oldest]
+        assert any(s.sequence in ours for s in plan.spans) or plan.decode_tokens == BUDGET or plan.tokens == BUDGET
 
     def end(self, ended: Sequence, reason: FinishReason) -> None:
-        self.scheduler.finish(ended, reason)
-        assert ended.finish_reason is reason
-        self.open.remove(ended)
+        for each in reversed(ended.mates or [ended]):
+            if reason is FinishReason.ERROR:
+                self.memory.spoil(each)
+            self.scheduler.finish(each, reason)
+            assert each.finish_reason is reason
+            self.open.remove(each)
         self.memory.forget_free()
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), reason=st.sampled_from([FinishReason.CANCELLED, FinishReason.STOP, FinishReason.ERROR]))
     def stop(self, data: st.DataObject, reason: FinishReason) -> None:
-        self.end(data.draw(st.sampled_from(self.open)), reason)
+        ended = data.draw(st.sampled_from(self.open))
+        self.end(ended, reason)
+        if reason is FinishReason.ERROR:  # its client tries again
+            self.ask(tuple(ended.token_ids), 1, 1, ended.request.cache_salt)
 
     @precondition(lambda self: self.holdings.prefix is not None)
     @rule(table=st.integers(0, 2), count=st.integers(1, 4), everything=st.sampled_from([False, False, False, True]))

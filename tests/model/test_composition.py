@@ -25,10 +25,11 @@ def test_nothing_changes_nothing() -> None:
 
 def test_every_slot_reaches_every_layer() -> None:
     slots = {
-        "groups": 2, "window": 9, "sinks": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True, "position": "none",
+        "groups": 2, "window": 9, "sinks": 2, "softcap": 3.0, "scale": 0.2, "qk_norm": True,
         "rotary": Rotary(base=7.0), "sink_logits": True,
     }  # fmt: skip
-    assert set(slots) | {"heads", "dim", "mask", "score", "module"} == set(AttentionChange.model_fields)
+    assert {attention.position for attention in varied(position="none")} == {"none"}
+    assert set(slots) | {"heads", "dim", "position", "mask", "score", "module"} == set(AttentionChange.model_fields)
     for attention in varied(**slots):
         assert attention == LAYER.attention.model_copy(update=slots)
 
@@ -57,7 +58,10 @@ def test_groups_by_number_or_name(groups: object, right: int) -> None:
     ("values", "told"),
     [
         ({"windw": 3}, "attention: windw: unknown key; did you mean 'window'"),
-        ({"window": 0}, "attention: window"),
+        ({"window": 0}, "attention: window: Input should be greater than or equal to 1, or 'full' .given 0.$"),
+        ({"window": "full", "sinks": 2}, "sinks: 2 with window: full keeps nothing in sight"),
+        ({"layers": {1: {"window": "full", "sinks": 2}}}, "sinks: 2 with window: full keeps nothing in sight"),
+        ({"position": "none", "rotary": {"base": 9.0}}, "rotary: turns no heads with position: none"),
         ({"window": "ful"}, "attention: window"),
         ({"position": "rotery"}, "position: Input should be 'rotary', 'alibi' or 'none'"),
         ({"pattern": ["window", "full"]}, "`window` needs a window in tokens, for example window: 128"),
@@ -86,6 +90,15 @@ def test_what_is_wrong_is_told_in_one_line(values: dict, told: str) -> None:
 def test_what_the_model_cannot_be_is_told_with_its_layer(values: dict, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
         varied(**values)
+
+
+def test_what_a_single_layer_gives_up_is_no_contradiction() -> None:
+    """Sinks and rotary that all other layers have are idle in one that sees all, or has no positions."""
+    layers = {1: {"window": "full"}, 2: {"position": "none"}}
+    found = varied(window=4, sinks=2, rotary={"base": 9.0}, layers=layers)[:3]
+    assert [(each.window, each.sinks, each.position) for each in found] == [
+        (4, 2, "rotary"), (None, 0, "rotary"), (4, 2, "none"),
+    ]  # fmt: skip
 
 
 def test_a_part_may_be_named_by_its_place_alone() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.cache.budget import Budget
 from workbench.cache.tables import Table
 from workbench.errors import WorkbenchError
 from workbench.study.capacity import page_bytes, pages_within, sequences_at_once, stored_bytes_per_token
@@ -21,6 +22,22 @@ def test_a_full_layer_holds_what_its_pages_hold(tokens: int, chunk: int, page: i
     pages, promised = pages_within(tables, (10,), 10 * (one * fit + 1) + 9, tokens, chunk, page)
     assert (promised, pages) == (fit, (fit * one,))
     assert sequences_at_once(tables, pages, page, tokens, chunk, fit) == fit
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(1, 60), st.integers(1, 24), st.integers(1, 8), st.integers(1, 6),
+    st.integers(2, 30), st.booleans(),
+)  # fmt: skip
+def test_with_a_budget_as_many_as_its_pages_hold(
+    tokens: int, chunk: int, page: int, fit: int, most: int, in_decode: bool
+) -> None:
+    """What is promised runs; it is as if texts were only so long as their budget."""
+    tables, budget = (Table((0,)),), Budget(most, in_decode=in_decode)
+    pages, promised = pages_within(tables, (10,), 10 * (20 * fit + 80), tokens, chunk, page, budget)
+    assert sequences_at_once(tables, pages, page, tokens, chunk, promised, budget) >= promised
+    if in_decode:
+        assert pages == (-(-min(tokens, most) // page) * promised,)
 
 
 def test_a_pool_too_small_is_told() -> None:

@@ -63,6 +63,11 @@ def ahead(query, key):
     return key <= query + 1
 
 
+def ahead_now_and_then(query, key):
+    """One query in a hundred sees the next key."""
+    return (key <= query) | ((key == query + 1) & (query % 100 == 99))
+
+
 def of_the_span(query, key):
     """Counted from the first query at hand, not from the text's first."""
     return (key <= query) & (key >= query.min() - 3)
@@ -130,6 +135,24 @@ class Counts(Attention):
     def read(self, q, batch, cache, lane=None):
         count = batch.span_starts.diff().repeat_interleave(batch.span_starts.diff()).to(q.dtype)
         return super().read(q, batch, cache, lane) * count[:, None, None]
+
+
+class KeepsAside(Attention):
+    """Sums its queries up beside the cache, by a text's first page: right, until a text begins in the middle."""
+
+    def __init__(self, *slots, **more):
+        super().__init__(*slots, **more)
+        self.sums = {}
+
+    def read(self, q, batch, cache, lane=None):
+        firsts = batch.page_tables[0][:, 0].tolist() if batch.page_tables else [0]
+        starts, ends, rows = batch.span_starts.tolist(), batch.context_lengths.tolist(), []
+        for seq, (first, end) in enumerate(zip(firsts, ends, strict=False)):
+            mine = q[starts[seq] : starts[seq + 1]]
+            before = self.sums[first] if end > len(mine) else torch.zeros_like(mine[0])
+            rows.append(before + mine.cumsum(0))
+            self.sums[first] = rows[-1][-1].clone()
+        return super().read(q, batch, cache, lane) + 0.01 * torch.cat(rows)
 
 
 class NoVerbs(nn.Module):

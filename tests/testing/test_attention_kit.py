@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from compiled_kernels import Lane
 from tests.testing import attention_parts as parts
 from workbench.errors import WorkbenchError
-from workbench.testing import check_attention
+from workbench.testing import attention_lanes, check_attention
+from workbench.user_parts import named
 
 RIGHT = [
     {}, {"window": 5, "sinks": 2, "softcap": 2.0, "qk_norm": True}, {"position": "alibi", "sink_logits": True},
@@ -36,6 +38,7 @@ def test_the_compiled_lane_is_held_to_the_reference_too():
         (parts.numbers, "answers with booleans", "torch.float32, not with a tensor of booleans"),
         (parts.other_shape, "broadcast over positions", "answered with shape (2, 3, 5)"),
         (parts.ahead, "no key that comes after", "shows key 1 to query 0"),
+        (parts.ahead_now_and_then, "no key that comes after", "shows key 100 to query 99"),
         (parts.of_the_span, "of positions alone", "depend on which others are asked with it"),
         (parts.of_the_keys, "of positions alone", "depend on how many keys are asked for"),
         (parts.Remembers, "of positions alone", "answered differently when asked again"),
@@ -49,6 +52,7 @@ def test_the_compiled_lane_is_held_to_the_reference_too():
         (parts.LooksAside, "batched = alone", "beside other texts"),
         (parts.ByPlace, "pages of any size in any order", "in random order it gives other rows"),
         (parts.Counts, "chunked = whole", "gives other rows than at once"),
+        (parts.KeepsAside, "a warm prefix = a cold one", "on a prefix found in the cache it gives other rows"),
         (parts.NoVerbs, "goes into a model", "has no project; extend workbench.model.layers.Attention"),
         (lambda query: query, "is a mask, a score function", "takes neither"),
         (42, "is a mask, a score function", "takes neither"),
@@ -68,7 +72,7 @@ def test_a_part_that_breaks_a_law_is_caught_by_that_law(part, law, detail):
 def test_the_report_is_words_and_the_same_each_time():
     first, again = (check_attention(parts.ahead, examples=4, lanes=["mlir"]) for _ in range(2))
     assert str(first) == str(again)
-    assert str(first).startswith("mask ahead: 8 of 9 laws hold\n")
+    assert str(first).startswith("mask ahead: 8 of 9 laws hold, 1 not tried\n")
     assert "lane mlir" in str(first)
 
 
@@ -77,6 +81,22 @@ def test_what_a_lane_does_not_claim_is_told():
     assert report.passed
     for law in report.laws[-2:]:
         assert law.detail.startswith(("not claimed: paged_attention: lane", "not tried:"))
+        assert not law.tried and f"  -       {law.law}" in str(report)
+    assert f"{len(report.laws) - 2} of {len(report.laws) - 2} laws hold, 2 not tried" in str(report)
+
+
+def test_only_its_own_law_catches_what_is_kept_beside_the_cache():
+    """The law of warm prefixes says something that the others do not."""
+    report = check_attention(parts.KeepsAside, examples=10, lanes=[])
+    assert [law.law for law in report.laws if not law.ok] == ["a warm prefix = a cold one"], str(report)
+
+
+def test_a_lane_calls_a_part_by_its_name_and_not_by_its_address():
+    for part, name in ((parts.bent, "not bent"), (parts.Remembers(), "Both(Causal(), Remembers)")):
+        kind = "score" if part is parts.bent else "mask"
+        with named(part) as path:
+            law = attention_lanes.law(Lane.MLIR, {kind: {"path": path}}, 1)
+        assert law.detail.startswith("not tried") or law.detail.endswith(name), law.detail
 
 
 def test_arguments_reach_the_part():

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compiled_kernels.quantized_attention import Settling
 from workbench.cache import quantized
+from workbench.cache.format import CacheFormat
 from workbench.errors import WorkbenchError
-from workbench.testing import check_kv_format
-from workbench.testing.report import Report
+from workbench.testing import check_kv_format, kv_laws, kv_scenes
 
+KINDS = ("dense", "int8", "int4", "fp8")
 SMALL = {"format": "int4", "group": 8, "residual": 5}
 
 
-def broken(report: Report) -> list[str]:
-    return [law.law for law in report.laws if not law.ok]
+def only(law: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One law is enough where it is to be broken: finding the least example takes its time."""
+    monkeypatch.setattr(kv_laws, "LAWS", {law: kv_laws.LAWS[law]})
 
 
 @pytest.mark.parametrize("format", [SMALL, {**SMALL, "format": "int8", "rotate": True, "sinks": 3}])
@@ -31,13 +35,41 @@ def test_settling_by_the_batch_and_not_by_the_position_is_told(monkeypatch: pyte
         return (key >= self.first) & (key < self.settled_of(query.max() + 1))
 
     monkeypatch.setattr(Settling, "packed", packed)
-    report = check_kv_format(SMALL, examples=2, lanes=())
-    assert "chunked = whole = decoded one by one" in broken(report)
+    only("chunked = whole = decoded one by one", monkeypatch)
+    assert not check_kv_format(SMALL, examples=2, lanes=()).passed
 
 
 def test_a_group_that_is_not_settled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "settle", lambda *_: None)
-    assert "batched = alone" in broken(check_kv_format(SMALL, examples=2, lanes=()))
+    only("batched = alone", monkeypatch)
+    assert not check_kv_format(SMALL, examples=2, lanes=()).passed
+
+
+def test_a_layer_is_tried_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only layer 9 has is seen to be broken, in models and on lanes."""
+    format = {**SMALL, "format": "dense", "layers": {9: {"format": "int4"}, 11: {"format": "int4"}}}
+    only("batched = alone", monkeypatch)
+    sound = check_kv_format(format, examples=1, lanes=("eager",))
+    assert sound.passed and all(law.tried for law in sound.laws), str(sound)
+    monkeypatch.setattr(quantized, "settle", lambda *_: None)
+    assert not check_kv_format(format, examples=1, lanes=()).passed
+
+
+@given(st.dictionaries(st.integers(0, 9), st.sampled_from(KINDS)), st.sampled_from(KINDS))
+def test_every_kind_of_layer_is_in_the_kits_model(layers: dict, usual: str) -> None:
+    format = CacheFormat.model_validate(
+        {"format": usual, "layers": {at: {"format": kind} for at, kind in layers.items()}}
+    )
+    tried = kv_scenes.folded(format)
+    found = [tried.of(layer).kinds for layer in range(kv_scenes.layers_of(tried))]
+    assert sorted(set(found)) == sorted({(kind, kind) for kind in (usual, *layers.values())})
+    assert len(found) == 2 * len(set(found)), "twice each: with a window and without"
+
+
+def test_pages_hold_whole_groups_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    format = {"format": "int8", "group": 24, "residual": 5, "layers": {3: {"group": 16}}}
+    only("batched = alone", monkeypatch)
+    check_kv_format(format, examples=1, lanes=()).raise_if_failed()
 
 
 def test_a_format_that_cannot_be_is_refused() -> None:

@@ -1,79 +1,138 @@
-"""Which tokens' keys and values stay when a sequence may hold only so many: policies that look at attention.
+"""Which tokens' keys and values stay when a sequence may hold only so many.
 
-A window, or sinks and a window, need no policy: they are attention values (`window`, `sinks`) and keep every law. The
-policies here choose by how much attention a token has received, layer by layer, and give laws up for it.
+A policy chooses layer by layer, by how much attention each token has received or by its place alone. All policies have
+the same budget and lose tokens at the same places in the text (see budget.py), so they can be compared.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Protocol
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
-CHUNKED = "chunked = whole"
-PREFIX = "prefix reuse"
-FULL = "full context in sight"
+from workbench.cache.budget import LEAST, Budget
+from workbench.errors import WorkbenchError
+
+PREFIX = "a warm prefix = a cold one"
+FULL = "every query sees all tokens before it"
 
 
+@runtime_checkable
 class Evict(Protocol):
     """Chooses what stays. A policy is a value: the same mass gives the same choice."""
 
     @property
     def gives_up(self) -> frozenset[str]:
-        """Names of the laws that do not hold under it."""
+        """Names of the laws that do not hold under it; pages of its sequences are never offered to others."""
         ...
 
     @property
     def observes(self) -> int | None:
-        """How many of a step's last queries' attention counts; None: of all."""
+        """How many of the prompt's last queries' attention counts: 0 none, and None all, those of decodes too."""
         ...
 
-    @property
-    def in_decode(self) -> bool:
-        """Whether it goes on evicting while a sequence decodes."""
+    def budget_for(self, page_size: int, page_bytes: int) -> Budget:
+        """The budget in a cache whose pages of `page_size` tokens take `page_bytes` in all layers together."""
         ...
 
     def keep(self, mass: Float[Tensor, " slot"], budget: int) -> Int[Tensor, " kept"]:
         """The slots that stay, ascending: min(budget, slots) of them, the newest among them.
 
-        `mass` is the attention each slot's token has received so far, summed over heads and queries; slots are in the
-        order of the text.
+        `mass` is the attention each slot's token has received so far, summed over heads and the queries that count;
+        slots are in the order of the text.
         """
         ...
 
 
-class _Policy(BaseModel):
+class Policy(BaseModel):
+    """What all policies have: a budget in `budget` tokens, in `bytes` of all layers' pages together, or as a `ratio` of
+    the prompt, exactly one of them."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
-    gives_up: ClassVar[frozenset[str]] = frozenset({CHUNKED, PREFIX, FULL})
+
+    budget: Annotated[int, Field(ge=LEAST)] | None = None
+    bytes: Annotated[int, Field(ge=1)] | None = None
+    ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    gives_up: ClassVar[frozenset[str]] = frozenset({PREFIX, FULL})
+    observes: ClassVar[int | None] = 0
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Policy:
+        given = [name for name in ("budget", "bytes", "ratio") if getattr(self, name) is not None]
+        if len(given) != 1:
+            told = f"{' and '.join(given)} were given" if given else "none was given"
+            raise ValueError(f"give exactly one of budget (tokens), bytes and ratio (of the prompt); {told}")
+        return self
+
+    def budget_for(self, page_size: int, page_bytes: int) -> Budget:
+        if self.bytes is None:
+            return self._budget(self.budget)
+        if self.bytes < page_bytes:
+            raise WorkbenchError(
+                f"cache.evict.bytes {self.bytes:,}: a page of {page_size} tokens takes {page_bytes:,} in all layers; "
+                "give at least so many, or lower cache.page_size"
+            )
+        return self._budget(self.bytes // page_bytes * page_size)
+
+    def _budget(self, tokens: int | None) -> Budget:
+        return Budget(tokens, self.ratio, in_decode=False)
 
 
-class HeavyHitters(_Policy):
-    """H2O (Zhang et al., 2023): the newest tokens, and of the others those that received most attention."""
+class _Always(Policy):
+    """A policy that holds its budget at all times: with every `block` tokens (an eighth of the budget unless given, at
+    most half) as many are evicted, so that a sequence has between budget - block and budget tokens."""
 
-    kind: Literal["heavy_hitters"] = "heavy_hitters"
-    budget: Annotated[int, Field(ge=2)]
-    recent: Annotated[float, Field(gt=0, le=1)] = 0.5  # share of the budget that the newest tokens have
+    block: Annotated[int, Field(ge=1)] | None = None
 
-    observes: ClassVar[int | None] = None
-    in_decode: ClassVar[bool] = True
+    def _budget(self, tokens: int | None) -> Budget:
+        return Budget(tokens, self.ratio, self.block)
+
+
+class Window(_Always):
+    """The newest tokens. Unlike the attention value `window` this is a matter of the cache alone."""
+
+    kind: Literal["window"] = "window"
 
     def keep(self, mass: Tensor, budget: int) -> Tensor:
-        return _newest_and_heaviest(mass, budget, max(1, round(self.recent * budget)))
+        return newest_and_heaviest(mass, budget, budget)
 
 
-class SnapKV(_Policy):
+class SinksRecent(_Always):
+    """StreamingLLM (Xiao et al., 2023): the text's first `sinks` tokens and the newest; positions stay those of the
+    text, where the paper counts them anew."""
+
+    kind: Literal["sinks_recent"] = "sinks_recent"
+    sinks: Annotated[int, Field(ge=1)] = 4
+
+    def keep(self, mass: Tensor, budget: int) -> Tensor:
+        return newest_and_heaviest(torch.zeros_like(mass), budget, budget - min(self.sinks, budget - 1))
+
+
+class HeavyHitters(_Always):
+    """H2O (Zhang et al., 2023): the newest tokens, and of the others those that received most attention; chosen for all
+    heads of a layer together, where the paper chooses for each."""
+
+    kind: Literal["heavy_hitters"] = "heavy_hitters"
+    recent: Annotated[float, Field(gt=0, le=1)] = 0.5  # share of what is kept that the newest tokens have
+
+    observes: ClassVar[int | None] = None
+
+    def keep(self, mass: Tensor, budget: int) -> Tensor:
+        return newest_and_heaviest(mass, budget, max(1, round(self.recent * budget)))
+
+
+class SnapKV(Policy):
     """SnapKV (Li et al., 2024): once, when the prompt is computed, what its last queries look at, smoothed over
-    neighbours; what is generated stays."""
+    neighbours; what is generated stays. Chosen for all heads of a layer together."""
 
     kind: Literal["snapkv"] = "snapkv"
-    budget: Annotated[int, Field(ge=2)]
     observe: Annotated[int, Field(ge=1)] = 32  # queries at the prompt's end that vote, and stay themselves
     pool: Annotated[int, Field(ge=1)] = 7  # votes are averaged over this many neighbours (pool // 2 on either side)
-
-    in_decode: ClassVar[bool] = False
 
     @property
     def observes(self) -> int:
@@ -83,17 +142,31 @@ class SnapKV(_Policy):
         reach = self.pool // 2
         padded = torch.nn.functional.pad(mass[None, None], (reach, reach))
         smooth = torch.nn.functional.avg_pool1d(padded, 2 * reach + 1, stride=1)[0, 0]
-        return _newest_and_heaviest(smooth, budget, min(self.observe, budget))
+        return newest_and_heaviest(smooth, budget, min(self.observe, budget))
 
 
-EvictPart = Annotated[HeavyHitters | SnapKV, Field(discriminator="kind")]
+EvictPart = Annotated[Window | SinksRecent | HeavyHitters | SnapKV, Field(discriminator="kind")]
+_EVICT: TypeAdapter[Any] = TypeAdapter(EvictPart)
 
 
-def _newest_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:
+def evict_from(value: Mapping[str, Any] | Evict | None) -> Evict | None:
+    """Settings as in an experiment (`{"kind": "snapkv", "budget": 256}`), a policy of anybody's own, or None."""
+    if value is None or isinstance(value, Evict):
+        return value
+    try:
+        return _EVICT.validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in ("evict", *fault["loc"]))
+        told = fault["msg"].removeprefix("Value error, ")
+        raise WorkbenchError(f"{place}: {told}; for example {{kind: heavy_hitters, budget: 256}}") from None
+
+
+def newest_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:
     """`newest` slots at the end, and the rest of the budget by mass; of equal ones the older."""
     slots = len(mass)
     if slots <= budget:
-        return torch.arange(slots)
+        return torch.arange(slots, device=mass.device)
     older = slots - newest
     order = mass[:older].sort(descending=True, stable=True).indices[: budget - newest]
-    return torch.cat([order.sort().values, torch.arange(older, slots)])
+    return torch.cat([order.sort().values, torch.arange(older, slots, device=mass.device)])

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
-from workbench.cache.moves import Moves
+from workbench.cache.budget import Budget
+from workbench.cache.moves import Eviction, Moves
 from workbench.cache.pages import NULL_PAGE, PagePool, pages_for
 from workbench.cache.places import Places
 from workbench.cache.prefix import Offer, PrefixIndex
@@ -18,7 +20,8 @@ from workbench.request import Saved, Sequence
 class Holdings:
     """`chunk` is the most tokens that a step computes of one sequence: so far ahead a windowed table has pages.
 
-    `prefix` keeps full pages for later requests; `host` are the places where pages of a set-back sequence may lie.
+    `prefix` keeps full pages for later requests; `host` are the places where pages of a set-back sequence may lie;
+    `budget` is what a sequence may hold where tokens are evicted.
     """
 
     def __init__(
@@ -28,17 +31,25 @@ class Holdings:
         chunk: int,
         prefix: PrefixIndex | None = None,
         host: Many[PagePool] = (),
+        budget: Budget | None = None,
     ):
         if len(pools) != len(tables):
             raise ValueError(f"{len(pools)} pools for {len(tables)} tables")
         self.pools, self.tables, self.chunk = tuple(pools), tuple(tables), chunk
         self.prefix, self.host = prefix, Places(host, prefix)
-        self.size = self.pools[0].page_size
+        self.size, self.budget = self.pools[0].page_size, budget
         self.moves = Moves()
 
-    def at_once(self, tokens: int) -> list[int]:
-        """Pages that a sequence of `tokens` tokens needs at once, at most, by table."""
-        return [table.most(tokens, self.chunk, self.size) for table in self.tables]
+    def at_once(self, tokens: int, prompt: int, sequences: int = 1) -> list[int]:
+        """Pages that `sequences` of `tokens` tokens need at once, at most, by table; `prompt` of them are given, and
+        shared but for the last."""
+        if self.budget is not None:
+            tokens = self.budget.at_once(prompt, tokens)
+        counts = []
+        for table in self.tables:
+            shared = table.settled(prompt - 1) // self.size if table.back is None else 0
+            counts.append(sequences * table.most(tokens, self.chunk, self.size) - (sequences - 1) * shared)
+        return counts
 
     def drain(self) -> Moves:
         """The moves that the step being planned begins with."""
@@ -51,24 +62,31 @@ class Holdings:
 
     def match(self, sequence: Sequence) -> Offer:
         """What `sequence` need not compute, when it begins now."""
-        if self.prefix is None or sequence.saved is not None:
+        if self.prefix is None or sequence.saved is not None or sequence.computed:
             return Offer(0, tuple([] for _ in self.tables))
-        return self.prefix.match(sequence.token_ids, sequence.request.cache_salt)
+        ids = sequence.token_ids
+        if sequence.followers:  # they begin with so many tokens and no more
+            ids = ids[: 1 + min(follower.joins for follower in sequence.followers)]
+        return self.prefix.match(ids, sequence.request.cache_salt)
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
         """Pages to be taken, by table, for `sequence` to begin on `offer`, or what it saved, and for its next step."""
         saved = sequence.saved
+        if sequence.computed:  # it waited on pages that it shares
+            return self.missing(sequence) or [0] * len(self.tables)
         if saved is not None:
-            computed, held = saved.computed, [len(places) for places in saved.places]
+            computed, evicted, held = saved.computed, saved.evicted, [len(places) for places in saved.places]
             here = [sum(place == NULL_PAGE for place in places) for places in saved.places]
         else:
-            computed, held = offer.tokens, [len(pages) for pages in offer.pages]
+            computed, evicted, held = offer.tokens, 0, [len(pages) for pages in offer.pages]
             here = [offer.held(t) for t in range(len(self.tables))]
+        known = self._known(sequence, computed, evicted)
+        computed -= evicted
         counts = []
         for t, table in enumerate(self.tables):
             place = table.settled(computed) // self.size
             copied = saved is None and offer.has(t, place)
-            stop = self._stop(table, computed, len(sequence.token_ids))
+            stop = self._stop(table, computed, known)
             counts.append(max(stop, held[t]) - here[t] + copied)
         return counts
 
@@ -87,6 +105,8 @@ class Holdings:
         if sequence.saved is not None:
             self._restore(sequence, sequence.saved)
             return
+        if sequence.computed:
+            return
         sequence.pages = tuple(list(pages) for pages in offer.pages)
         if self.prefix is not None:
             self.prefix.take(sequence.order, offer)
@@ -101,8 +121,9 @@ class Holdings:
         sequence.cached_tokens += offer.tokens
         sequence.shared_pages += offer.shared
 
-    def fork(self, leader: Sequence, follower: Sequence) -> None:
-        """`follower` holds the pages of what `leader` has computed; whoever writes to the last one first copies it."""
+    def fork(self, leader: Sequence, follower: Sequence) -> int:
+        """`follower` holds the pages of what `leader` has computed, so many; whoever writes to the last one first
+        copies it. At any point between two steps; `follower` holds nothing before."""
         follower.pages = tuple(self._written(leader))
         for pool, pages in zip(self.pools, follower.pages, strict=True):
             pool.share(page for page in pages if page != NULL_PAGE)
@@ -110,19 +131,18 @@ class Holdings:
             self.prefix.fork(leader.order, follower.order, leader.computed)
         follower.computed = leader.computed
         follower.covered = follower.due = leader.covered = 0
-        follower.cached_tokens += leader.computed
-        follower.shared_pages += sum(page != NULL_PAGE for pages in follower.pages for page in pages)
+        return sum(page != NULL_PAGE for pages in follower.pages for page in pages)
 
     def missing(self, sequence: Sequence, drafted: int = 0) -> list[int] | None:
         """Pages to be taken, by table, before the next step of a sequence that runs, with so many tokens computed on
         trial; None for none at all."""
-        known = len(sequence.token_ids) + drafted
+        known = self._known(sequence, sequence.computed, sequence.evicted) + drafted
         if known <= sequence.covered:
             return None
         counts = []
         for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
-            stop = self._stop(table, sequence.computed, known)
-            place = table.settled(sequence.computed) // self.size
+            stop = self._stop(table, sequence.held, known)
+            place = table.settled(sequence.held) // self.size
             copied = place < len(pages) and pool.holders(pages[place]) > 1
             counts.append(max(0, stop - len(pages)) + copied)
         return counts
@@ -135,7 +155,7 @@ class Holdings:
         covered = []
         for t, (table, pages, pool) in enumerate(zip(self.tables, sequence.pages, self.pools, strict=True)):
             fresh = self._allocate(t, counts[t])
-            place = table.settled(sequence.computed) // self.size
+            place = table.settled(sequence.held) // self.size
             if place < len(pages) and pool.holders(pages[place]) > 1:
                 self._copy(sequence, t, pages[place], fresh[0])
                 pool.release([pages[place]])
@@ -147,7 +167,8 @@ class Holdings:
     def cut(self, sequence: Sequence) -> None:
         """Give back pages that nothing stands in but what was computed on trial and fell."""
         for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
-            stop = self._stop(table, sequence.computed, len(sequence.token_ids))
+            known = self._known(sequence, sequence.computed, sequence.evicted)
+            stop = self._stop(table, sequence.held, known)
             if len(pages) > stop:
                 pool.release(pages[stop:])
                 del pages[stop:]
@@ -175,6 +196,8 @@ class Holdings:
             saved = self.host.save(sequence.computed, self._written(sequence), self.moves)
         else:
             sequence.restored_tokens -= saved.computed
+        if saved is not None:
+            saved = replace(saved, evicted=sequence.evicted)
         self.release(sequence)
         sequence.saved = saved
         return 0 if saved is None else sum(place != NULL_PAGE for places in saved.places for place in places)
@@ -194,8 +217,36 @@ class Holdings:
         if sequence.saved is not None:
             self.host.release(sequence.saved)
         sequence.pages, sequence.saved = tuple([] for _ in self.pools), None
-        sequence.computed = sequence.covered = sequence.due = 0
+        sequence.computed = sequence.evicted = sequence.covered = sequence.due = 0
         return freed
+
+    def next_tokens(self, sequence: Sequence) -> int:
+        """How many tokens the next step of a running sequence may compute."""
+        return self._known(sequence, sequence.computed, sequence.evicted) - sequence.held
+
+    def evict(self, sequence: Sequence) -> str:
+        """Before its next step `sequence` gives up the tokens that its budget has no room for; what is to be said of
+        it. Which they are is chosen when the moves are carried out."""
+        if self.budget is None:
+            return ""
+        held = sequence.held
+        kept = self.budget.kept(sequence.prompt_length, sequence.computed, sequence.evicted)
+        if kept is None:
+            return ""
+        self.moves.evictions.append(Eviction(sequence, held, kept, tuple(list(pages) for pages in sequence.pages)))
+        back = pages_for(kept, self.size)
+        for pool, pages in zip(self.pools, sequence.pages, strict=True):
+            pool.release(pages[back:])
+            del pages[back:]
+        sequence.evicted += held - kept
+        sequence.covered = 0
+        return f"{held - kept} of {held} tokens evicted"
+
+    def _known(self, sequence: Sequence, computed: int, evicted: int) -> int:
+        """Tokens that it holds after its next step, when so many are computed and evicted."""
+        known = len(sequence.token_ids) - evicted
+        left = None if self.budget is None else self.budget.left(sequence.prompt_length, computed, evicted)
+        return known if left is None else min(known, computed - evicted + left)
 
     def _stop(self, table: Table, computed: int, known: int) -> int:
         """How long the list of pages must be for the next step."""
@@ -237,12 +288,13 @@ class Holdings:
             pages.append([NULL_PAGE if place == NULL_PAGE else fresh.pop(0) for place in places])
         sequence.pages, sequence.saved = tuple(pages), None
         self.host.load(sequence, saved, self.moves)
-        sequence.computed, sequence.covered, sequence.due = saved.computed, 0, 0
+        sequence.computed, sequence.evicted = saved.computed, saved.evicted
+        sequence.covered = sequence.due = 0
         sequence.restored_tokens += saved.computed
 
     def _written(self, sequence: Sequence) -> list[list[int]]:
         """The pages of `sequence`, by table, in which something stands."""
         return [
-            pages[: pages_for(table.settled(sequence.computed), self.size)]
+            pages[: pages_for(table.settled(sequence.held), self.size)]
             for table, pages in zip(self.tables, sequence.pages, strict=True)
         ]

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from workbench.request import Sequence
+
+
+class Eviction(NamedTuple):
+    """Of the `held` tokens of `sequence`, which lie in `pages` by table, `kept` stay, in the first places."""
+
+    sequence: Sequence
+    held: int
+    kept: int
+    pages: tuple[list[int], ...]
 
 
 @dataclass
 class Moves:
-    """Carried out in this order: saves to the host, copies, loads from the host.
+    """Carried out in this order: evictions, saves to the host, copies, loads from the host.
 
     A page that is saved or copied from may belong to somebody else by then, but nobody has written to it yet.
     """
 
+    evictions: list[Eviction] = field(default_factory=list)
     saves: list[tuple[int, int, int]] = field(default_factory=list)  # table, page, place on the host
     copies: list[tuple[int, int, int]] = field(default_factory=list)  # table, page, the page that becomes its copy
     loads: list[tuple[str, int, int, int]] = field(default_factory=list)  # request, table, place on the host, page
 
     def __bool__(self) -> bool:
-        return bool(self.saves or self.copies or self.loads)
+        return bool(self.evictions or self.saves or self.copies or self.loads)
 
     def source(self, table: int, page: int) -> int:
         """Where the contents of `page` are until the moves are carried out."""

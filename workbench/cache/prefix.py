@@ -106,7 +106,7 @@ class PrefixIndex:
         lease = self._leases.get(key)
         if lease is not None:
             path = lease.path[: tokens // self.size]
-            self._lease(other, path, len(path) * self.size)
+            self._lease(other, path, len(path) * self.size).entered = list(lease.entered)
 
     def enter(
         self, key: int, ids: Sequence[int], salt: str, computed: int, held: tuple[list[int], ...]

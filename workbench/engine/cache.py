@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from workbench.cache.evict import evict_from
 from workbench.cache.format import CacheFormat
 from workbench.cache.holdings import Holdings
 from workbench.cache.host import HostPages, carry_out, host_pages
@@ -16,7 +17,9 @@ from workbench.cache.prefix import PrefixIndex
 from workbench.cache.settings import RadixPrefix, offload_from, prefix_from
 from workbench.cache.store import KVStore
 from workbench.cache.tables import tables_of
+from workbench.engine.evicting import Evictor, check_evict
 from workbench.engine.plan import StepPlan
+from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
 
@@ -26,6 +29,7 @@ class Cache:
     store: KVStore
     holdings: Holdings
     host: HostPages | None
+    evictor: Evictor | None
 
     @classmethod
     def of(
@@ -41,6 +45,7 @@ class Cache:
         page_orders: tuple[list[int], ...] | None,
         prefix: Any,
         offload: Any,
+        evict: Any,
     ) -> Cache:
         """What `Runner` takes under these names; `chunk` is the most tokens that a step computes of one sequence."""
         shapes = model.cache_shapes(cache)
@@ -53,12 +58,22 @@ class Cache:
         rooms = host.rooms if host is not None else ()
         reuse = prefix_from(prefix)
         index = PrefixIndex(pools, store.tables, reuse.ttl, clock, rooms) if isinstance(reuse, RadixPrefix) else None
-        return cls(store, Holdings(pools, store.tables, chunk, index, rooms), host)
+        policy, budget = evict_from(evict), None
+        if policy is not None:
+            check_evict(model.spec, store)
+            if index is not None:
+                told = "pages of sequences that lose tokens are nobody else's prefix; set prefix: off"
+                raise WorkbenchError(f"cache.prefix radix with cache.evict: {told}")
+            budget = policy.budget_for(page_size, sum(store.page_bytes(table) for table in range(len(tables))))
+        evictor = None if policy is None else Evictor(policy, store)
+        return cls(store, Holdings(pools, store.tables, chunk, index, rooms, budget), host, evictor)
 
     def move(self, plan: StepPlan, running: Iterable[Sequence]) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
         """The plan once its pages are where they should be, less the requests whose pages could not be had, and why."""
         if not plan.moves:
             return plan, []
+        if self.evictor is not None:
+            self.evictor.carry_out(plan.moves.evictions)
         faults = carry_out(plan.moves, self.store, self.host)
         missing = {(table, page): faults[name] for name, table, _, page in plan.moves.loads if name in faults}
         broken = []

@@ -102,5 +102,6 @@ def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:
 def _moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
     """A copy of the batch that a capture may keep."""
     ids, positions, starts, lengths, *rest = (tensor.to(device, copy=True) for tensor in _tensors(batch))
-    tables = len(batch.page_tables)
-    return TokenBatch(ids, positions, starts, lengths, tuple(rest[:tables]), tuple(rest[tables:-1]), rest[-1], True, False)
+    count = len(batch.page_tables)
+    tables, slots = tuple(rest[:count]), tuple(rest[count:-1])
+    return TokenBatch(ids, positions, starts, lengths, tables, slots, rest[-1], decode_only=True, settles=False)

@@ -50,7 +50,7 @@ class Drafts:
             self._lengths[request_id] = min(self.most, max(1, self._lengths.get(request_id, self.most) + change))
 
     def _count(self, sequence: Sequence) -> int:
-        if sequence.waiting_tokens != 1 or sequence.computed < sequence.prompt_length:
+        if sequence.waiting_tokens != 1 or sequence.computed < sequence.prompt_length or sequence.mates:
             return 0
         # The token after the drafted ones needs a place too.
         left = sequence.request.sampling.max_tokens - (len(sequence.token_ids) - sequence.prompt_length)

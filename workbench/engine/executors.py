@@ -15,8 +15,10 @@ from workbench.engine.alike import Watch
 from workbench.engine.buckets import bucket_for, check_bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
+from workbench.engine.evicting import EvictingExecutor, Evictor
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
+from workbench.engine.observed import observed
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
 from workbench.errors import WorkbenchError
@@ -116,3 +118,15 @@ def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = 
     if problem and model.lane is not Lane.MLIR:
         raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
     return blocks if problem else MlirExecutor(model, store, blocks)
+
+
+def evicting(model: Transformer, store: KVStore, lanes: Lanes, fast: Executor, evictor: Evictor | None) -> Executor:
+    """`fast`, and where the queries of a step are to be seen the model's blocks, on the lanes that carry them out."""
+    if evictor is None:
+        return fast
+    seen, layers = observed(store)
+    if model.lane is Lane.INDUCTOR:
+        blocks: Executor = CompiledExecutor(model, seen, lanes.reads, "block", lanes.blocks)
+    else:
+        blocks = EagerExecutor(model, seen)
+    return EvictingExecutor(fast, blocks, layers, evictor)

@@ -57,6 +57,9 @@ def inspect(
     context has left a window.
     """
     count = len(model.blocks)
+    if sequence.evicted:
+        told = f"{sequence.evicted} of its tokens were evicted, in each layer others"
+        raise WorkbenchError(f"request {sequence.request_id}: cannot be inspected any more; {told}")
     places = tuple(
         _index(row, sequence.computed, f"row {row}: {sequence.computed} tokens are computed") for row in rows
     )

@@ -63,17 +63,20 @@ def sample_name(request_id: str, number: int) -> str:
 
 
 def samples_of(request: Request) -> list[Request]:
-    """A request for each of its `n` samples, with seeds counted up."""
+    """A request for each of its samples, with seeds counted up."""
     asked = request.sampling
-    if asked.n == 1:
+    if asked.samples == 1:
         return [request]
+    alone: dict[str, Any] = {"n": 1, "best_of": None, "beams": 0}
+    if not asked.beams and asked.samples > asked.n and asked.logprobs is None:
+        alone["logprobs"] = 0  # they are ranked by the chosen tokens'
     return [
         replace(
             request,
             request_id=sample_name(request.request_id, number),
-            sampling=asked.model_copy(update={"n": 1, "seed": (asked.seed + number) % 2**63}),
+            sampling=asked.model_copy(update={**alone, "seed": (asked.seed + number) % 2**63}),
         )
-        for number in range(asked.n)
+        for number in range(asked.samples)
     ]
 
 

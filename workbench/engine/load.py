@@ -13,6 +13,7 @@ from torch import Tensor
 
 from compiled_kernels import Lane
 from compiled_kernels.lanes import AUTO
+from workbench.cache.evict import Evict, evict_from
 from workbench.cache.format import CacheFormat, cache_format
 from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.shapes import CacheShape
@@ -66,6 +67,7 @@ def load(
     cache: str | Mapping[str, Any] | CacheFormat = "dense",
     prefix: Any = "off",
     offload: Any = "none",
+    evict: Any = None,
     overflow: Overflow = "refuse",
     attention: AttentionPart | dict[str, Any] | None = None,
     speculate: Any = "none",
@@ -81,10 +83,12 @@ def load(
     the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
     kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
     `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
-    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile.
-    `speculate` is `none`, `prompt_lookup`, `draft`, or settings as in an experiment's `speculate:` (see
-    engine/speculation.py): tokens that are proposed for what comes next and checked by the next step. `note` receives
-    every event of the runner, `tell` a line on what takes long in loading.
+    `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile; `evict`
+    is a policy that keeps each sequence within a budget, as in an experiment ({"kind": "heavy_hitters", "budget": 256},
+    or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `speculate` is `none`, `prompt_lookup`, `draft`, or
+    settings as in an experiment's `speculate:` (see engine/speculation.py): tokens that are proposed for what comes
+    next and checked by the next step. `note` receives every event of the runner, `tell` a line on what takes long in
+    loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -93,7 +97,8 @@ def load(
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
-    prefix, offload, speculate = prefix_from(prefix), offload_from(offload), speculation_from(speculate)
+    prefix, offload, policy = prefix_from(prefix), offload_from(offload), evict_from(evict)
+    speculate = speculation_from(speculate)
     format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
     kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
     source = _source(str(model), AttentionPart.of(attention))
@@ -113,7 +118,7 @@ def load(
     if compile == "step" and lanes.decode is not Lane.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
     limits = Limits(max_num_seqs, max_num_batched_tokens)
-    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size)
+    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, policy)
     heap.trim()
     tokenizer = source.tokenizer()
     drafts = None
@@ -132,6 +137,7 @@ def load(
         cache_dtype=cache_dtype,
         prefix=prefix,
         offload=offload,
+        evict=policy,
         overflow=overflow,
         note=note,
         lanes=lanes,
@@ -211,15 +217,22 @@ def stored_dtype(config: Path) -> torch.dtype:
 
 
 def _pages_that_fit(
-    context: int, shapes: tuple[CacheShape, ...], dtype: torch.dtype, limits: Limits, page_size: int
+    context: int,
+    shapes: tuple[CacheShape, ...],
+    dtype: torch.dtype,
+    limits: Limits,
+    page_size: int,
+    policy: Evict | None,
 ) -> tuple[int, ...]:
-    """Pages of each table for every sequence at full context (of a window, what it sees), or as many as the memory set
-    aside holds."""
+    """Pages of each table for every sequence at full context (of a window, what it sees; with a `policy`, its budget),
+    or as many as the memory set aside holds."""
     tables, chunk = tables_of(shape.tables for shape in shapes), limits.max_num_batched_tokens
-    wanted = [limits.max_num_seqs * table.most(context, chunk, page_size) for table in tables]
     page_bytes = [
         page_size * sum(shapes[layer].table_bytes(number, dtype) for layer in table.layers)
         for number, table in enumerate(tables)
     ]
+    if policy is not None:
+        context = policy.budget_for(page_size, round(sum(page_bytes))).at_once(context, context)
+    wanted = [limits.max_num_seqs * table.most(context, chunk, page_size) for table in tables]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     return tuple(max(1, min(pages, int(pages * CACHE_MEMORY // whole))) for pages in wanted)

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from workbench.trace.events import Event
+from workbench.engine.best_of import BestOf
+from workbench.trace.events import Event, Submitted
 
 
 class Mail:
@@ -19,6 +20,7 @@ class Mail:
         self._tell = tell
         self._boxes: dict[str, deque[Event]] = {}
         self._samples: dict[str, tuple[str, int]] = {}
+        self._contests: dict[str, BestOf] = {}
 
     def open(self, name: str, box: deque[Event], sample_of: tuple[str, int] | None = None) -> None:
         """Events of `name` go to `box` from now on; `sample_of` is the request, and which of its samples this is."""
@@ -26,18 +28,28 @@ class Mail:
         if sample_of is not None:
             self._samples[name] = sample_of
 
+    def hold(self, request_id: str, contest: BestOf) -> None:
+        """What happens to the samples of a request is told as `contest` says, their submission at once."""
+        self._contests[request_id] = contest
+
     def close(self, name: str) -> None:
         del self._boxes[name]
         self._samples.pop(name, None)
 
     def send(self, event: Event) -> None:
-        box = self._boxes.get(event.request_id)
+        box, events = self._boxes.get(event.request_id), [event]
         if event.request_id in self._samples:
             owner, number = self._samples[event.request_id]
-            event = replace(event, request_id=owner, sample=number)
-        self._tell(event)
-        if box is not None:
-            box.append(event)
+            events = [replace(event, request_id=owner, sample=number)]
+            contest = self._contests.get(owner)
+            if contest is not None and not isinstance(event, Submitted):
+                events = contest.add(events[0])
+                if events:
+                    del self._contests[owner]
+        for told in events:
+            self._tell(told)
+            if box is not None:
+                box.append(told)
 
     def names(self, box: deque[Event]) -> list[str]:
         """Whose events go to `box`."""

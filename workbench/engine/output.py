@@ -19,18 +19,19 @@ class Output:
                 "use stop_token_ids"
             )
         self._detokenizer = Detokenizer(tokenizer, sampling.stop) if tokenizer is not None else None
-        self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
-        self._left = min(sampling.max_tokens, context - len(request.prompt_ids))
+        self.ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
+        self.most = min(sampling.max_tokens, context - len(request.prompt_ids))
+        self._count = 0
 
     def push(self, token_id: int) -> tuple[str, FinishReason | None]:
         """Take the next token; the text to show now, and the reason if this is the end."""
-        self._left -= 1
-        if token_id in self._ends:
+        self._count += 1
+        if token_id in self.ends:
             return "", FinishReason.STOP
         text = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
         if self._detokenizer is not None and self._detokenizer.stopped is not None:
             return text, FinishReason.STOP
-        if self._left <= 0:
+        if self._count >= self.most:
             return text, FinishReason.LENGTH
         return text, None
 

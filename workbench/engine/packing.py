@@ -20,7 +20,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         ids += span.ids
         positions += range(span.start, span.end)
         starts.append(len(ids))
-        lengths.append(span.end)
+        lengths.append(span.end - span.sequence.evicted)
         samples += range(len(ids) - span.logit_rows, len(ids))
     ids += [0] * padding
     positions += [0] * padding
@@ -34,9 +34,9 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
         table += [[NULL_PAGE] * widest] * padding
         # A late table has no page yet for a span's last positions, and is written to otherwise than by slots.
         slots_here = [
-            pages[place] * page_size + position % page_size if (place := position // page_size) < len(pages) else 0
+            pages[place] * page_size + slot % page_size if (place := slot // page_size) < len(pages) else 0
             for span, pages in zip(spans, held, strict=True)
-            for position in range(span.start, span.end)
+            for slot in range(span.start - span.sequence.evicted, span.end - span.sequence.evicted)
         ]
         page_tables.append(torch.tensor(table, dtype=torch.int32, device=device))
         slots.append(torch.tensor(slots_here + [0] * padding, device=device))

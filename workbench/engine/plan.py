@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why something happened to a request: `action` is admitted, waiting, cut or set_back."""
+    """Why something happened to a request: `action` is admitted, waiting, cut, evicted or set_back."""
 
     request_id: str
     action: str

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake
 from workbench.engine.cache import Cache
 from workbench.engine.drafts import Drafts
-from workbench.engine.executors import Unit, executor_for
+from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments, StepTimes
 from workbench.engine.lanes import Lanes
@@ -29,8 +28,8 @@ from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
-from workbench.sampling.choose import Choice, Chooser
-from workbench.sampling.verify import NO_DRAFT, Draft
+from workbench.sampling.choose import Chooser
+from workbench.sampling.verify import Draft
 from workbench.trace.events import Event, Finished
 
 
@@ -50,6 +49,7 @@ class Runner:
         page_orders: tuple[list[int], ...] | None = None,
         prefix: Any = "off",
         offload: Any = "none",
+        evict: Any = None,
         overflow: Literal["refuse", "cut_oldest"] = "refuse",
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
@@ -60,21 +60,24 @@ class Runner:
     ):
         """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
         what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order
-        in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `lanes`
-        says which lane decodes where that is not the model's; `compile` is the lane inductor's unit; `drafts` proposes
-        tokens that a step checks besides."""
+        in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict`
+        is a policy of `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's;
+        `compile` is the lane inductor's unit; `drafts` proposes tokens that a step checks besides."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
         limits = limits or Limits()
         self.cache = Cache.of(
             model, limits.max_num_batched_tokens, clock, page_size=page_size, pages=pages, cache=cache,
-            cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload,
+            cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
         )  # fmt: skip
         self.store = self.cache.store
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context)
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        self.executor = executor_for(model, self.store, self.lanes, compile)
+        fast = executor_for(model, self.store, self.lanes, compile)
+        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
+        if drafts is not None and self.cache.evictor is not None:
+            raise WorkbenchError("speculate: what a policy of cache.evict weighs may fall; set one of them to none")
         self.drafts = drafts
         self.chooser = Chooser(model.spec.vocab, drafts.accept if drafts is not None else "rejection")
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
@@ -93,7 +96,8 @@ class Runner:
 
         `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
         event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
-        With n > 1 each sample has events of its own: the request's id, and the sample's number.
+        With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of best_of > n
+        come when all have ended, those of beams when the search has: samples 0 to n - 1 are the best.
         """
         asked = intake.requests_from(requests, self.tokenizer, sampling, self._names)
         return self._stream(asked, raises=isinstance(requests, str))
@@ -169,7 +173,7 @@ class Runner:
         plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
         if plan is None:
             return
-        plan, faults = self.cache.move(plan, self.scheduler.running)
+        plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
         planned, held = self.clock(), self.instruments.held()
         self.served.planned(plan, planned)
         for sequence, fault in faults:
@@ -180,7 +184,7 @@ class Runner:
         try:
             logits = self.executor.forward(plan)
             computed = self.clock()
-            choices = self._choose(logits, plan, proposed)
+            choices = self.served.choose(logits, plan, proposed)
         except Exception as error:  # the requests of this step end with it; those that waited go on
             computed = self.clock()
             self.served.broke([span.sequence for span in plan.spans], error)
@@ -204,15 +208,6 @@ class Runner:
         except Exception as error:  # those that run cannot go on as was asked; those that wait can
             self.served.broke(list(self.scheduler.running), error)
             return {}
-
-    def _choose(self, logits: Tensor, plan: StepPlan, proposed: Mapping[str, Draft]) -> dict[str, list[Choice]]:
-        spans = [span for span in plan.spans if span.samples]
-        if not spans:
-            return {}
-        names = [span.sequence.request_id for span in spans]
-        drafts = [proposed.get(name, NO_DRAFT).first(len(s.drafts)) for name, s in zip(names, spans, strict=True)]
-        chosen = self.chooser.verify(logits, [span.sequence for span in spans], drafts)
-        return dict(zip(names, chosen, strict=True))
 
     def _commit(self, plan: StepPlan, read: Mapping[str, Read]) -> int:
         """Sequences are as long as the step has made them; how many drafted tokens stood."""

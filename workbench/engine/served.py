@@ -6,7 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from workbench.engine import intake
+from workbench.engine.beam_search import Hypothesis, Search
+from workbench.engine.best_of import BestOf, not_chosen
 from workbench.engine.cache import Cache
 from workbench.engine.mail import Mail
 from workbench.engine.output import Output
@@ -16,7 +20,9 @@ from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
+from workbench.sampling.choice import failed
 from workbench.sampling.choose import Choice, Chooser
+from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
 
 
@@ -55,6 +61,7 @@ class Served:
         self.sequences: dict[str, Sequence] = {}
         self._scheduler, self._cache, self._chooser = scheduler, cache, chooser
         self._outputs: dict[str, Output] = {}
+        self._searches: dict[str, Search] = {}  # by each of their beams
         self._tell, self._mail = tell, Mail(tell)
         self._submitted = 0
 
@@ -71,7 +78,9 @@ class Served:
                 self._tell(event)
                 box.append(event)
             return 1
-        sequences = []
+        asked, sequences = request.sampling, []
+        if not asked.beams and asked.samples > asked.n:
+            self._mail.hold(request.request_id, BestOf(asked.samples, asked.n))
         for number, sample in enumerate(samples):
             sequence = Sequence.of(sample, self._submitted)
             self._submitted += 1
@@ -80,20 +89,25 @@ class Served:
             self._mail.open(sample.request_id, box, (request.request_id, number) if len(samples) > 1 else None)
             self._mail.send(_submitted(sample, now, arrival))
         try:
-            self._admit(sequences)
+            self._admit(request, sequences)
         except Exception as error:  # whatever is wrong with one request is no matter of the others'
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, _told(error))
         return len(samples)
 
-    def _admit(self, sequences: list[Sequence]) -> None:
+    def _admit(self, request: Request, sequences: list[Sequence]) -> None:
         intake.check(sequences[0].request, self.spec.vocab)
         for sequence in sequences:
             output = Output(sequence.request, self.tokenizer, self.spec.end_ids, self.spec.context)
             self._outputs[sequence.request_id] = output
             self._chooser.admit(sequence)
-        self._scheduler.submit(sequences[0], sequences[1:])
+        beams = request.sampling.beams > 0
+        self._scheduler.submit(sequences[0], sequences[1:], together=beams)
+        if beams:
+            output = self._outputs[sequences[0].request_id]
+            search = Search(request.sampling, sequences, output.ends, output.most)
+            self._searches |= {sequence.request_id: search for sequence in sequences}
 
     def cancel(self, request_id: str) -> None:
         """End a request with all its samples; unknown ids are ignored."""
@@ -114,6 +128,29 @@ class Served:
                 self._mail.send(SetBack(now, name, step=plan.step, reason=reason))
             else:
                 self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
+
+    def choose(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[Choice]]:
+        """For each request that samples in `plan`, whose rows of `logits` [sample, vocab] these are, the drafted tokens
+        that stand and one that follows them. Beams have none, but where their row is broken: their search looks at it,
+        and chooses for all of them together."""
+        choices: dict[str, list[Choice]] = {}
+        rows, sequences, checked = [], [], []
+        row = 0
+        for span in plan.spans:
+            sequence, mine = span.sequence, range(row, row := row + span.logit_rows)
+            search = self._searches.get(sequence.request_id)
+            if not span.samples:
+                continue
+            if search is None:
+                rows += mine
+                sequences.append(sequence)
+                checked.append(drafts.get(sequence.request_id, NO_DRAFT).first(len(span.drafts)))
+            elif wrong := search.look(sequence, logits[mine.start]):
+                choices[sequence.request_id] = [failed(wrong)]
+        if sequences:
+            chosen = self._chooser.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
+            choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
+        return choices
 
     def read(self, chosen: Mapping[str, list[Choice]]) -> dict[str, Read]:
         """What was chosen for each request, as text, up to where it ends."""
@@ -142,18 +179,66 @@ class Served:
             sequence, name = span.sequence, span.sequence.request_id
             if not span.decodes:
                 self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+            if name not in read or sequence.finish_reason is not None:  # a listener may have cancelled it
+                continue
             if span.drafts:
                 drafted, accepted = len(span.drafts), read[name].accepted
                 self._mail.send(Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted))
-            if name in read:
-                self._decoded(sequence, read[name], plan.step, now)
+            self._decoded(sequence, read[name], plan.step, now)
+
+        searches = (self._searches.get(span.sequence.request_id) for span in plan.spans) if self._searches else ()
+        for search in {id(search): search for search in searches if search is not None}.values():
+            if search.ready:
+                self._searched(search, plan.step, now)
+
+    def _searched(self, search: Search, step: int, now: float) -> None:
+        """Every beam has its logits: they go on, or the search is over and each beam stands for a text it found."""
+        going = search.select(now, step)
+        if going is not None:
+            search.moved(self._scheduler.branch(search.mates, going))
+            return
+        for rank, mate in enumerate(search.mates):
+            if mate.finish_reason is not None:  # a listener may have cancelled it
+                return
+            mate.token_ids = list(mate.request.prompt_ids)
+            if rank >= len(search.found):
+                self._finish(mate, FinishReason.NOT_CHOSEN, f"not chosen: the search found {len(search.found)} texts")
+                continue
+            found = search.found[rank]
+            reason = self._show(mate, found, search.moments)
+            if mate.finish_reason is None and rank >= search.returned:
+                last = search.found[search.returned - 1].score
+                words = not_chosen(rank, len(search.mates), found.score, last)
+                self._finish(mate, FinishReason.NOT_CHOSEN, words, found.score)
+            elif reason is not None:
+                self._finish(mate, reason, score=found.score)
+
+    def _show(self, mate: Sequence, found: Hypothesis, moments: list[tuple[float, int]]) -> FinishReason | None:
+        """Tell a text as if `mate` had decoded it; why it ended, None where it turns out not to be one."""
+        reason = None
+        for (time, step), token, logprob in zip(moments, found.token_ids, found.logprobs, strict=False):
+            if mate.finish_reason is not None:
+                return None
+            mate.token_ids.append(token)
+            read = self._read(self._outputs[mate.request_id], [Choice(token, logprob)])
+            self._show_read(mate, read, step, time)
+            reason = read.reason
+        return reason
 
     def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
         """End `sequences` with the error that they met."""
         for sequence in sequences:
-            self._finish(sequence, FinishReason.ERROR, _told(error))
+            search = self._searches.get(sequence.request_id)
+            for each in reversed([sequence] if search is None else search.mates):
+                self._finish(each, FinishReason.ERROR, _told(error))
 
     def _decoded(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
+        self._show_read(sequence, read, step, now)
+        if read.reason is not None:
+            self._finish(sequence, read.reason)
+
+    def _show_read(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
+        """Tell of the last tokens of `sequence`, which were read; end it where they could not be."""
         first = len(sequence.output_ids) - len(read.choices)
         for index, (choice, text) in enumerate(zip(read.choices, read.texts, strict=False), first):
             if sequence.finish_reason is not None:  # a listener may have cancelled it
@@ -166,18 +251,18 @@ class Served:
             )  # fmt: skip
         if read.error:
             self.broke([sequence], read.error)
-        elif read.reason is not None:
-            self._finish(sequence, read.reason)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None
+    ) -> None:
         if sequence.finish_reason is not None:
             return
         freed = self._scheduler.finish(sequence, reason)
         if reason is FinishReason.ERROR:
             self._cache.scrub(freed)
-        self._end(sequence, reason, error)
+        self._end(sequence, reason, error, score)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: str) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
         output = self._outputs.pop(name, None)
         rest = output.finish() if output is not None else ""
@@ -187,9 +272,11 @@ class Served:
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
                 restored_tokens=sequence.restored_tokens, shared_pages=sequence.shared_pages,
+                score=score,
             )
         )  # fmt: skip
         self._chooser.forget(name)
+        self._searches.pop(name, None)
         self._mail.close(name)
         del self.sequences[name]
 

@@ -39,9 +39,22 @@ class AttentionChange(Value):
     def _by_name(cls, value: object) -> object:
         return {"path": value} if isinstance(value, str) else value
 
+    @model_validator(mode="after")
+    def _nothing_is_idle(self) -> AttentionChange:
+        if self.window == FULL and self.sinks:
+            raise ValueError(f"sinks: {self.sinks} with window: full keeps nothing in sight that is not; give one only")
+        if self.rotary is not None and self.position in ("alibi", "none"):
+            raise ValueError(f"rotary: turns no heads with position: {self.position}; give one only")
+        return self
+
     def over(self, other: AttentionChange) -> AttentionChange:
-        """This change on top of `other`."""
-        return AttentionChange(**{**_given(other), **_given(self)})
+        """This change on top of `other`, without what of it would be idle then."""
+        below, mine = _given(other), _given(self)
+        if self.window == FULL:
+            below.pop("sinks", None)
+        if self.position in ("alibi", "none"):
+            below.pop("rotary", None)
+        return AttentionChange(**{**below, **mine})
 
 
 class AttentionPart(AttentionChange):

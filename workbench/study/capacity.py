@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+from workbench.cache.budget import Budget
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
@@ -29,44 +31,66 @@ def stored_bytes_per_token(store: KVStore) -> float:
 
 
 def pages_within(
-    tables: Sequence[Table], sizes: Sequence[int], budget: int, tokens: int, chunk: int, page: int
+    tables: Sequence[Table],
+    sizes: Sequence[int],
+    budget: int,
+    tokens: int,
+    chunk: int,
+    page: int,
+    evict: Budget | None = None,
 ) -> tuple[tuple[int, ...], int]:
     """Pages of each table that take at most `budget` bytes, null pages included, so that as many sequences of `tokens`
     tokens as possible decode at once while one is prefilled, and how many these are. `sizes` are bytes a page, `chunk`
-    the tokens of a step."""
-    steady = [table.most(tokens, 1, page) for table in tables]
-    ahead = [table.most(tokens, chunk, page) - count for table, count in zip(tables, steady, strict=True)]
+    the tokens of a step, `evict` what a sequence may hold where tokens are evicted."""
+    prompt = _prompt(tokens, page)
+    rest = tokens if evict is None else evict.resting(prompt, tokens)
+    top = tokens if evict is None else evict.at_once(prompt, tokens)
+    steady = [table.most(rest, 1, page) for table in tables]
+    ahead = [table.most(top, chunk, page) - count for table, count in zip(tables, steady, strict=True)]
     one = sum(count * size for count, size in zip(steady, sizes, strict=True))
-    rest = sum((1 + count) * size for count, size in zip(ahead, sizes, strict=True))
-    fit = (budget - rest) // one
+    once = sum((1 + count) * size for count, size in zip(ahead, sizes, strict=True))
+    fit = (budget - once) // one
     if fit < 1:
         raise WorkbenchError(
-            f"a pool of {budget:,} bytes holds no sequence of {tokens:,} tokens: one takes {one + rest:,}"
+            f"a pool of {budget:,} bytes holds no sequence of {tokens:,} tokens: one takes {one + once:,}"
         )
     return tuple(max(1, fit * count + more) for count, more in zip(steady, ahead, strict=True)), fit
 
 
 def sequences_at_once(
-    tables: Sequence[Table], pages: Sequence[int], page: int, tokens: int, chunk: int, least: int
+    tables: Sequence[Table],
+    pages: Sequence[int],
+    page: int,
+    tokens: int,
+    chunk: int,
+    least: int,
+    evict: Budget | None = None,
 ) -> int:
     """The most sequences that the scheduler brings to `tokens` tokens side by side, none set back and none waiting; at
     most twice `least`, from which the search begins."""
+    runs = functools.partial(_run_together, tables, pages, page, tokens, chunk, evict)
     low, high = 0, least
-    while high <= 2 * least and _run_together(tables, pages, page, tokens, chunk, high):
+    while high <= 2 * least and runs(high):
         low, high = high, max(high + 1, high + high // 4)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _run_together(tables, pages, page, tokens, chunk, middle) else (low, middle)
+        low, high = (middle, high) if runs(middle) else (low, middle)
     return low
 
 
 def _run_together(
-    tables: Sequence[Table], pages: Sequence[int], page: int, tokens: int, chunk: int, count: int
+    tables: Sequence[Table],
+    pages: Sequence[int],
+    page: int,
+    tokens: int,
+    chunk: int,
+    evict: Budget | None,
+    count: int,
 ) -> bool:
     """Whether `count` sequences are prefilled and decode their last tokens, over two pages, without one giving way."""
     pools = tuple(PagePool(number, page) for number in pages)
-    scheduler = Scheduler(Holdings(pools, tables, chunk), Limits(count, chunk), tokens + 1)
-    prompt = max(1, tokens - 2 * page)
+    scheduler = Scheduler(Holdings(pools, tables, chunk, budget=evict), Limits(count, chunk), tokens + 1)
+    prompt = _prompt(tokens, page)
     sampling = SamplingParameters(max_tokens=tokens + 1 - prompt)
     try:
         for index in range(count):
@@ -78,3 +102,8 @@ def _run_together(
             return False
         scheduler.commit(plan, {s.sequence.request_id: 0 for s in plan.spans if s.samples and s.end < tokens})
     return sum(sequence.computed == tokens for sequence in scheduler.running) == count
+
+
+def _prompt(tokens: int, page: int) -> int:
+    """Of so many tokens the last two pages are decoded."""
+    return max(1, tokens - 2 * page)

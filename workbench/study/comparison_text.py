@@ -68,7 +68,8 @@ Found = tuple[list[str], list[list[str]]]
 def tables(rows: Rows) -> list[Found]:
     """Headings and cells: quality, copying by depth, costs; those of which the rows have anything."""
     contexts = list(dict.fromkeys(context for row in rows for context in row.get("decode_tokens_per_s", {})))
-    costs = _table("what it costs and buys", COSTS, rows)
+    decoded = [{**row, "lane": row["decode_lane"]} if "decode_lane" in row else row for row in rows]
+    costs = _table("what it costs and buys", COSTS, decoded)
     costs[0].extend(f"tok/s at {int(context):,}" for context in contexts)
     for row, cells in zip(rows, costs[1], strict=True):
         cells.extend(_cell(row.get("decode_tokens_per_s", {}).get(context), _whole) for context in contexts)

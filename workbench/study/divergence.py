@@ -13,6 +13,8 @@ from workbench.engine.runner import Runner
 from workbench.study.forced import Text, score
 from workbench.study.metrics import percentile
 
+ROWS = 512  # logits looked at together: what a step has at most unless told otherwise
+
 
 @dataclass
 class Distributions:
@@ -56,6 +58,17 @@ class Places:
             "same_top": sum(self.same_top) / len(self.same_top),
             "scored_tokens": len(self.kl),
         }
+
+
+def against_itself(reference: Distributions) -> Places:
+    """The places of the reference itself, from what it has said already."""
+    places = Places()
+    for index, text in enumerate(reference.texts):
+        for first in range(text.first, len(text.ids), ROWS):
+            ids = torch.tensor(text.ids[first : first + ROWS])
+            rows = reference.at(index, first, len(ids))
+            enter(places, index, first, rows, rows, ids)
+    return places
 
 
 def compare(runner: Runner, reference: Distributions) -> Places:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from workbench.cache.evict import EvictPart
 from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
 from workbench.errors import WorkbenchError, explain
@@ -39,6 +40,7 @@ class CachePart(CacheFormat):
     pages: Count | Literal["auto"] = "auto"
     prefix: Prefix = NoPrefix()  # whether full pages are found again by their tokens, and for how long
     offload: Offload = NoOffload()  # where pages of a sequence that is set back may lie
+    evict: EvictPart | None = None  # which tokens stay when a sequence may hold only so many
 
 
 class SchedulePart(Part):

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from workbench.errors import WorkbenchError
 from workbench.study.copying import by_depth, copying
-from workbench.study.divergence import Distributions, Places, compare
+from workbench.study.divergence import Distributions, Places, against_itself, compare
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings, Rows
 from workbench.study.greedy import divergence_summary, first_divergence, greedy_outputs
@@ -38,11 +38,13 @@ def quality(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     found = Findings([], texts.about, {"places": [], "greedy": [], "copying": []})
     for name, variant in variants.items():
         tell(name)
-        runner = exact if name == REFERENCE else runner_for(variant)
+        known = name == REFERENCE  # what it says is known from above
+        runner = exact if known else runner_for(variant)
         row = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
-        places = compare(runner, reference)
+        places = against_itself(reference) if known else compare(runner, reference)
         row |= kept_bytes(runner, texts.windows[0].ids) | places.summary(texts.scored_bytes)
-        row |= _greedy(found, name, spoken, greedy_outputs(runner, texts.prompts, work.greedy_tokens))
+        outputs = spoken if known else greedy_outputs(runner, texts.prompts, work.greedy_tokens)
+        row |= _greedy(found, name, spoken, outputs)
         if texts.snippets:
             row |= _copying(found, name, copying(runner, texts.snippets))
         found.tables["places"] += _columns_as_rows(name, places)
@@ -52,6 +54,7 @@ def quality(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
         found.tables["speed"] = speed(variants, experiment.lane, work.speed, tell)
         for row in found.rows:
             mine = [each for each in found.tables["speed"] if each["variant"] == row["variant"]]
+            row["decode_lane"] = mine[0]["lane"]
             row["decode_tokens_per_s"] = {str(each["context"]): each["tokens_per_s"] for each in mine}
     return found
 

@@ -55,8 +55,10 @@ def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[st
         store = store_of(spec, variant.cache, dtype)
         tokens = pool.context or spec.context
         sizes = page_bytes(store)
-        pages, fit = pages_within(store.tables, sizes, pool.bytes, tokens, chunk, page)
-        ran = sequences_at_once(store.tables, pages, page, tokens, chunk, fit)
+        policy = variant.cache.evict
+        evict = policy.budget_for(page, sum(sizes)) if policy is not None else None
+        pages, fit = pages_within(store.tables, sizes, pool.bytes, tokens, chunk, page, evict)
+        ran = sequences_at_once(store.tables, pages, page, tokens, chunk, fit, evict)
         rows.append({
             "sequences": ran, "sequences_predicted": fit, "sequence_tokens": tokens,
             "pool_bytes": sum((count + 1) * size for count, size in zip(pages, sizes, strict=True)),

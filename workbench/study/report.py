@@ -47,7 +47,7 @@ def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
 
 def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     prompts = getattr(experiment.workload, "prompts", ())
-    copies = getattr(experiment.workload, "copies", 1) * experiment.sampling.n
+    copies = getattr(experiment.workload, "copies", 1) * experiment.sampling.samples
     rows = record.requests.to_pylist()
     for index, row in enumerate(rows[:MOST_TEXTS]):
         if row["error"]:

@@ -94,6 +94,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr) 
         cache=cache,
         prefix=cache.prefix,
         offload=cache.offload,
+        evict=cache.evict,
         overflow=schedule.overflow,
         attention=experiment.attention,
         tell=tell,

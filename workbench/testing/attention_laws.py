@@ -1,4 +1,4 @@
-"""Laws of attention in a model: texts, batches, pages and chunks.
+"""Laws of attention in a model: texts, batches, pages, chunks and prefixes.
 
 In float64, so that only a broken law makes a difference.
 """
@@ -55,6 +55,17 @@ def _chunked(change: Change, scene: Scene) -> None:
     must_agree(chunked, rows_of(model, texts), told, scene)
 
 
+def _warm(change: Change, scene: Scene) -> None:
+    """Texts that begin alike, one after another: pages of the first are found again by the others."""
+    model, longest = scene.model(change), max(scene.texts(), key=len)
+    ends = [(), (0,), (1, 0)]
+    texts = {f"{i}": longest[: len(longest) - i] + end for i, end in enumerate(ends) if len(longest) > i}
+    settings = {"page_size": scene.page_size, "max_num_seqs": 1, "max_num_batched_tokens": scene.budget}
+    warm = rows_of(model, texts, prefix="radix", **settings)
+    told = "on a prefix found in the cache it gives other rows than on one computed"
+    must_agree(warm, rows_of(model, texts, **settings), told, scene)
+
+
 def _plain(change: Change, scene: Scene) -> None:
     model = scene.model(change)
     texts = {f"{i}": text for i, text in enumerate(scene.texts())}
@@ -70,5 +81,6 @@ LAWS: dict[str, Callable[[Change, Scene], None]] = {
     "batched = alone": _batched,
     "pages of any size in any order = one page": _paged,
     "chunked = whole": _chunked,
+    "a warm prefix = a cold one": _warm,
     "agrees with the oracle, which has no cache, no batch and no pages": _plain,
 }

@@ -10,7 +10,7 @@ from compiled_kernels import Lane
 from workbench.cache.format import CacheFormat, cache_format
 from workbench.testing import kv_laws
 from workbench.testing.holding import held
-from workbench.testing.kv_scenes import scenes
+from workbench.testing.kv_scenes import folded, scenes
 from workbench.testing.report import Report
 
 
@@ -20,11 +20,13 @@ def check_kv_format(
     """Try `format` in small models and report, law by law, whether it keeps them.
 
     `format` is what `load(cache=...)` takes: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`). Each
-    law is tried on `examples` sets of texts, long enough that groups settle in them, the same ones every time; `lanes`
-    are held to the einops reference as far as they claim the format. Raises WorkbenchError for an impossible format.
+    law is tried on `examples` sets of texts, long enough that groups settle in them, the same ones every time, in a
+    model that has layers of every kind that `format` names; `lanes` are held to the einops reference as far as they
+    claim the format. Raises WorkbenchError for an impossible format.
     """
     given = cache_format(format)
-    drawn = scenes(given)
-    laws = [held(law, functools.partial(check, given), examples, drawn) for law, check in kv_laws.LAWS.items()]
-    laws += [kv_laws.lane_law(Lane(lane), given, examples) for lane in lanes]
+    tried = folded(given)
+    drawn = scenes(tried)
+    laws = [held(law, functools.partial(check, tried), examples, drawn) for law, check in kv_laws.LAWS.items()]
+    laws += [kv_laws.lane_law(Lane(lane), tried, examples) for lane in lanes]
     return Report(f"cache format {given.model_dump(exclude_defaults=True)}", tuple(laws))

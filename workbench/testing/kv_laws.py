@@ -22,13 +22,13 @@ from workbench.cache.tables import tables_of
 from workbench.engine.packed_lanes import problem_of
 from workbench.testing.attention_scenes import must_agree
 from workbench.testing.holding import held
-from workbench.testing.kv_scenes import DIM, KVScene, group_of, rows_of, scenes
+from workbench.testing.kv_scenes import DIM, KVScene, group_of, layers_of, rows_of, scenes
 from workbench.testing.report import Broken, Law
 
 
 def _half_a_step(format: CacheFormat, scene: KVScene) -> None:
     generator = torch.Generator().manual_seed(scene.seed)
-    for layer in (0, 1):
+    for layer in range(scene.layers):
         for kind in format.of(layer).kinds:
             numbers = torch.randn(DIM, format.of(layer).group, generator=generator) * 10.0 ** (scene.seed % 7 - 4)
             packed = quantize(numbers, kind, numbers.shape[1])
@@ -110,13 +110,20 @@ def lane_law(lane: Lane, format: CacheFormat, examples: int) -> Law:
     """Whether `lane` gives what the reference gives; a lane that refuses in words has kept it."""
     name = f"lane {lane}: agrees with the einops reference in float64"
     if problem := lane_problems()[lane]:
-        return Law(name, True, f"not tried: {problem}")
-    shape = shapes_of([(2, DIM, None, 0, None)], format)[0]
-    if not shape.format.packed:
-        return Law(name, True, "not tried: a dense layer is paged_attention's, which has cases of its own")
-    if problem := problem_of(lane, (shape,), torch.float32, torch.float32):
-        return Law(name, True, f"not claimed: {problem}")
-    return held(name, functools.partial(_agrees, lane, shape), examples, scenes(format))
+        return Law(name, True, f"not tried: {problem}", tried=False)
+    shapes = shapes_of([(2, DIM, None, 0, None)] * layers_of(format), format)
+    packed = tuple({shape.format: shape for shape in shapes if shape.format.packed}.values())
+    if not packed:
+        told = "not tried: a dense layer is paged_attention's, which has cases of its own"
+        return Law(name, True, told, tried=False)
+    if problem := problem_of(lane, shapes, torch.float32, torch.float32):
+        return Law(name, True, f"not claimed: {problem}", tried=False)
+    return held(name, functools.partial(_agree, lane, packed), examples, scenes(format))
+
+
+def _agree(lane: Lane, shapes: tuple[CacheShape, ...], scene: KVScene) -> None:
+    for shape in shapes:
+        _agrees(lane, shape, scene)
 
 
 def _agrees(lane: Lane, shape: CacheShape, scene: KVScene) -> None:

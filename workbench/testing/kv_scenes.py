@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,10 @@ MOST = 3  # tokens that each text is continued by
 
 @dataclass(frozen=True)
 class KVScene:
-    """Texts as lengths, a window in the second layer or none, and how the runner is to cut the texts."""
+    """Texts as lengths, a window in every second layer or none, and how the runner is to cut the texts."""
 
     seed: int
+    layers: int
     groups: int
     window: int | None
     lengths: tuple[int, ...]
@@ -43,7 +45,7 @@ class KVScene:
         """In float64, as written."""
         heads = {"heads": 2 * self.groups, "groups": self.groups, "dim": DIM}
         kinds = [Attention(**heads), Attention(**heads, window=self.window)]
-        layers = tuple(LayerKind(attention=kind, hidden=12) for kind in kinds)
+        layers = tuple(LayerKind(attention=kinds[layer % 2], hidden=12) for layer in range(self.layers))
         context = max(self.lengths) + MOST + 1
         spec = ModelSpec(name="tiny", vocab=VOCAB, width=8, layers=layers, context=context, tied=True)
         return Transformer.from_state(spec, random_weights(spec, torch.float64, self.seed))
@@ -52,19 +54,34 @@ class KVScene:
         return self.parts * group_of(format)
 
 
+def folded(format: CacheFormat) -> CacheFormat:
+    """`format` as the kit's small models have it, whatever layers it names: the first two are as most are, every other
+    way to keep a layer has two more, of which the second may have a window."""
+    usual = format.of(max(format.layers, default=0) + 1)
+    others = {mine: change for layer, change in format.layers.items() if (mine := format.of(layer)) != usual}
+    layers = {2 + 2 * i + second: change for i, change in enumerate(others.values()) for second in (0, 1)}
+    return format.model_copy(update={"layers": layers})
+
+
+def layers_of(format: CacheFormat) -> int:
+    """Layers that a folded format needs to be tried in full."""
+    return max(format.layers, default=1) + 1
+
+
 def group_of(format: CacheFormat) -> int:
-    """The largest of the model's two layers' groups; a power of two times the smaller, or pages hold no whole group."""
-    return max(format.of(layer).group for layer in (0, 1))
+    """The fewest tokens that are whole groups in every layer."""
+    return math.lcm(*(format.of(layer).group for layer in range(layers_of(format))))
 
 
 def scenes(format: CacheFormat) -> st.SearchStrategy[KVScene]:
     """Texts around the lengths at which something settles."""
-    reach = max(format.of(layer).residual + format.of(layer).group for layer in (0, 1))
+    layers = layers_of(format)
+    reach = max(format.of(layer).residual + format.of(layer).group for layer in range(layers))
     length = st.one_of(st.integers(2, reach + 2 * group_of(format)), st.integers(reach - 2, reach + 2))
     windows = st.sampled_from([None, reach // 2 + 1, reach + 5])
     lengths = st.lists(length, min_size=1, max_size=3).map(tuple)
-    return st.builds(KVScene, st.integers(0, 10_000), st.integers(1, 2), windows, lengths, st.integers(1, reach),
-                     st.integers(1, 2))  # fmt: skip
+    return st.builds(KVScene, st.integers(0, 10_000), st.just(layers), st.integers(1, 2), windows, lengths,
+                     st.integers(1, reach), st.integers(1, 2))  # fmt: skip
 
 
 def rows_of(

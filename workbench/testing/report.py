@@ -11,9 +11,16 @@ class Broken(AssertionError):
 
 
 class Law(NamedTuple):
+    """`ok` unless it was seen to be broken; one that was not tried, for the reason in `detail`, counts for nothing."""
+
     law: str
     ok: bool
     detail: str
+    tried: bool = True
+
+    @property
+    def verdict(self) -> str:
+        return "BROKEN" if not self.ok else "holds" if self.tried else "-"
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,8 @@ class Report:
             raise AssertionError(str(self))
 
     def __str__(self) -> str:
-        held = sum(law.ok for law in self.laws)
-        lines = [f"{self.part}: {held} of {len(self.laws)} laws hold"]
-        lines += [f"  {'holds ' if law.ok else 'BROKEN'}  {law.law} ({law.detail})" for law in self.laws]
+        tried = [law for law in self.laws if law.tried]
+        rest = f", {left} not tried" if (left := len(self.laws) - len(tried)) else ""
+        lines = [f"{self.part}: {sum(law.ok for law in tried)} of {len(tried)} laws hold{rest}"]
+        lines += [f"  {law.verdict:6}  {law.law} ({law.detail})" for law in self.laws]
         return "\n".join(lines)

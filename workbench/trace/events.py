@@ -92,6 +92,7 @@ class Finished(Event):
     computed_tokens: int = 0  # by its steps, those after a set-back included
     restored_tokens: int = 0  # come back from the host after a set-back
     shared_pages: int = 0  # in which the cached tokens were found, all layer groups together
+    score: float | None = None  # what best_of and beams rank by
 
 
 @dataclass(frozen=True, slots=True)

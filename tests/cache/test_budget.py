@@ -1,0 +1,83 @@
+"""Budgets: how many tokens are held, and that they are lost at places which the text alone decides."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.cache.budget import Budget
+from workbench.cache.evict import HeavyHitters, SnapKV, Window, evict_from
+from workbench.errors import WorkbenchError
+
+budgets = st.builds(
+    Budget, st.integers(1, 40), st.none(), st.one_of(st.none(), st.integers(1, 60)), st.booleans()
+) | st.builds(Budget, st.none(), st.floats(0.01, 1.0), st.one_of(st.none(), st.integers(1, 60)), st.booleans())
+
+
+def walk(budget: Budget, prompt: int, tokens: int, steps: list[int]) -> tuple[list[tuple[int, int]], int]:
+    """Steps of so many tokens, over and over: the evictions as (computed, kept), and the most tokens held."""
+    computed = evicted = most = number = 0
+    found = []
+    while computed < tokens:
+        kept = budget.kept(prompt, computed, evicted)
+        if kept is not None:
+            found.append((computed, kept))
+            evicted = computed - kept
+        left = budget.left(prompt, computed, evicted)
+        known = prompt if computed < prompt else computed + 1
+        length = min(known - computed, steps[number % len(steps)], tokens - computed)
+        computed += length if left is None else min(length, left)
+        most, number = max(most, computed - evicted), number + 1
+    return found, most
+
+
+steps = st.lists(st.integers(1, 30), min_size=1, max_size=5)
+
+
+@given(budgets, st.integers(1, 80), st.integers(1, 40), steps, steps)
+def test_the_text_decides_where_tokens_are_lost(budget, prompt, more, one, other) -> None:
+    first, most = walk(budget, prompt, prompt + more, one)
+    again, _ = walk(budget, prompt, prompt + more, other)
+    assert first == again
+    assert most <= budget.at_once(prompt, prompt + more)
+    assert all(1 <= kept <= budget.most(prompt) for _, kept in first)
+
+
+@given(budgets, st.integers(1, 80), st.integers(1, 40), steps)
+def test_as_much_is_held_as_the_budget_has_room_for(budget, prompt, more, lengths) -> None:
+    found, most = walk(budget, prompt, prompt + more, lengths)
+    tokens = prompt + more
+    if not found:
+        assert most == tokens
+    elif budget.in_decode:
+        assert most == budget.most(prompt) and budget.after(prompt) >= most // 2
+    else:
+        assert found == [(prompt, budget.most(prompt))]
+
+
+def test_a_budget_is_given_in_tokens_bytes_or_a_ratio() -> None:
+    page = 16, 3 * 1024
+    assert HeavyHitters(budget=100).budget_for(*page).most(7) == 100
+    assert HeavyHitters(bytes=10 * 1024).budget_for(*page).most(7) == 48  # three whole pages
+    assert SnapKV(ratio=0.25).budget_for(*page).most(99) == 25
+    assert HeavyHitters(budget=64).budget_for(*page).after(0) == 56
+    assert Window(budget=64, block=63).budget_for(*page).after(0) == 32
+    with pytest.raises(WorkbenchError, match="a page of 16 tokens takes 3,072 in all layers"):
+        HeavyHitters(bytes=3000).budget_for(*page)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"kind": "window"}, "evict.window: give exactly one of budget (tokens), bytes and ratio"),
+        ({"kind": "window", "budget": 8, "ratio": 0.5}, "budget and ratio were given"),
+        ({"kind": "heavy_hitters", "budget": 8, "sinks": 4}, "evict.heavy_hitters.sinks"),
+        ({"budget": 8}, "evict: "),
+        ({"kind": "snapkv", "budget": 1}, "evict.snapkv.budget"),
+    ],
+)
+def test_mistakes_are_told_by_their_path(wrong, told) -> None:
+    with pytest.raises(WorkbenchError) as found:
+        evict_from(wrong)
+    assert told in str(found.value)

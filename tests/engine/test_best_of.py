@@ -1,0 +1,105 @@
+"""Best of n: what `n` samples would be, ranked; silence until the last has ended; and samples beyond the places."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.test_reuse import MODEL, Poison
+from tests.engine.tiny import request, runner_of
+from workbench.engine.runner import generate
+from workbench.request import SamplingParameters
+from workbench.trace.events import Decoded, Finished, Planned, SetBack, Stepped, Submitted
+from workbench.trace.recorder import Recorder
+
+DRAWN = {"temperature": 0.9, "seed": 5}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.integers(1, 4))
+def test_the_best_are_the_best_of_all(n: int, more: int, prompt: int, seqs: int) -> None:
+    best = n + more
+    every = generate(runner_of(MODEL), [request("a", prompt, 6, n=best, logprobs=0, **DRAWN)])
+    scores = {}
+    for event in runner_of(MODEL).stream([request("a", prompt, 6, n=best, logprobs=0, **DRAWN)]):
+        if isinstance(event, Decoded):
+            scores[event.sample] = scores.get(event.sample, 0.0) + (event.logprob or 0.0)
+    ranked = sorted(scores, key=lambda number: (-scores[number], number))
+    runner = runner_of(MODEL, max_num_seqs=seqs)
+    Poison(runner)
+    done = generate(runner, [request("a", prompt, 6, n=n, best_of=best, **DRAWN)])
+    names = ["a" if number == 0 else f"a#{number}" for number in range(best)]
+    assert sorted(done) == sorted(names) and runner.scheduler.pages_used == 0
+    if more == 0:
+        assert {name: end.token_ids for name, end in done.items()} == {k: v.token_ids for k, v in every.items()}
+        assert all(end.score is None for end in done.values())
+        return
+    assert [done[name].token_ids for name in names] == [every[names[number]].token_ids for number in ranked]
+    assert [done[name].score for name in names] == pytest.approx([scores[number] for number in ranked], abs=1e-4)
+    assert [done[name].reason for name in names] == ["length"] * n + ["not_chosen"] * more
+    for name in names[n:]:
+        assert "not chosen: number" in done[name].error and f"of {best}, with a score of" in done[name].error
+
+
+def test_nothing_is_told_before_the_choice() -> None:
+    recorder = Recorder()
+    runner = runner_of(MODEL, note=recorder.note)
+    events = list(runner.stream([request("a", 6, 4, n=1, best_of=3, **DRAWN), request("b", 6, 9)]))
+    mine = [event for event in events if event.request_id == "a" and not isinstance(event, Submitted)]
+    first, last = events.index(mine[0]), events.index(mine[-1])
+    assert all(event.request_id == "a" for event in events[first : last + 1]), "all at once"
+    assert any(isinstance(event, Decoded) and event.request_id == "b" for event in events[:first])
+    assert {event.sample for event in mine if isinstance(event, Decoded)} == {0, 1, 2}
+    times = [event.time for event in mine if isinstance(event, Decoded)]
+    assert times == sorted(times) and len(set(times)) == 4, "when it happened"
+    rows = recorder.requests()
+    assert [(r["request_id"], r["sample"], r["output_tokens"], r["finish_reason"]) for r in rows] == [
+        ("a", 0, 4, "length"), ("a", 1, 4, "not_chosen"), ("a", 2, 4, "not_chosen"), ("b", 0, 9, "length"),
+    ]  # fmt: skip
+
+
+def test_cancelled_before_the_choice() -> None:
+    runner = runner_of(MODEL, max_num_seqs=2)
+    ends = []
+    for number, event in enumerate(runner.stream([request("a", 6, 9, best_of=3, **DRAWN), request("b", 6, 9)])):
+        if number == 9:
+            runner.cancel("a")
+        ends += [event] if isinstance(event, Finished) else []
+    assert sorted((e.request_id, e.sample, e.reason) for e in ends) == [
+        ("a", 0, "cancelled"), ("a", 1, "cancelled"), ("a", 2, "cancelled"), ("b", 0, "length"),
+    ]  # fmt: skip
+    refused = generate(runner, [request("a", 60, 9, best_of=3, **DRAWN)])
+    assert [end.reason for end in refused.values()] == ["refused"] * 3
+    assert len(generate(runner, [request("a", 6, 9, best_of=3, **DRAWN)])) == 3
+
+
+def test_settings_that_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="best_of 2 is less than n"):
+        SamplingParameters(n=3, best_of=2)
+    with pytest.raises(ValueError, match="leave out logprobs_of"):
+        SamplingParameters(n=1, best_of=2, logprobs_of="filtered")
+
+
+def test_samples_without_a_place_wait_on_the_prompts_pages() -> None:
+    """Six samples on two places, without an index: the prompt is computed once."""
+    runner = runner_of(MODEL, max_num_seqs=2, max_num_batched_tokens=64)
+    Poison(runner)
+    events = list(runner.stream([request("a", 14, 4, n=6, **DRAWN)]))
+    ends = [event for event in events if isinstance(event, Finished)]
+    assert sorted(end.computed_tokens for end in ends) == [4] * 5 + [13 + 4]
+    assert sorted(end.cached_tokens for end in ends) == [0] + [13] * 5
+    reasons = [event.reason for event in events if isinstance(event, Planned) and event.action == "admitted"]
+    assert any("13 tokens stand in pages that it shares" in reason for reason in reasons)
+    assert runner.scheduler.pages_used == 0
+
+
+def test_who_waits_on_pages_gives_them_up_to_who_needs_them() -> None:
+    alone = generate(runner_of(MODEL, pages=99), [request("a", 14, 8, n=6, **DRAWN)])
+    runner = runner_of(MODEL, max_num_seqs=2, pages=7)
+    Poison(runner)
+    events = list(runner.stream([request("a", 14, 8, n=6, **DRAWN)]))
+    ends = {event.sample: event for event in events if isinstance(event, Finished)}
+    assert any(isinstance(e, SetBack) and "who waits gives way" in e.reason for e in events)
+    assert [ends[k].token_ids for k in range(6)] == [end.token_ids for _, end in sorted(alone.items())]
+    assert any(isinstance(event, Stepped) for event in events) and runner.scheduler.pages_used == 0

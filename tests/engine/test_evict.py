@@ -1,0 +1,136 @@
+"""Eviction in a runner: bounded memory, company, lanes, hosts, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compiled_kernels import Lane, lane_problems
+from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
+from workbench.cache.format import CacheFormat
+from workbench.engine.lanes import Lanes
+from workbench.engine.runner import Runner, generate
+from workbench.errors import WorkbenchError
+from workbench.model.spec import ModelSpec
+from workbench.request import UserPart
+from workbench.study.experiment import Experiment
+from workbench.trace.events import Planned
+
+LONG = spec_of(layer(4, 2), layer(2, 1, qk_norm=True)).model_copy(update={"context": 1024})
+POLICIES = [
+    {"kind": "heavy_hitters", "budget": 12},
+    {"kind": "snapkv", "budget": 12, "observe": 4, "pool": 3},
+    {"kind": "sinks_recent", "budget": 12, "sinks": 2},
+    {"kind": "window", "budget": 12},
+]
+
+
+def runner(spec: ModelSpec = LONG, lanes: Lanes | None = None, **settings) -> Runner:
+    model = model_of(spec, dtype=settings.pop("dtype", torch.float32))
+    return runner_of(model, lanes=lanes, **{"pages": 300, **settings})
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy["kind"] != "snapkv"])
+def test_memory_is_flat_at_twenty_times_the_budget(policy: dict) -> None:
+    """Each table's pool has the budget's pages and no more; prompt and output are twenty times the budget."""
+    ours = runner(evict=policy, pages=3)
+    ours.submit(request("long", 120, 120))
+    held = []
+    while ours.busy:
+        ours.step()
+        held += [sequence.held for sequence in ours.scheduler.running if sequence.evicted]
+    assert max(held) == 12 and min(held) >= 11
+    assert all(pool.free == pool.pages for pool in ours.scheduler.pools)
+
+
+def test_an_output_goes_on_within_the_pages_of_a_snapshot() -> None:
+    """SnapKV: what the prompt held beyond the budget is given back at its end."""
+    ours = runner(evict=POLICIES[1])
+    ours.submit(request("long", 100, 9))
+    used = []
+    while ours.busy:
+        ours.step()
+        used.append(ours.scheduler.pools[0].used)
+    assert max(used) == 25 and used[-3] == 5  # 12 + 8 tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_neighbours_that_lose_nothing_are_as_without_eviction(policy: dict) -> None:
+    short = [request("b", 5, 6), request("c", 9, 3)]
+    plain = finals(runner(), short)
+    both = finals(runner(evict=policy), [request("a", 90, 8), *short])
+    assert {name: both[name] for name in plain} == plain
+
+
+@pytest.mark.parametrize(
+    ("lane", "policy"), [(Lane.INDUCTOR, POLICIES[0]), (Lane.MLIR, POLICIES[0]), (Lane.MLIR, POLICIES[1])]
+)
+def test_lanes_agree(lane: Lane, policy: dict) -> None:
+    """Prefill and decode with the queries seen, and decode by the compiled step where they need not be."""
+    if problem := lane_problems()[lane]:
+        pytest.skip(f"lane {lane}: {problem}")
+    asked, spec = [request("a", 50, 20), request("b", 9, 20)], LONG.model_copy(update={"layers": LONG.layers[:1] * 2})
+    right = finals(runner(spec, evict=policy), asked)
+    model = model_of(spec, lane=lane) if lane is Lane.INDUCTOR else model_of(spec)
+    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode") if lane is Lane.MLIR else None
+    assert finals(runner_of(model, lanes=lanes, pages=300, evict=policy), asked) == right
+
+
+@pytest.mark.parametrize("policy", POLICIES[:2])
+def test_set_back_and_brought_back_from_the_host(policy: dict) -> None:
+    asked = [request(name, 40, 30) for name in "abc"]
+    undisturbed = finals(runner(evict=policy, dtype=torch.float64), asked)
+    ours = runner(evict=policy, dtype=torch.float64, pages=14, offload="memory")
+    ends = generate(ours, asked)
+    assert {name: end.token_ids for name, end in ends.items()} == undisturbed
+    assert policy["kind"] != "snapkv" or any(end.restored_tokens for end in ends.values())
+
+
+def test_samples_of_one_prompt_each_keep_their_own() -> None:
+    together = finals(runner(evict=POLICIES[0]), [request("a", 40, 9, n=3, temperature=1.0, seed=5)])
+    alone = finals(runner(evict=POLICIES[0]), [request("a", 40, 9, temperature=1.0, seed=6)])
+    assert len(together) == 3 and together["a#1"] == alone["a"]
+
+
+def test_what_is_evicted_is_told_and_no_longer_inspected() -> None:
+    ours = runner(evict=POLICIES[0])
+    told: list[str] = []
+    ours.instruments.listener = lambda event: (
+        told.append(event.reason) if isinstance(event, Planned) and event.action == "evicted" else None
+    )
+    ours.submit(request("a", 14, 30))
+    for _ in range(6):
+        ours.step()
+    assert told[0] == "1 of 12 tokens evicted"
+    with pytest.raises(WorkbenchError, match="of its tokens were evicted, in each layer others"):
+        ours.inspect("a")
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "told"),
+    [
+        (LONG, {"prefix": "radix"}, "cache.prefix radix with cache.evict"),
+        (LONG, {"cache": CacheFormat(format="int8", group=8), "page_size": 8}, "layer 0 is kept as int8"),
+        (spec_of(layer(), layer(window=5)), {}, "layer 1 has a window of 5"),
+        (spec_of(layer(position="alibi")), {}, "layer 0 looks by distance"),
+        (spec_of(layer(mask=UserPart(path="tests.engine.tiny:even"))), {}, "layer 0 looks by distance"),
+    ],
+)
+def test_what_cannot_be_is_refused(spec: ModelSpec, settings: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        runner(spec, evict=POLICIES[0], **settings)
+
+
+def test_a_prompt_need_only_fit_as_its_budget() -> None:
+    ours = runner(evict=POLICIES[0], pages=3)
+    assert generate(ours, [request("a", 500, 40)])["a"].reason == "length"
+    refused = generate(runner(evict=POLICIES[1], pages=4), [request("a", 17, 4)])["a"]
+    assert "need 5 pages of 4 tokens, the cache has 4" in refused.error
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_experiment_says_it_and_reads_it_back(policy: dict) -> None:
+    given = {"question": "?", "workload": {"kind": "random"}, "cache": {"evict": policy}}
+    experiment = Experiment.of(given)
+    assert Experiment.from_yaml(experiment.to_yaml()) == experiment
+    assert experiment.cache.evict is not None and experiment.cache.evict.budget == 12

@@ -1,0 +1,98 @@
+"""Eviction under random histories: what stays is where it should be, whoever is set back, cancelled or brought back."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from tests.engine.memory import Memory, Name
+from tests.engine.test_histories import BUDGET, CONTEXT, FULL, SIZE, Counted, Histories
+from workbench.cache.budget import Budget
+from workbench.cache.pages import PagePool
+from workbench.cache.tables import Table
+from workbench.engine.plan import StepPlan
+from workbench.engine.scheduler import Limits, Scheduler
+from workbench.request import Sequence
+
+budgets = st.builds(Budget, st.integers(2, 14), st.none(), st.sampled_from([None, 1, 3]), st.booleans())
+
+
+class EvictingMemory(Memory):
+    """Each table keeps other tokens, chosen at random; `stays` is what a query of a sequence must find, in order."""
+
+    def __init__(self, scheduler: Scheduler, draw: random.Random):
+        super().__init__(scheduler)
+        self.stays: dict[tuple[int, Sequence], list[Name]] = {}
+        self.draw, self.evictions = draw, 0
+
+    def compute(self, plan: StepPlan) -> None:
+        for sequence, held, kept, pages in plan.moves.evictions:
+            for t, mine in enumerate(pages):
+                names = self.stays[t, sequence]
+                assert len(names) == held and self._standing(t, mine, held) == names, "it was moved already"
+                chosen = sorted(self.draw.sample(range(held - 1), kept - 1)) + [held - 1]
+                self.stays[t, sequence] = [names[slot] for slot in chosen]
+                for page in mine:
+                    self.pages[t][page] = {}
+                for slot, name in enumerate(self.stays[t, sequence]):
+                    self.pages[t][mine[slot // self.size]][slot % self.size] = name
+            self.evictions += 1
+        super().compute(plan)
+
+    def _standing(self, t: int, pages: list[int], held: int) -> list[Name | None]:
+        return [self.pages[t].get(pages[slot // self.size], {}).get(slot % self.size) for slot in range(held)]
+
+    def _write(self, sequence: Sequence, start: int, end: int) -> None:
+        for t in range(len(self.holdings.tables)):
+            names = [] if start == 0 else self.stays[t, sequence]
+            assert len(names) == start - sequence.evicted
+            for position in range(start, end):
+                slot = position - sequence.evicted
+                page = sequence.pages[t][slot // self.size]
+                assert self.holdings.pools[t].holders(page) == 1, "a shared page is written to"
+                self.pages[t].setdefault(page, {})[slot % self.size] = self._name(sequence, position)
+                names.append(self._name(sequence, position))
+            self.stays[t, sequence] = names
+
+    def _read(self, sequence: Sequence, start: int, end: int) -> None:
+        for t, mine in enumerate(sequence.pages):
+            names = self.stays[t, sequence]
+            assert self._standing(t, mine, len(names)) == names, "a query finds something else than what stays"
+
+
+class EvictingHistories(Histories):
+    """Submit, step, cancel, break in any order, with or without a host: as many tokens as the budget says."""
+
+    @initialize(
+        tables=st.sampled_from([(FULL,), (FULL, Table((1,)))]), pages=st.integers(4, 14), host=st.sampled_from([0, 20]),
+        budget=budgets, seed=st.integers(0, 10**6),
+    )  # fmt: skip
+    def begin(self, tables: tuple[Table, ...], pages: int, host: int, budget: Budget, seed: int) -> None:
+        self.now, self.draw = 0.0, random.Random(seed)
+        pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
+        rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
+        self.holdings = Counted(pools, tables, BUDGET, None, rooms, budget)
+        self.limits = Limits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
+        self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
+        self.memory: Memory = EvictingMemory(self.scheduler, self.draw)
+        self.open: list[Sequence] = []
+        self.count = 0
+
+    def look_over(self, plan: StepPlan) -> None:
+        super().look_over(plan)
+        budget = self.holdings.budget
+        assert budget is not None
+        for span in plan.spans:
+            sequence, held = span.sequence, span.end - span.sequence.evicted
+            prompt, most = sequence.prompt_length, budget.most(sequence.prompt_length)
+            if budget.in_decode:
+                assert held <= most and sequence.held < most
+            elif span.end > prompt:
+                assert sequence.computed >= prompt and held == min(prompt, most) + span.end - prompt
+
+
+TestEvictingHistories = EvictingHistories.TestCase
+TestEvictingHistories.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

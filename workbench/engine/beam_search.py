@@ -1,0 +1,168 @@
+"""Beam search over a runner's sequences: every beam is one, on pages that it shares with the others.
+
+    beams   | prompt ......... | a b c |      a step computes all of them; `select` says whose text goes on with what,
+            | (shared pages)   | a b d |      and a beam that goes on from another's forks it: the last partial page is
+            |                  | a e f |      copied when it is written, a beam that nobody goes on from gives its back
+
+The semantics are those of Hugging Face's `generate(num_beams=..., do_sample=False)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from workbench.engine import intake
+from workbench.errors import WorkbenchError
+from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+from workbench.sampling.choice import fault
+from workbench.trace.events import Decoded, Finished
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished text: its tokens (the end token too), the logarithm of each one's probability, and their sum divided
+    by length ** length_penalty."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    score: float
+    text: str = ""
+
+
+def beam_search(
+    runner: Runner,
+    prompt: str | Iterable[int],
+    width: int,
+    max_tokens: int,
+    length_penalty: float = 1.0,
+    early_stopping: EarlyStopping = False,
+    *,
+    stop_token_ids: tuple[int, ...] = (),
+    ignore_eos: bool = False,
+    request_id: str = "beams",
+) -> list[Hypothesis]:
+    """The `width` best continuations that a search with as many beams finds, best first, each of `max_tokens` tokens
+    at most; what else the runner serves goes on meanwhile. The same as a request whose sampling has `beams` and `n`.
+
+    `early_stopping`: True ends with the `width`-th finished text, False when no beam of the present length would score
+    better than the worst of these, "never" when none could at any length. WorkbenchError where it cannot run.
+    """
+    sampling = intake.sampling_from({
+        "beams": width, "n": width, "max_tokens": max_tokens, "length_penalty": length_penalty,
+        "early_stopping": early_stopping, "stop_token_ids": stop_token_ids, "ignore_eos": ignore_eos,
+    })  # fmt: skip
+    if isinstance(prompt, str):
+        request = intake.request_from(prompt, runner.tokenizer, sampling, request_id)
+    else:
+        request = Request(request_id, tuple(prompt), sampling)
+    logprobs: dict[int, list[float]] = {}
+    found: dict[int, Hypothesis] = {}
+    for event in runner.stream([request]):
+        if isinstance(event, Decoded) and event.logprob is not None:
+            logprobs.setdefault(event.sample, []).append(event.logprob)
+        elif isinstance(event, Finished):
+            if event.reason == FinishReason.NOT_CHOSEN:
+                continue  # a vocabulary smaller than the beams
+            if event.score is None:
+                raise WorkbenchError(event.error or f"beam search: {event.reason}")
+            mine = tuple(logprobs.get(event.sample, ()))
+            found[event.sample] = Hypothesis(event.token_ids, mine, event.score, event.output_text)
+    return [found[number] for number in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A text under way: what its tokens add up to."""
+
+    sequence: Sequence
+    logprob: float
+    logprobs: tuple[float, ...] = ()
+
+
+class Search:
+    """One search's beams, and what it has found. `ends` are the tokens that finish a text, `most` its longest."""
+
+    def __init__(self, asked: SamplingParameters, mates: Iterable[Sequence], ends: set[int], most: int):
+        self.mates = list(mates)
+        self.width, self.returned, self.ends, self.most = asked.beams, asked.n, ends, most
+        self.length_penalty, self.early_stopping = asked.length_penalty, asked.early_stopping
+        # At first all texts are the same: only one of them may go on.
+        self.beams = [Beam(mate, 0.0 if number == 0 else -torch.inf) for number, mate in enumerate(mates)]
+        self.found: list[Hypothesis] = []
+        self.moments: list[tuple[float, int]] = []  # when, and in which step, the tokens of each place were computed
+        self._rows: dict[str, list[tuple[int, float]]] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether every beam has computed what it knows: they go on together."""
+        return len(self._rows) == self.width and all(beam.sequence.waiting_tokens == 0 for beam in self.beams)
+
+    def look(self, sequence: Sequence, logits: Tensor) -> str:
+        """The model's `logits` [vocab] after the text of `sequence`; says what is wrong with them, or nothing."""
+        largest = float(logits.max())
+        if not abs(largest) < torch.inf:
+            return f"the model's logits {fault(largest)}"
+        logprobs = logits.double().log_softmax(-1)
+        count = min(len(logprobs), (1 + max(1, len(self.ends))) * self.width)
+        least = logprobs.topk(count).values[-1]
+        ids = (logprobs >= least).nonzero()[:, 0]
+        self._rows[sequence.request_id] = list(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
+        return ""
+
+    def select(self, now: float, step: int) -> list[tuple[Sequence, int]] | None:
+        """Whose text goes on, and with which token: as many as there are beams. None where the search is over, and
+        `found` has what it found, best first."""
+        self.moments.append((now, step))
+        length = len(self.moments)
+        candidates = [
+            (-(beam.logprob + logprob), number, token, logprob)
+            for number, beam in enumerate(self.beams)
+            for token, logprob in self._rows[beam.sequence.request_id]
+        ]
+        candidates = sorted(candidates)[: (1 + max(1, len(self.ends))) * self.width]
+        self._rows = {}
+        going: list[tuple[Beam, int]] = []
+        for rank, (cost, number, token, logprob) in enumerate(candidates):
+            beam = self.beams[number]
+            longer = Beam(beam.sequence, -cost, (*beam.logprobs, logprob))
+            if token not in self.ends and length < self.most:
+                going.append((longer, token))
+            elif rank < self.width and cost < torch.inf:
+                self._finish(longer, token, length)
+        going = going[: self.width]
+        if not going or not self._may_improve(going[0][0].logprob, length):
+            return None
+        while len(going) < self.width:  # a vocabulary smaller than the beams: texts that cannot be chosen fill up
+            beam, token = going[0]
+            going.append((Beam(beam.sequence, -torch.inf, beam.logprobs), token))
+        self.beams = [beam for beam, _ in going]
+        return [(beam.sequence, token) for beam, token in going]
+
+    def moved(self, heirs: list[Sequence]) -> None:
+        """Who holds the texts that `select` named, in its order."""
+        self.beams = [Beam(heir, beam.logprob, beam.logprobs) for heir, beam in zip(heirs, self.beams, strict=True)]
+
+    def _finish(self, beam: Beam, token: int, length: int) -> None:
+        output = (*beam.sequence.output_ids, token)
+        self.found.append(Hypothesis(output, beam.logprobs, beam.logprob / length**self.length_penalty))
+        self.found = sorted(self.found, key=lambda each: -each.score)[: self.width]
+
+    def _may_improve(self, best: float, length: int) -> bool:
+        """Whether the best beam that goes on could still be better than the worst text found."""
+        if len(self.found) < self.width:
+            return True
+        if self.early_stopping is True:
+            return False
+        if self.early_stopping == "never" and self.length_penalty > 0:
+            length = self.most
+        return best / length**self.length_penalty > self.found[-1].score

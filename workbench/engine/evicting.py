@@ -1,0 +1,129 @@
+"""Eviction carried out: attention counted beside the fast kernel, and the tokens that stay moved together.
+
+    a step:   evictions of its plan  ->  forward, layers observed where a query's attention counts  ->  mass added
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from workbench.cache.evict import Evict
+from workbench.cache.moves import Eviction
+from workbench.cache.store import KVStore
+from workbench.engine.observed import Observed
+from workbench.engine.plan import Span, StepPlan
+from workbench.errors import WorkbenchError
+from workbench.model.spec import Attention, ModelSpec
+from workbench.request import Sequence
+
+
+class Evictor:
+    """Knows what the tokens of each sequence were attended to, layer by layer and slot by slot; `policy` chooses."""
+
+    def __init__(self, policy: Evict, store: KVStore):
+        self.policy, self.store = policy, store
+        self._masses: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
+
+    @torch.inference_mode()
+    def carry_out(self, evictions: Iterable[Eviction]) -> None:
+        """Move the tokens that stay to the first slots of their sequence's pages, in the order of the text."""
+        for sequence, held, kept, pages in evictions:
+            masses = self._padded(sequence, held)
+            stays = [self.policy.keep(mass, kept) for mass in masses]
+            if any(len(slots) != kept for slots in stays):
+                found = {len(slots) for slots in stays}
+                raise WorkbenchError(f"cache.evict: {self.policy!r} kept {found} of {held} tokens, not {kept}")
+            for layer, slots in zip(self.store.layers, stays, strict=True):
+                _together(layer.paged(layer.table), pages[layer.table], slots, self.store.page_size)
+            self._masses[sequence] = [mass[slots] for mass, slots in zip(masses, stays, strict=True)]
+
+    def votes(self, span: Span) -> range:
+        """The positions of `span` whose queries' attention counts."""
+        prompt, observes = span.sequence.prompt_length, self.policy.observes
+        if observes is None:
+            return range(span.start, span.end)
+        return range(max(span.start, prompt - observes), max(span.start, min(span.end, prompt)) if observes else 0)
+
+    def begin(self, plan: StepPlan) -> bool:
+        """Whether a step has queries whose attention counts. What is computed from its beginning counts anew."""
+        for span in plan.spans:
+            if span.start == 0:
+                self._masses.pop(span.sequence, None)
+        return any(self.votes(span) for span in plan.spans)
+
+    @torch.inference_mode()
+    def count(self, plan: StepPlan, layers: Iterable[Observed]) -> None:
+        """Add what the queries that count have looked at, layer by layer."""
+        looked = [layer.given_up() for layer in layers]
+        first = 0
+        for seq, span in enumerate(plan.spans):
+            if votes := self.votes(span):
+                rows = slice(first + votes.start - span.start, first + votes.stop - span.start)
+                end = votes.stop - span.sequence.evicted
+                masses = self._padded(span.sequence, end)
+                for mass, read in zip(masses, looked, strict=True):
+                    mass += read.mass(rows, seq, end)
+                self._masses[span.sequence] = masses
+            first += span.length
+
+    def _padded(self, sequence: Sequence, held: int) -> list[Tensor]:
+        """The mass of each layer's first `held` slots, in float64."""
+        device = self.store.layers[0].paged(0)[0].device
+        nothing = torch.zeros(0, dtype=torch.float64, device=device)
+        masses = self._masses.get(sequence, [nothing] * len(self.store.layers))
+        return [torch.nn.functional.pad(mass, (0, held - len(mass))) for mass in masses]
+
+
+class EvictingExecutor:
+    """Steps with queries whose attention counts run by `observing`, over `layers`; all others by `fast`."""
+
+    def __init__(self, fast: Any, observing: Any, layers: tuple[Observed, ...], evictor: Evictor):
+        self.fast, self.observing, self.layers, self.evictor = fast, observing, layers, evictor
+        self.kernel_seconds: float | None = None
+
+    @property
+    def compiles(self) -> int:
+        return max(self.fast.compiles, self.observing.compiles)  # both count the graphs of one process
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return self.fast.artifacts
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        if not self.evictor.begin(plan):
+            logits = self.fast.forward(plan)
+            self.kernel_seconds = self.fast.kernel_seconds
+            return logits
+        logits, self.kernel_seconds = self.observing.forward(plan), None
+        self.evictor.count(plan, self.layers)
+        return logits
+
+
+def check_evict(spec: ModelSpec, store: KVStore) -> None:
+    """Raises WorkbenchError where tokens cannot be evicted: once they are, their places are not their positions."""
+    for index, (kind, shape) in enumerate(zip(spec.layers, store.shapes, strict=True)):
+        attention = kind.attention
+        if shape.format.packed:
+            told = f"is kept as {shape.format}, in groups of tokens that share their scales; keep it dense"
+        elif shape.window is not None:
+            told = f"has a window of {shape.window}, which bounds it already; evict where every layer sees all"
+        elif isinstance(attention, Attention) and (attention.position == "alibi" or attention.mask or attention.score):
+            told = "looks by distance (ALiBi, or a mask or score of your own), and distances are lost"
+        else:
+            continue
+        raise WorkbenchError(f"cache.evict: layer {index} {told}")
+
+
+def _together(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
+    """What stands in `slots` of these pages comes to the first slots, in this order."""
+    targets = torch.arange(len(slots), device=slots.device)
+    moved = slots != targets
+    slots, targets = slots[moved], targets[moved]
+    for tensor in tensors:
+        held = torch.tensor(pages, device=tensor.device)
+        tensor[held[targets // size], :, targets % size] = tensor[held[slots // size], :, slots % size]

@@ -1,0 +1,41 @@
+"""Hold a policy of eviction to the laws that remain when tokens may be lost."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.cache.evict import Evict, evict_from
+from workbench.errors import WorkbenchError
+from workbench.testing import evict_laws
+from workbench.testing.holding import held
+from workbench.testing.report import Law, Report
+
+
+def check_evict(policy: Mapping[str, Any] | Evict, examples: int = 6) -> Report:
+    """Try `policy` in small models and report, law by law, whether it keeps them.
+
+    `policy` is what `load(evict=...)` takes: settings (`{"kind": "heavy_hitters", "budget": 256}`) or a value of your
+    own (see `workbench.cache.evict.Evict`). Its choice is tried on `examples` sets of texts a law under small budgets
+    of many sizes, the same ones every time. Laws that it `gives_up` are listed as such. Raises WorkbenchError for what
+    is no policy.
+    """
+    given = evict_from(policy)
+    if given is None:
+        raise WorkbenchError("check_evict: None evicts nothing; give settings or a policy")
+    law = "keeps as many as the budget says, in order, the newest among them, and the same when asked again"
+    laws = [held(law, functools.partial(evict_laws.chooses, given), 20 * examples, evict_laws.choosing())]
+    drawn = evict_laws.evict_scenes()
+    for law, check in evict_laws.LAWS.items() if laws[0].ok else ():
+        if law in given.gives_up:
+            laws.append(Law(law, True, "given up: not tried"))
+        else:
+            laws.append(held(law, functools.partial(check, given), examples, drawn))
+    for law in sorted(given.gives_up - evict_laws.LAWS.keys()):
+        refused = evict_laws.INSTEAD.get(law)
+        if refused is None:
+            laws.append(Law(law, True, "given up: not tried"))
+        else:
+            laws.append(held(f"{law}: given up, and refused", functools.partial(refused, given), 1, drawn))
+    return Report(f"eviction {given!r}", tuple(laws))
