@@ -12,5 +12,5 @@ def bucket_for(rows: int) -> int:
 
 
 def check_bucket_for(rows: int) -> int:
-    """The same for checks of drafted tokens, where a row more is felt: exact up to 8, multiples of 8 up to the last."""
-    return rows if rows <= 8 else -(-rows // 8) * 8 if rows <= DECODE_BUCKETS[-1] else bucket_for(rows)
+    """The same for checks of drafted tokens, where a row more is felt: exact up to 8, multiples of 16 from there."""
+    return rows if rows <= 8 else -(-rows // 16) * 16 if rows <= DECODE_BUCKETS[-1] else bucket_for(rows)

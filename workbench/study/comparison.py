@@ -11,7 +11,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
-from workbench.study import pareto
+from workbench.study import pareto, speculation_chart
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
@@ -22,6 +22,8 @@ from workbench.study.record import Record, RunFolder
 from workbench.study.run import threads
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
+from workbench.study.speculating import speculating
+from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -64,15 +66,21 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return quality(experiment, tell)
     if isinstance(experiment.workload, SharedPrefixWorkload):
         return shared_prefix(experiment, tell)
+    if isinstance(experiment.workload, SpeculationWorkload):
+        return speculating(experiment, tell)
     return side_by_side(experiment, tell)
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
-    """The Pareto picture of a quality run as SVG and PNG; why there is none, where there is none."""
-    if not isinstance(experiment.workload, QualityWorkload):
+    """The picture of a run that has one, as SVG and PNG; why there is none, where there is none."""
+    if not isinstance(experiment.workload, QualityWorkload | SpeculationWorkload):
         return None
     if problem := pareto.plotting_problem():
         return {"problem": problem}
+    if isinstance(experiment.workload, SpeculationWorkload):
+        folder.write_text("speculation.svg", speculation_chart.svg(found.rows, experiment.question))
+        folder.write_bytes("speculation.png", speculation_chart.png(found.rows, experiment.question))
+        return {"svg": "speculation.svg", "png": "speculation.png"}
     folder.write_text("pareto.svg", pareto.svg(found.rows, experiment.question))
     folder.write_bytes("pareto.png", pareto.png(found.rows, experiment.question))
     return {"svg": "pareto.svg", "png": "pareto.png"}

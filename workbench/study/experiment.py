@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from workbench.cache.evict import EvictPart
 from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
+from workbench.engine.speculation import NoSpeculation, Speculate
 from workbench.errors import WorkbenchError, explain
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
@@ -17,6 +18,7 @@ from workbench.request import SamplingParameters, UserPart
 from workbench.study import yaml_text
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
+from workbench.study.speculation_workload import SpeculationWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
 
@@ -71,8 +73,10 @@ class RandomWorkload(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
+COMPARISONS = QualityWorkload | SharedPrefixWorkload | SpeculationWorkload  # whose run is a table of variants
 Workload = Annotated[
-    PromptsWorkload | RandomWorkload | QualityWorkload | SharedPrefixWorkload, Field(discriminator="kind")
+    PromptsWorkload | RandomWorkload | QualityWorkload | SharedPrefixWorkload | SpeculationWorkload,
+    Field(discriminator="kind"),
 ]
 
 
@@ -94,6 +98,7 @@ class Experiment(Part):
     attention: AttentionPart = AttentionPart()  # what changes in the model's
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()
+    speculate: Speculate = NoSpeculation()  # tokens proposed for what comes next, checked by the next step
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
     measure: MeasurePart = MeasurePart()
@@ -103,7 +108,7 @@ class Experiment(Part):
     @property
     def compares(self) -> bool:
         """Whether a run of it is a table of variants, and not one of requests."""
-        return bool(self.variants) or isinstance(self.workload, QualityWorkload | SharedPrefixWorkload)
+        return bool(self.variants) or isinstance(self.workload, COMPARISONS)
 
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""

@@ -26,7 +26,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     """An Altair chart of `bytes_per_token` against `kl_mean`, both logarithmic; variants that none beats are joined.
     What is no distance away stands at the bottom, below the smallest that is some."""
-    altair = _altair()
+    altair = altair_module()
     points = [(float(row["bytes_per_token"]), float(row["kl_mean"])) for row in rows]
     best = set(frontier(points))
     some = [kl for _, kl in points if kl > LEAST_KL] or [LEAST_KL]
@@ -91,7 +91,7 @@ def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
 def plotting_problem() -> str | None:
     """Why no picture can be drawn here, None where one can."""
     try:
-        _altair()
+        altair_module()
         import vl_convert  # noqa: F401
     except WorkbenchError as error:
         return str(error)
@@ -100,7 +100,7 @@ def plotting_problem() -> str | None:
     return None
 
 
-def _altair() -> Any:
+def altair_module() -> Any:
     try:
         import altair
     except ImportError:
