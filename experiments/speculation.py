@@ -14,7 +14,7 @@ TARGET: Chances = (
     0.15,
     0.05,
 )  # what the target draws a token from, and the draft; what follows follows alike
-DRAFT: Chances = (0.2, 0.2, 0.2, 0.4)
+DRAFT: Chances = (0.9, 0.1, 0.0, 0.0)
 AFTER: Chances = (0.05, 0.15, 0.3, 0.5)  # the target's chances one position later
 CLAIMED = 2.0  # times as fast, at least
 SAME = 0.8  # share of greedy outputs that must be equal: in bfloat16 steps of other shapes may part at a near tie

@@ -57,8 +57,15 @@ class Drafts:
         room = min(left, self.context - len(sequence.token_ids)) - 1
         return min(self._lengths.get(sequence.request_id, self.most), room)
 
+    def clear(self) -> None:
+        """Forget every sequence; for those that go on, all begins anew."""
+        self._forget(list(self._known))
+
     def _sweep(self) -> None:
-        for name in [name for name, sequence in self._known.items() if sequence.finish_reason is not None]:
+        self._forget([name for name, sequence in self._known.items() if sequence.finish_reason is not None])
+
+    def _forget(self, names: list[str]) -> None:
+        for name in names:
             del self._known[name]
             self._lengths.pop(name, None)
             self.proposer.forget(name)

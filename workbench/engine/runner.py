@@ -76,10 +76,8 @@ class Runner:
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         fast = executor_for(model, self.store, self.lanes, compile)
         self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
-        if drafts is not None and self.cache.evictor is not None:
-            raise WorkbenchError("speculate: what a policy of cache.evict weighs may fall; set one of them to none")
-        self.drafts = drafts
-        self.chooser = Chooser(model.spec.vocab, drafts.accept if drafts is not None else "rejection")
+        self.chooser, self.drafts = Chooser(model.spec.vocab), None
+        self.speculate(drafts)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
         self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, self.chooser, tell, clock)
@@ -139,6 +137,15 @@ class Runner:
         """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
         Unknown ids are ignored."""
         self.served.cancel(request_id)
+
+    def speculate(self, drafts: Drafts | None) -> None:
+        """From the next step on tokens that `drafts` proposes are checked besides; with None, none."""
+        if drafts is not None and self.cache.evictor is not None:
+            raise WorkbenchError("speculate: what a policy of cache.evict weighs may fall; set one of them to none")
+        if self.drafts is not None:
+            self.drafts.clear()
+        self.drafts: Drafts | None = drafts
+        self.chooser.accept = drafts.accept if drafts is not None else "rejection"
 
     def forget_prefixes(self) -> None:
         """Give up every page that is kept for later requests; what runs keeps its own."""

@@ -8,12 +8,15 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, cast
 
+from workbench.engine.drafting import drafts_of
+from workbench.engine.drafts import Drafts
 from workbench.engine.runner import Runner
 from workbench.engine.speculation import NoSpeculation
 from workbench.errors import WorkbenchError
-from workbench.request import Request
+from workbench.model.composition import AttentionPart
+from workbench.request import Request, SamplingParameters
 from workbench.study.acceptance import acceptance, tokens_a_check
-from workbench.study.experiment import Experiment
+from workbench.study.experiment import CachePart, Experiment, ModelPart
 from workbench.study.findings import Findings
 from workbench.study.held_out import sample, windows
 from workbench.study.quality_texts import texts_of
@@ -30,10 +33,7 @@ def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findi
     """One row a variant. Of every load and round all variants run in turn, so that what disturbs one disturbs all."""
     work = cast(SpeculationWorkload, experiment.workload)
     variants = every_variant(experiment) or {"as given": experiment}
-    runners: dict[str, Runner] = {}
-    for name, variant in variants.items():
-        tell(f"loading: {name}")
-        runners[name] = runner_for(variant)
+    runners, drafts = _loaded(variants, tell)
     asked, about = _requests(variants, runners, work)
     runs: list[dict[str, Any]] = []
     checks: list[dict[str, Any]] = []
@@ -41,6 +41,7 @@ def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findi
         for load in work.loads:
             for name, runner in runners.items():
                 tell(f"{f'round {turn}' if turn else 'warm-up'}: {load} at once, {name}")
+                runner.speculate(drafts[name])
                 found, mine = _run(runner, asked[name], load)
                 if turn:
                     marks = {"variant": name, "load": load, "round": turn}
@@ -53,6 +54,42 @@ def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findi
     _compare(rows, variants, runs)
     tables = {"runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs], "checks": checks}
     return Findings(rows, about, tables)
+
+
+def _loaded(variants: dict[str, Experiment], tell: Tell) -> tuple[dict[str, Runner], dict[str, Drafts | None]]:
+    """A runner for each variant, the same where they differ in speculation and sampling alone, and what it drafts."""
+    targets: dict[str, Runner] = {}
+    models: dict[tuple[str, str, str, str], Runner] = {}
+    runners: dict[str, Runner] = {}
+    drafts: dict[str, Drafts | None] = {}
+    for name, variant in variants.items():
+        tell(f"loading: {name}")
+        base = variant.model_copy(update={"speculate": NoSpeculation(), "sampling": SamplingParameters()})
+        key = base.to_yaml()
+        if key not in targets:
+            targets[key] = runner_for(base)
+        runner = runners[name] = targets[key]
+
+        def load(model: str, dtype: str, lane: str, base: Experiment = base, key: str = key) -> Runner:
+            wanted = base.model_copy(
+                update={
+                    "model": ModelPart(name=model, dtype=dtype, device=base.model.device),  # type: ignore[arg-type]
+                    "lane": lane,
+                    "attention": AttentionPart(),
+                    "cache": CachePart(page_size=base.cache.page_size),
+                }
+            )
+            if (known := (key, model, dtype, lane)) not in models:
+                models[known] = runner_for(wanted)
+            return models[known]
+
+        settings = variant.speculate
+        drafts[name] = (
+            None
+            if isinstance(settings, NoSpeculation)
+            else drafts_of(settings, runner.model.spec, runner.tokenizer, base.lane, load)
+        )
+    return runners, drafts
 
 
 def _requests(
