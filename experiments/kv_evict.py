@@ -1,1 +1,94 @@
-def judge(rows): return []
+"""Verdicts on what a small cache should keep: the rules of `kv_evict.yaml`.
+
+All policies lose tokens at the same places of a text and hold the same number of them. Texts are computed as in
+serving: spans end where tokens are lost. SnapKV evicts once, where the prompt ends: of the scored text only what is
+decoded is computed on what it kept, so its bits a byte stand beside the others' and are not ranked; names to copy are
+asked for after its eviction, but for their first token.
+"""
+
+from __future__ import annotations
+
+from workbench.study.verdict import Outcome, Rows, Verdict, row_of
+
+FULL, PAGE = "float32", 16
+BUDGETS = (64, 192)
+ALWAYS = ("window", "sinks + recent", "heavy hitters")  # these hold their budget at all times
+MARGIN = 0.005  # of the other's bits a byte: less than that is no difference
+MOST, SOME = 0.5, 0.1  # of the full cache's gain
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    return [bounded(rows), heavy_hitters(rows), sinks(rows), snapkv(rows)]
+
+
+def bounded(rows: Rows) -> Verdict:
+    """Pages held at the end of a text, against the budget; SnapKV adds what was generated, four tokens here."""
+    per_token, over = row_of(rows, FULL)["stored_bytes_per_token"], []
+    for budget in BUDGETS:
+        for policy in (*ALWAYS, "SnapKV"):
+            more = 0 if policy in ALWAYS else PAGE
+            held = row_of(rows, f"{policy} {budget}")["kv_bytes"]
+            over += [f"{policy} {budget}"] if held > (budget + more) * per_token else []
+    length = row_of(rows, FULL)["kv_tokens"]
+    return Verdict(
+        claim="kv-evict-bounded",
+        says="A policy of eviction bounds the cache, whatever the length of the text",
+        rule="bytes of the pages held at a text's end are at most the budget's, and one page more where outputs stay",
+        outcome="refuted" if over else "holds",
+        because=f"over the budget after {length:,} tokens: {', '.join(over) or 'none'}",
+    )
+
+
+def heavy_hitters(rows: Rows) -> Verdict:
+    return _better(
+        rows, "heavy hitters", ("window", "sinks + recent"), "kv-heavy-hitters",
+        "At an equal budget, tokens that received most attention are worth more than the newest (H2O)",
+    )  # fmt: skip
+
+
+def sinks(rows: Rows) -> Verdict:
+    return _better(
+        rows, "sinks + recent", ("window",), "kv-sinks",
+        "Keeping a text's first tokens makes a window usable (StreamingLLM)",
+    )  # fmt: skip
+
+
+def _better(rows: Rows, policy: str, others: tuple[str, ...], claim: str, says: str) -> Verdict:
+    won, told = [], []
+    for budget in BUDGETS:
+        mine = row_of(rows, f"{policy} {budget}")["bits_per_byte"]
+        best = min(row_of(rows, f"{other} {budget}")["bits_per_byte"] for other in others)
+        won.append(mine < best * (1 - MARGIN))
+        told.append(f"{mine:.3f} against {best:.3f} with {budget} tokens")
+    outcome: Outcome = "holds" if all(won) else "holds-with-limits" if any(won) else "refuted"
+    return Verdict(
+        claim=claim,
+        says=says,
+        rule=(
+            f"bits a byte at least {MARGIN:.1%} below the best of {' and '.join(others)} with every budget: holds; "
+            "with one of them: with limits; else refuted"
+        ),
+        outcome=outcome,
+        because=f"bits a byte {', '.join(told)}; {row_of(rows, FULL)['bits_per_byte']:.3f} with all tokens",
+    )
+
+
+def snapkv(rows: Rows) -> Verdict:
+    """Names that stand farther back than a cache of the newest tokens reaches, at every depth where the model can."""
+    full, shares = row_of(rows, FULL)["copying"], {}
+    for budget in BUDGETS:
+        found = row_of(rows, f"SnapKV {budget}")["copying"]
+        far = [depth for depth, one in found.items() if one["distance"] > budget and full[depth]["gain"] > 1.0]
+        shares[budget] = sum(found[depth]["gain"] / full[depth]["gain"] for depth in far) / len(far) if far else 0.0
+    least, most = min(shares.values()), max(shares.values())
+    outcome: Outcome = "holds" if least >= MOST else "holds-with-limits" if most >= SOME else "refuted"
+    return Verdict(
+        claim="kv-snapkv",
+        says="What the prompt's last queries look at is what its answer will need (SnapKV)",
+        rule=(
+            f"of the gain on names farther back than the budget, {MOST:.0%} is left with every budget: holds; "
+            f"{SOME:.0%} with one of them: with limits; else refuted"
+        ),
+        outcome=outcome,
+        because=", ".join(f"{share:.0%} of the gain left with {budget} tokens" for budget, share in shares.items()),
+    )

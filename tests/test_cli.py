@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import workbench
 import workbench.study.generation as generation_module
 from compiled_kernels import Lane
 from workbench.cli import main
@@ -302,3 +303,8 @@ def test_an_error_of_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(generation_module, "generation", broken)
     assert main([*GENERATE, "x"]) == 2
     assert told(capsys) == "error: first second\n"
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"workbench {workbench.__version__}\n"

@@ -31,6 +31,14 @@ class UserPart(BaseModel):
     path: str
     arguments: dict[str, float | int | str | bool] = {}
 
+    @field_validator("arguments")
+    @classmethod
+    def _names(cls, value: dict) -> dict:
+        wrong = next((name for name in value if not name.isidentifier()), None)
+        if wrong is not None:
+            raise ValueError(f"arguments have names as in Python, not {wrong!r}")
+        return value
+
     def __hash__(self) -> int:
         return hash((self.path, tuple(sorted(self.arguments.items()))))
 

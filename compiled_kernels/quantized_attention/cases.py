@@ -96,15 +96,15 @@ def _packed(inputs: tuple) -> tuple:
 
 def call(*inputs: Any, lane: Lane) -> Tensor:
     *before, softcap, sink_logits = _packed(inputs)
-    return compiled_kernels.quantized_attention(*before, lane, softcap, sink_logits)
+    return compiled_kernels.quantized_attention(*before, lane=lane, softcap=softcap, sink_logits=sink_logits)
 
 
 def exact(*inputs: Any) -> Tensor:
     """By the specification, on what the codes say: in float64."""
     q, keys, values, recent_keys, recent_values, *rest = _packed(inputs)
-    *tables, scale, mask, rule, _, softcap, sink_logits = rest
-    recent = recent_keys.double(), recent_values.double()
-    return reference(q.double(), keys, values, *recent, *tables, scale, mask, rule, softcap, sink_logits)
+    *tables, scale, mask, rule, _, softcap, sink = rest
+    said = {"scale": scale, "mask": mask, "rule": rule, "softcap": softcap, "sink_logits": sink}
+    return reference(q.double(), keys, values, recent_keys.double(), recent_values.double(), *tables, **said)
 
 
 def case(

@@ -11,6 +11,7 @@ with, once for a run, and never into the codes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -22,6 +23,7 @@ Kind = Literal["dense", "int8", "int4", "fp8"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BYTES = 4  # of a word
 LEVELS = {"int8": 255, "int4": 15}  # the highest code
+SCALED: tuple[Kind, ...] = ("int8", "int4", "fp8")  # codes with scales
 
 
 class Packed(NamedTuple):
@@ -40,9 +42,20 @@ class Packed(NamedTuple):
             return "fp8"
         return "int8" if self.codes.shape[-3] * BYTES == self.scales.shape[-1] else "int4"
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Packed:
+        """The same change made to all its tensors."""
+        scales, minima = (None if part is None else change(part) for part in (self.scales, self.minima))
+        return Packed(change(self.codes), scales, minima)
+
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def three(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, scales and minima; where FP8 has no minima its scales stand again, for nobody to read."""
+        assert self.scales is not None
+        return self.codes, self.scales, self.scales if self.minima is None else self.minima
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

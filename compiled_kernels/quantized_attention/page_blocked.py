@@ -79,7 +79,7 @@ def _mixed(blocks: list[tuple[Tensor, Tensor, Tensor]], sink: Tensor | None) -> 
 def _page(pages: Packed, table: Tensor, dtype: torch.dtype, transposed: bool) -> Tensor:
     """Whole pages by the table, as numbers [seq, page, group, offset, dim]."""
     used = table.long()
-    numbers = dequantize(Packed(*(None if part is None else part[used] for part in pages)), dtype)
+    numbers = dequantize(pages.each(lambda part: part[used]), dtype)
     return numbers.transpose(-1, -2) if transposed and pages.kind != "dense" else numbers
 
 

@@ -113,7 +113,7 @@ def _positions(begin: int, end: int) -> Tensor:
 def _packed_run(pages: Packed, table: Tensor, end: int, size: int, dtype: torch.dtype, transposed: bool) -> Tensor:
     """The first `end` positions as numbers [position, group, dim]."""
     used = table[: -(-end // size)].long()
-    numbers = dequantize(Packed(*(None if part is None else part[used] for part in pages)), dtype)
+    numbers = dequantize(pages.each(lambda part: part[used]), dtype)
     order = "page group dim offset" if transposed and pages.kind != "dense" else "page group offset dim"
     return rearrange(numbers, f"{order} -> (page offset) group dim")[:end]
 

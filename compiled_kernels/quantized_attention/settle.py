@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,4 +74,4 @@ def settle(recents: Sequence[Tensor], packed: Sequence[Packed], format: PageForm
     transposed = format.keys and format.kind != "dense"
     coded = quantize(tokens.transpose(-1, -2) if transposed else tokens, format.kind, format.run)
     for layer, pages in enumerate(packed):
-        groups.put(Packed(*(None if part is None else part[layer] for part in coded)), pages, format.keys)
+        groups.put(coded.each(operator.itemgetter(layer)), pages, format.keys)

@@ -161,7 +161,8 @@ def attend(
     block = tl.program_id(0)
     group = tl.program_id(1)
     split = tl.program_id(2)
-    seq, start, span, within, alive = span_at(span_starts, seqs, block, TOKENS, KIND)
+    mine = span_at(span_starts, seqs, block, TOKENS, KIND)
+    seq, start, span, within, alive = mine
     if not alive:
         return
 

@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 
 DENSE, INT8, INT4, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+HALVES, BYTES = tl.constexpr(8), tl.constexpr(4)  # numbers of a word
 KINDS = {"dense": DENSE.value, "int8": INT8.value, "int4": INT4.value, "fp8": FP8.value}
 
 
 @triton.jit
-def four(words, low: tl.constexpr, bits: tl.constexpr):
-    """`bits` of every byte of the words [word, kept], from bit `low` on: [word, kept, 2, 2]."""
-    most: tl.constexpr = (1 << bits) - 1
+def four(words, low: tl.constexpr, most: tl.constexpr):
+    """The bits `most` of every byte of the words [word, kept], from bit `low` on: [word, kept, 2, 2]."""
     byte_0 = (words >> low) & most
     byte_1 = (words >> (8 + low)) & most
     byte_2 = (words >> (16 + low)) & most
@@ -27,10 +27,10 @@ def four(words, low: tl.constexpr, bits: tl.constexpr):
 def codes(words, KIND: tl.constexpr):
     """The codes of the words [word, kept] in order: [4 or 8 times word, kept] in float32."""
     if KIND == INT4:
-        both = tl.join(four(words, 0, 4), four(words, 4, 4))
+        both = tl.join(four(words, 0, 15), four(words, 4, 15))
         found = tl.reshape(tl.permute(both, (0, 4, 2, 3, 1)), (words.shape[0] * 8, words.shape[1]))
     else:
-        found = tl.reshape(tl.permute(four(words, 0, 8), (0, 2, 3, 1)), (words.shape[0] * 4, words.shape[1]))
+        found = tl.reshape(tl.permute(four(words, 0, 255), (0, 2, 3, 1)), (words.shape[0] * 4, words.shape[1]))
     if KIND == FP8:
         found = found.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     return found.to(tl.float32)
@@ -50,7 +50,7 @@ def key_tile(
     if KIND == DENSE:
         numbers = tl.load(pages + at + token[None, :] * dim + channel[:, None], mask=inside, other=0.0)
     else:
-        PER: tl.constexpr = 8 if KIND == INT4 else 4
+        PER: tl.constexpr = HALVES if KIND == INT4 else BYTES
         word = tl.arange(0, DIM // PER)
         there = (word < dim // PER)[:, None] & wanted[None, :]
         words = tl.load(pages + at + word[:, None] * SIZE + token[None, :], mask=there, other=0)
@@ -81,7 +81,7 @@ def value_tile(
     if KIND == DENSE:
         numbers = tl.load(pages + at + token[:, None] * dim + column[None, :], mask=inside, other=0.0)
     else:
-        PER: tl.constexpr = 8 if KIND == INT4 else 4
+        PER: tl.constexpr = HALVES if KIND == INT4 else BYTES
         word = offset // PER + tl.arange(0, TILE // PER)
         there = (word * PER < SIZE)[:, None] & (column < dim)[None, :]
         words = tl.load(pages + at + word[:, None] * dim + column[None, :], mask=there, other=0)

@@ -48,7 +48,8 @@ def attend_packed(
 ):  # fmt: skip
     group = tl.program_id(1)
     split = tl.program_id(2)
-    seq, start, span, within, alive = span_at(span_starts, seqs, tl.program_id(0), TOKENS, KIND)
+    mine = span_at(span_starts, seqs, tl.program_id(0), TOKENS, KIND)
+    seq, start, span, within, alive = mine
     if not alive:
         return
 

@@ -79,3 +79,36 @@ def test_a_page_that_comes_is_not_saved_when_it_must_go_again() -> None:
     left = {(table, page) for _, table, _, page in holdings.moves.loads}
     assert len(left) < len(coming) and not holdings.moves.saves
     assert all(holdings.pools[table].kept(page) for table, page in left), "a page comes where another's are"
+
+
+def test_what_was_to_come_back_stays_on_the_host_when_it_must_wait_again() -> None:
+    pools, rooms = (PagePool(8, 4),), (PagePool(8, 4),)
+    holdings = Holdings(pools, (Table(),), 32, host=rooms)
+    one = sequence(0, IDS[:9])
+    begin(holdings, one)
+    one.computed = 8
+    assert holdings.set_back(one) == 2
+    saved = one.saved
+    holdings.drain()
+    begin(holdings, one)
+    assert len(holdings.moves.loads) == 2
+    assert holdings.set_back(one) == 2
+    assert one.saved == saved and not holdings.moves, "it lies where it lay"
+    begin(holdings, one)
+    assert [place for _, _, place, _ in holdings.moves.loads] == (saved.places[0] if saved else None)
+
+
+def test_a_copy_of_a_page_that_another_holds_is_counted_before_it_is_taken() -> None:
+    pools = tuple(PagePool(12, 4) for _ in TABLES)
+    holdings = Holdings(pools, TABLES, 32, PrefixIndex(pools, TABLES))
+    first, second = sequence(0, IDS), sequence(1, IDS[:9])
+    begin(holdings, first)
+    first.computed = 16
+    holdings.settle(first)
+    offer, before = holdings.match(second), [pool.available for pool in pools]
+    idle = [sum(page in pool.idle for page in pages) for pool, pages in zip(pools, offer.pages, strict=True)]
+    wanted = holdings.lacks(second, offer)
+    begin(holdings, second)
+    assert len(holdings.moves.copies) == 1 and wanted[0] == 1
+    gone = [had - pool.available for had, pool in zip(before, pools, strict=True)]
+    assert gone == [count + revived for count, revived in zip(wanted, idle, strict=True)]

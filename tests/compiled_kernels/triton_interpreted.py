@@ -262,7 +262,7 @@ def test_the_interpreter_is_still_wrong_in_bfloat16() -> None:
     """The day this fails, what `UPCAST` in compiled_kernels/triton_code/dots.py is for has gone, or a part of it, and
     the mended rows go from the table of gaps."""
     mended = {gap.operator for gap in GAPS if gap.reason == BF16_DOTS}
-    assert mended == {"linear_int8", "linear_int4", "paged_attention"}
+    assert mended == {"linear_int8", "linear_int4", "paged_attention", "quantized_attention"}
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(16, 16, generator=generator) for _ in range(2))
     for dtype, right in ((torch.float32, True), (torch.bfloat16, False)):

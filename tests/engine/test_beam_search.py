@@ -17,7 +17,7 @@ from tests.engine.test_reuse import MODEL, Poison, asked
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
 from workbench.cache.format import cache_format
 from workbench.engine import naive
-from workbench.engine.beam_search import beam_search
+from workbench.engine.beam_search import EarlyStopping, beam_search
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.model.families import read_spec
@@ -70,7 +70,7 @@ def same(one: list[tuple[Text, float]], other: list[tuple[Text, float]], bound: 
     ("early_stopping", "length_penalty"),
     [(False, 1.0), (True, 1.0), ("never", 1.0), (False, 0.0), ("never", 2.0), (True, -1.0)],
 )
-def test_as_hugging_face(tmp_path: Path, early_stopping: bool | str, length_penalty: float) -> None:
+def test_as_hugging_face(tmp_path: Path, early_stopping: EarlyStopping, length_penalty: float) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     torch.manual_seed(7)
     config = transformers.LlamaConfig(

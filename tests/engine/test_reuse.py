@@ -6,7 +6,10 @@ Whatever nobody holds is NaN before each step, and so is the null page.
 from __future__ import annotations
 
 import gc
+import os
 import random
+import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tiny import VOCAB, Oracle, finals, layer, model_of, request, runner_of, spec_of, specs
+from workbench.cache import host
 from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.model.spec import Attention, LayerKind, ModelSpec
@@ -351,3 +355,16 @@ def test_an_idle_conversation_waits_on_the_host(kind: str, tmp_path: Path) -> No
     runner.scheduler.holdings.carried_out()
     assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
     assert runner.cache.host is not None and all(room.used == 0 for room in runner.cache.host.rooms)
+
+
+@pytest.mark.parametrize("lacks", ["fcntl", "posix_fallocate"])
+def test_where_files_cannot_hold_pages_only_they_are_refused(tmp_path: Path, lacks: str, monkeypatch) -> None:
+    if lacks == "fcntl":
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+    else:
+        monkeypatch.delattr(os, "posix_fallocate")
+    runpy.run_path(str(Path(host.__file__)))  # it can be imported there
+    assert runner_of(MODEL, offload="memory").cache.host is not None
+    with pytest.raises(WorkbenchError, match="on Linux only; set offload: memory"):
+        runner_of(MODEL, offload={"kind": "file", "path": str(tmp_path / "pages")})
+    assert not (tmp_path / "pages").exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments import kv_groups, kv_precision, prefix_reuse, window_span
+from experiments import kv_evict, kv_groups, kv_precision, prefix_reuse, window_span
 from workbench.errors import WorkbenchError
 from workbench.request import UserPart
 from workbench.study.experiment import Experiment
@@ -15,7 +15,7 @@ from workbench.study.variants import every_variant
 from workbench.study.verdict import Verdict, row_of, verdicts
 
 EXPERIMENTS = Path(kv_precision.__file__).parent
-NAMES = ("kv_precision", "window_span", "kv_groups", "prefix_reuse")
+NAMES = ("kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,3 +146,37 @@ def test_a_judge_of_ones_own_with_arguments() -> None:
         verdicts(UserPart(path=f"{__name__}:nonsense"), rows)
     with pytest.raises(WorkbenchError, match="needs a variant 'b'; this run has a"):
         row_of(rows, "b")
+
+
+def evictions(bits: dict[str, tuple[float, float]], left: tuple[float, float], pages: float = 1.0) -> list[dict]:
+    """Rows of bits a byte by policy, for both budgets; SnapKV keeps `left` of the gain on names far back."""
+    copied = {"0.0": {"gain": 4.0, "distance": 800.0}, "1.0": {"gain": 7.0, "distance": 19.0}}
+    full = {"stored_bytes_per_token": 10, "kv_tokens": 1000, "bits_per_byte": 0.6, "copying": copied}
+    rows: list[dict] = [{"variant": "float32", **full}]
+    for i, budget in enumerate(kv_evict.BUDGETS):
+        far = {"0.0": {"gain": 4.0 * left[i], "distance": 800.0}, "1.0": {"gain": 7.0, "distance": 19.0}}
+        for policy in (*kv_evict.ALWAYS, "SnapKV"):
+            measured = {"kv_bytes": 10 * budget * pages, "bits_per_byte": bits.get(policy, (1, 1))[i], "copying": far}
+            rows.append({"variant": f"{policy} {budget}", **measured})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes"),
+    [
+        (evictions({"heavy hitters": (0.8, 0.7), "sinks + recent": (0.9, 0.8)}, (0.6, 0.9)), ["holds"] * 4),
+        (
+            evictions({"heavy hitters": (0.8, 0.9), "sinks + recent": (0.9, 0.8)}, (0.0, 0.9)),
+            ["holds", "holds-with-limits", "holds", "holds-with-limits"],
+        ),
+        (
+            evictions({"heavy hitters": (1.0, 1.1), "sinks + recent": (1.0, 0.999)}, (0.05, 0.09), pages=1.3),
+            ["refuted"] * 4,
+        ),
+    ],
+)
+def test_eviction(rows: list[dict], outcomes: list[str]) -> None:
+    found = kv_evict.judge(rows)
+    assert [each.claim for each in found] == ["kv-evict-bounded", "kv-heavy-hitters", "kv-sinks", "kv-snapkv"]
+    assert [each.outcome for each in found] == outcomes
+    assert all(each.rule and each.because and each.says for each in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,14 @@ workload: {kind: prompts, prompts: ["a", "b"]}
 
 awkward = ["", "yes", "1e3", "~", "a: b # c", "\x85", "\u2028x", "\ufeff", " a\n b \n\n", "\tx", "\ud800", "|\n "]
 words = st.text(max_size=20) | st.sampled_from([*awkward, "a" * 300])
+names = st.from_regex(r"[^\W\d]\w{0,9}", fullmatch=True).filter(str.isidentifier)
 counts = st.integers(1, 2**40)
 seeds = st.integers(0, 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 token_ids = st.integers(0, 2**31)
 parts = st.fixed_dictionaries(
     {"path": words},
-    optional={"arguments": st.dictionaries(words, finite | st.integers() | words | st.booleans(), max_size=2)},
+    optional={"arguments": st.dictionaries(names, finite | st.integers() | words | st.booleans(), max_size=2)},
 )
 sampling = st.fixed_dictionaries(
     {},
@@ -67,14 +69,21 @@ changes = {
     "position": st.sampled_from(["rotary", "alibi", "none"]),
     "mask": words | parts,
 }
+
+
+def agrees_with_itself(change: dict) -> bool:
+    return not (change.get("window") == "full" and change.get("sinks"))
+
+
+change = st.fixed_dictionaries({}, optional=changes).filter(agrees_with_itself)
 attention = st.fixed_dictionaries(
     {},
     optional=changes
     | {
         "pattern": st.lists(st.just("full"), max_size=3),
-        "layers": st.dictionaries(st.integers(0, 99), st.fixed_dictionaries({}, optional=changes), max_size=2),
+        "layers": st.dictionaries(st.integers(0, 99), change, max_size=2),
     },
-)
+).filter(agrees_with_itself)
 values = st.fixed_dictionaries(
     {"question": words, "workload": workloads},
     optional={
@@ -290,3 +299,32 @@ def test_plain_values_survive_yaml(value: object) -> None:
 
 def test_nan_is_no_number_that_survives() -> None:
     assert math.isnan(yaml_text.read(yaml_text.write(math.nan)))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model: {name: demo}\ncache:\n  format: int8\n  page_size: 64\n  format: int4\n",
+         "cache.format stands twice, in lines 3 and 5"),
+        ("model: {name: demo, dtype: float32, name: demo-draft}\n", "model.name stands twice, in lines 1 and 1"),
+        ("variants:\n  a: {}\n  b: {}\n  a: {}\n", "variants.a stands twice, in lines 2 and 4"),
+        ("- {a: 1}\n- {b: 1, b: 2}\n", "1.b stands twice, in lines 2 and 2"),
+    ],
+)  # fmt: skip
+def test_a_key_that_stands_twice_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        yaml_text.read(text)
+
+
+def test_keys_of_one_name_in_different_places_and_aliases_are_fine() -> None:
+    assert yaml_text.read("a: &x {b: 1}\nc: {b: 2, a: *x}\n1: 3\n'1': 4\n") == {
+        "a": {"b": 1}, "c": {"b": 2, "a": {"b": 1}}, 1: 3, "1": 4,
+    }  # fmt: skip
+    around = yaml_text.read("a: &x [*x]\n")["a"]
+    assert around[0] is around
+
+
+@pytest.mark.parametrize("name", ["", "a b", "1st", "\ud800"])
+def test_arguments_have_names_as_in_python(name: str) -> None:
+    with pytest.raises(WorkbenchError, match="names as in Python"):
+        Experiment.of({**yaml_text.read(SMALL), "judge": {"path": "a:b", "arguments": {name: 1}}})

@@ -62,9 +62,9 @@ def test_a_text_that_is_set_back_is_noted_once() -> None:
 def test_the_runner_is_itself_again_afterwards() -> None:
     runner = runner_of(MODEL)
     before = finals(runner, [request("a", 7, 9)])
-    executor, chooser = runner.executor, runner.chooser
+    executor, chooser = runner.executor, runner.served.chooser
     score(runner, [Text((1, 2, 3, 4), 1, 2)], lambda *_: None)
-    assert runner.executor is executor and runner.chooser is chooser
+    assert runner.executor is executor and runner.served.chooser is chooser
     assert finals(runner, [request("a", 7, 9)]) == before
 
 

@@ -1,6 +1,7 @@
 """Which tokens' keys and values stay when a sequence may hold only so many.
 
-A policy chooses layer by layer, by how much attention each token has received or by its place alone. All policies have
+A policy chooses for each layer and each of its key/value heads, by how much attention a token has received from the
+query heads that share it, or by its place alone. All policies have
 the same budget and lose tokens at the same places in the text (see budget.py), so they can be compared.
 """
 
@@ -42,8 +43,8 @@ class Evict(Protocol):
     def keep(self, mass: Float[Tensor, " slot"], budget: int) -> Int[Tensor, " kept"]:
         """The slots that stay, ascending: min(budget, slots) of them, the newest among them.
 
-        `mass` is the attention each slot's token has received so far, summed over heads and the queries that count;
-        slots are in the order of the text.
+        `mass` is the attention each slot's token has received so far, in one layer, summed over the query heads that
+        share a key/value head and over the queries that count; slots are in the order of the text.
         """
         ...
 
@@ -114,8 +115,7 @@ class SinksRecent(_Always):
 
 
 class HeavyHitters(_Always):
-    """H2O (Zhang et al., 2023): the newest tokens, and of the others those that received most attention; chosen for all
-    heads of a layer together, where the paper chooses for each."""
+    """H2O (Zhang et al., 2023): the newest tokens, and of the others those that received most attention."""
 
     kind: Literal["heavy_hitters"] = "heavy_hitters"
     recent: Annotated[float, Field(gt=0, le=1)] = 0.5  # share of what is kept that the newest tokens have
@@ -128,7 +128,7 @@ class HeavyHitters(_Always):
 
 class SnapKV(Policy):
     """SnapKV (Li et al., 2024): once, when the prompt is computed, what its last queries look at, smoothed over
-    neighbours; what is generated stays. Chosen for all heads of a layer together."""
+    neighbours; what is generated stays."""
 
     kind: Literal["snapkv"] = "snapkv"
     observe: Annotated[int, Field(ge=1)] = 32  # queries at the prompt's end that vote, and stay themselves

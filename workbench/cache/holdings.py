@@ -191,7 +191,7 @@ class Holdings:
 
     def set_back(self, sequence: Sequence) -> int:
         """Take every page from `sequence`; where the host has room, what stands in them is saved: so many pages."""
-        saved = self.host.recall(sequence, self.moves)
+        saved = self.host.recall(sequence)
         if saved is None:
             saved = self.host.save(sequence.computed, self._written(sequence), self.moves)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import importlib.util
 import os
 import weakref
 import zlib
@@ -82,6 +82,8 @@ class PageFile:
 
     def __init__(self, path: Path, size: int):
         self.path, self.size = path, size
+        if importlib.util.find_spec("fcntl") is None or not hasattr(os, "posix_fallocate"):
+            raise WorkbenchError("offload: pages can lie in a file on Linux only; set offload: memory")
         try:
             self._handle: BinaryIO = open(path, "a+b")  # noqa: SIM115  it stays open as long as its pages are mapped
         except OSError as error:
@@ -95,6 +97,8 @@ class PageFile:
         weakref.finalize(self, _remove, self._handle, path, self._known.st_ino)
 
     def _claim(self) -> None:
+        import fcntl  # other systems lack it, and may hold pages in memory
+
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -47,12 +47,10 @@ class Places:
             ]
         self.loaded[sequence.order] = saved
 
-    def recall(self, sequence: Sequence, moves: Moves) -> Saved | None:
-        """What was to come back with the step being planned stays here; None where nothing was."""
-        saved = self.loaded.pop(sequence.order, None)
-        if saved is not None:
-            moves.loads = [load for load in moves.loads if load[0] != sequence.request_id]
-        return saved
+    def recall(self, sequence: Sequence) -> Saved | None:
+        """What was to come back with the step being planned stays here; None where nothing was. Its loads are forgotten
+        with the pages they were for."""
+        return self.loaded.pop(sequence.order, None)
 
     def carried_out(self) -> None:
         """The moves of the last step are done: what came back need not stay."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from workbench import __version__
 from workbench.cli import bench, kernels, memory, quality
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
@@ -36,6 +37,21 @@ app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.add_typer(kernels.app, name="kernels")
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"workbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def workbench(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="which version this is")
+    ] = False,
+) -> None:
+    """A research workbench for LLM inference."""
 
 
 @app.command(epilog="Example: `workbench run experiments/first_light.yaml --set sampling.seed=7`")

@@ -23,7 +23,8 @@ from workbench.request import Sequence
 
 
 class Evictor:
-    """Knows what the tokens of each sequence were attended to, layer by layer and slot by slot; `policy` chooses."""
+    """Knows what the tokens of each sequence were attended to, layer by layer, as [group, slot]; `policy` chooses for
+    each group of heads that share keys."""
 
     def __init__(self, policy: Evict, store: KVStore):
         self.policy, self.store = policy, store
@@ -34,13 +35,10 @@ class Evictor:
         """Move the tokens that stay to the first slots of their sequence's pages, in the order of the text."""
         for sequence, held, kept, pages in evictions:
             masses = self._padded(sequence, held)
-            stays = [self.policy.keep(mass, kept) for mass in masses]
-            if any(len(slots) != kept for slots in stays):
-                found = {len(slots) for slots in stays}
-                raise WorkbenchError(f"cache.evict: {self.policy!r} kept {found} of {held} tokens, not {kept}")
+            stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
             for layer, slots in zip(self.store.layers, stays, strict=True):
                 _together(layer.paged(layer.table), pages[layer.table], slots, self.store.page_size)
-            self._masses[sequence] = [mass[slots] for mass, slots in zip(masses, stays, strict=True)]
+            self._masses[sequence] = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
 
     def votes(self, span: Span) -> range:
         """The positions of `span` whose queries' attention counts."""
@@ -71,12 +69,20 @@ class Evictor:
                 self._masses[span.sequence] = masses
             first += span.length
 
+    def _chosen(self, mass: Tensor, kept: int) -> Tensor:
+        slots = self.policy.keep(mass, kept)
+        if len(slots) != kept:
+            told = f"kept {len(slots)} of {len(mass)} tokens, not {kept}"
+            raise WorkbenchError(f"cache.evict: {self.policy!r} {told}")
+        return slots
+
     def _padded(self, sequence: Sequence, held: int) -> list[Tensor]:
         """The mass of each layer's first `held` slots, in float64."""
-        device = self.store.layers[0].paged(0)[0].device
-        nothing = torch.zeros(0, dtype=torch.float64, device=device)
-        masses = self._masses.get(sequence, [nothing] * len(self.store.layers))
-        return [torch.nn.functional.pad(mass, (0, held - len(mass))) for mass in masses]
+        masses = self._masses.get(sequence)
+        if masses is None:
+            keys = (layer.paged(layer.table)[0] for layer in self.store.layers)
+            masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
+        return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]
 
 
 class EvictingExecutor:
@@ -120,10 +126,10 @@ def check_evict(spec: ModelSpec, store: KVStore) -> None:
 
 
 def _together(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
-    """What stands in `slots` of these pages comes to the first slots, in this order."""
-    targets = torch.arange(len(slots), device=slots.device)
-    moved = slots != targets
-    slots, targets = slots[moved], targets[moved]
+    """What stands in `slots` [group, kept] of these pages comes to the first slots, in this order."""
+    targets = torch.arange(slots.shape[1], device=slots.device)
+    moved = (slots != targets).any(0)
+    slots, targets = slots[:, moved], targets[moved]
+    held, group = torch.tensor(pages, device=slots.device), torch.arange(len(slots), device=slots.device)[:, None]
     for tensor in tensors:
-        held = torch.tensor(pages, device=tensor.device)
-        tensor[held[targets // size], :, targets % size] = tensor[held[slots // size], :, slots % size]
+        tensor[held[targets // size], group, targets % size] = tensor[held[slots // size], group, slots % size]

@@ -23,10 +23,11 @@ class Read:
         self.layer, self.q, self.batch, self.rule = layer, q, batch, (scale, mask, *rest)
 
     def mass(self, rows: slice, seq: int, end: int) -> Tensor:
-        """What the queries `rows`, the last of the first `end` slots of sequence number `seq`, give to each: [slot]."""
+        """What the queries `rows`, the last of sequence number `seq` up to slot `end`, give to each slot by the heads
+        that share keys: [group, slot]."""
         keys = context_of(self.layer.keys, self.batch.page_tables[self.layer.table][seq], end)
         weights = weigh(self.q[rows], keys, end - (rows.stop - rows.start), *self.rule)
-        return weights.double().sum((0, 1, 2))
+        return weights.double().sum((1, 2))
 
 
 class Observed:

@@ -76,11 +76,12 @@ class Runner:
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         fast = executor_for(model, self.store, self.lanes, compile)
         self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
-        self.chooser, self.drafts = Chooser(model.spec.vocab), None
-        self.speculate(drafts)
+        chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
-        self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, self.chooser, tell, clock)
+        self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, chooser, tell, clock)
+        self.drafts: Drafts | None = None
+        self.speculate(drafts)
         self.overflow = overflow
         self.clock, self._sleep = clock, sleep
         self._names = (f"request-{number}" for number in itertools.count())
@@ -144,8 +145,8 @@ class Runner:
             raise WorkbenchError("speculate: what a policy of cache.evict weighs may fall; set one of them to none")
         if self.drafts is not None:
             self.drafts.clear()
-        self.drafts: Drafts | None = drafts
-        self.chooser.accept = drafts.accept if drafts is not None else "rejection"
+        self.drafts = drafts
+        self.served.chooser.accept = drafts.accept if drafts is not None else "rejection"
 
     def forget_prefixes(self) -> None:
         """Give up every page that is kept for later requests; what runs keeps its own."""

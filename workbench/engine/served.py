@@ -59,7 +59,7 @@ class Served:
     ):
         self.spec, self.tokenizer, self.clock = spec, tokenizer, clock
         self.sequences: dict[str, Sequence] = {}
-        self._scheduler, self._cache, self._chooser = scheduler, cache, chooser
+        self._scheduler, self._cache, self.chooser = scheduler, cache, chooser
         self._outputs: dict[str, Output] = {}
         self._searches: dict[str, Search] = {}  # by each of their beams
         self._tell, self._mail = tell, Mail(tell)
@@ -101,7 +101,7 @@ class Served:
         for sequence in sequences:
             output = Output(sequence.request, self.tokenizer, self.spec.end_ids, self.spec.context)
             self._outputs[sequence.request_id] = output
-            self._chooser.admit(sequence)
+            self.chooser.admit(sequence)
         beams = request.sampling.beams > 0
         self._scheduler.submit(sequences[0], sequences[1:], together=beams)
         if beams:
@@ -148,7 +148,7 @@ class Served:
             elif wrong := search.look(sequence, logits[mine.start]):
                 choices[sequence.request_id] = [failed(wrong)]
         if sequences:
-            chosen = self._chooser.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
+            chosen = self.chooser.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
             choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
         return choices
 
@@ -275,7 +275,7 @@ class Served:
                 score=score,
             )
         )  # fmt: skip
-        self._chooser.forget(name)
+        self.chooser.forget(name)
         self._searches.pop(name, None)
         self._mail.close(name)
         del self.sequences[name]

@@ -64,14 +64,15 @@ def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
 def _shared_fields(fields: Fields, name: str, remarks: list[str]) -> ModelSpec:
     width, layers = _integer(fields, "width"), _integer(fields, "layers")
     windows = _windows(fields, layers, remarks)
-    sparse, dense = _feedforwards(fields, width, remarks), _dense_hidden(fields, width, remarks)
+    sparse = _feedforwards(fields, width, remarks)
+    dense: dict[str, Any] = {"hidden": _dense_hidden(fields, width, remarks)}
     first = _integer(fields, "dense_layers", 0) if "experts" in sparse else layers
     return ModelSpec(
         name=name,
         vocab=_integer(fields, "vocab"),
         width=width,
         layers=tuple(
-            LayerKind(attention=_attention(fields, width, window), **({"hidden": dense} if index < first else sparse))
+            LayerKind(attention=_attention(fields, width, window), **(dense if index < first else sparse))
             for index, window in enumerate(windows)
         ),
         context=_integer(fields, "context", 2048),

@@ -16,6 +16,8 @@ def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int)
     workload = experiment.workload
     if isinstance(workload, RandomWorkload):
         return _random(workload, experiment.sampling, vocab)
+    if not isinstance(workload, PromptsWorkload):
+        raise WorkbenchError(f"a workload of kind {workload.kind!r} has no requests to run: it is measured as a whole")
     if tokenizer is None:
         name = experiment.model.name
         raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; use `workload: {{kind: random}}`")

@@ -106,7 +106,7 @@ class _Watched:
         return logits
 
 
-def must_agree(rows: Rows, plain: Rows, otherwise: str, scene: Scene) -> None:
+def must_agree(rows: Rows, plain: Rows, otherwise: str, scene: object) -> None:
     """Rows after the same tokens are the same numbers, up to rounding in float64."""
     for place, (tokens, row) in rows.items():
         before, right = plain.get(place, (None, None))

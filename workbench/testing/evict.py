@@ -29,13 +29,13 @@ def check_evict(policy: Mapping[str, Any] | Evict, examples: int = 6) -> Report:
     drawn = evict_laws.evict_scenes()
     for law, check in evict_laws.LAWS.items() if laws[0].ok else ():
         if law in given.gives_up:
-            laws.append(Law(law, True, "given up: not tried"))
+            laws.append(Law(law, True, "given up", tried=False))
         else:
             laws.append(held(law, functools.partial(check, given), examples, drawn))
     for law in sorted(given.gives_up - evict_laws.LAWS.keys()):
         refused = evict_laws.INSTEAD.get(law)
         if refused is None:
-            laws.append(Law(law, True, "given up: not tried"))
+            laws.append(Law(law, True, "given up", tried=False))
         else:
             laws.append(held(f"{law}: given up, and refused", functools.partial(refused, given), 1, drawn))
     return Report(f"eviction {given!r}", tuple(laws))

@@ -201,7 +201,7 @@ def _no_prefix(policy: Evict, scene: EvictScene) -> None:
 
 LAWS: dict[str, Callable[[Evict, EvictScene], None]] = {
     "the budget is kept at every step, in tokens, pages and bytes; all pages come back": _within_budget,
-    "what stays is what a model without pages, batches and chunks keeps, layer by layer": _oracle,
+    "what stays is what a model without pages, batches and chunks keeps, head by head": _oracle,
     "batched = alone": _batched,
     "chunked = whole": _chunked,
     "pages of any size in any order = one page": _paged,

@@ -1,10 +1,11 @@
-"""What eviction is to compute, said plainly: one text, one token at a time, and for each layer a list of what it keeps.
+"""What eviction is to compute, said plainly: one text, token by token, and what each key/value head keeps.
 
 No pages, no batch, no chunks, no lane; only the model's own projections are shared with the runner.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import cast
 
 import torch
@@ -17,12 +18,22 @@ from workbench.model.transformer import Transformer
 
 
 class _Kept:
-    """One layer's keys and values [kept, group, dim], and the attention that each token has received [kept]."""
+    """One key/value head's keys and values [dim] of each token kept, and the attention that it has received."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.mass: list[Tensor] = []
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, scale: float, counts: bool) -> Tensor:
+        """What the query heads [share, dim] find, with k and v [dim] of their own token: [share, dim]."""
+        self.keys.append(k)
+        self.values.append(v)
+        self.mass.append(torch.zeros((), dtype=torch.float64))
+        weights = (q @ torch.stack(self.keys).T * scale).softmax(-1)  # [share, kept]
+        if counts:
+            self.mass = [mass + weight.sum() for mass, weight in zip(self.mass, weights.T, strict=True)]
+        return weights @ torch.stack(self.values)
 
     def choose(self, policy: Evict, count: int) -> None:
         stays = policy.keep(torch.stack(self.mass), count).tolist()
@@ -33,32 +44,27 @@ class _Kept:
 @torch.inference_mode()
 def evicted_rows(model: Transformer, policy: Evict, budget: Budget, ids: tuple[int, ...], prompt: int) -> Tensor:
     """Logits of every position of `ids`, of which `prompt` were given: [token, vocab]."""
-    kept = [_Kept() for _ in model.blocks]
+    kept = [[_Kept() for _ in range(shape.groups)] for shape in model.cache_shapes()]
     most, rows = budget.most(prompt), []
     for position, token in enumerate(ids):
-        held = len(kept[0].keys)
+        held = len(kept[0][0].keys)
         if held >= most if budget.in_decode else position == prompt > most:
-            for layer in kept:
-                layer.choose(policy, budget.after(prompt))
+            for head in itertools.chain(*kept):
+                head.choose(policy, budget.after(prompt))
         observes = policy.observes
         counts = observes is None or prompt - observes <= position < prompt
         rows.append(_row(model, kept, token, position, counts))
     return torch.cat(rows)
 
 
-def _row(model: Transformer, kept: list[_Kept], token: int, position: int, counts: bool) -> Tensor:
+def _row(model: Transformer, kept: list[list[_Kept]], token: int, position: int, counts: bool) -> Tensor:
     x = model.embed(torch.tensor([token]))
-    for block, turn, layer in zip(model.blocks, model.turns, kept, strict=True):
+    for block, turn, heads in zip(model.blocks, model.turns, kept, strict=True):
         block = cast(Block, block)
         cos, sin = (None, None) if turn is None else model.rotary[turn](torch.tensor([position]))
         q, k, v = block.before(x, cos, sin)
-        layer.keys.append(k[0])
-        layer.values.append(v[0])
-        layer.mass.append(torch.zeros((), dtype=torch.float64))
-        scale, share = cast(Attention, block.attention).scale, q.shape[1] // k.shape[1]
-        keys, values = (torch.stack(each).repeat_interleave(share, dim=1) for each in (layer.keys, layer.values))
-        weights = ((keys * q).sum(-1) * scale).softmax(0)  # [kept, head]
-        if counts:
-            layer.mass = [mass + weight.sum() for mass, weight in zip(layer.mass, weights, strict=True)]
-        x = block.after(x, (weights[..., None] * values).sum(0)[None])
+        scale, shares = cast(Attention, block.attention).scale, q[0].chunk(len(heads))
+        each = zip(heads, shares, k[0], v[0], strict=True)
+        found = [head.read(query, key, value, scale, counts) for head, query, key, value in each]
+        x = block.after(x, torch.cat(found)[None])
     return model.logits_of(x)

@@ -43,8 +43,10 @@ class KVScene:
 
     def model(self) -> Transformer:
         """In float64, as written."""
-        heads = {"heads": 2 * self.groups, "groups": self.groups, "dim": DIM}
-        kinds = [Attention(**heads), Attention(**heads, window=self.window)]
+        kinds = [
+            Attention(heads=2 * self.groups, groups=self.groups, dim=DIM, window=window)
+            for window in (None, self.window)
+        ]
         layers = tuple(LayerKind(attention=kinds[layer % 2], hidden=12) for layer in range(self.layers))
         context = max(self.lengths) + MOST + 1
         spec = ModelSpec(name="tiny", vocab=VOCAB, width=8, layers=layers, context=context, tied=True)
