@@ -239,24 +239,24 @@ def test_two_tokens_have_the_targets_joint_distribution(name, kind):
 
 
 def test_counting_catches_filters_that_do_not_see_drafted_tokens(monkeypatch):
-    from workbench.sampling import choose
+    from workbench.sampling import asked
 
-    blind = property(lambda asked: [History(PROMPT, asked.sequence.output_ids)] * len(asked.rows))
-    monkeypatch.setattr(choose._Asked, "histories", blind)
+    blind = property(lambda own: [History(PROMPT, own.sequence.output_ids)] * len(own.rows))
+    monkeypatch.setattr(asked.Asked, "histories", blind)
     assert chi_square_p(first_two(WAYS["penalties"], "drawn"), expected(WAYS["penalties"])) < LEVEL
 
 
 def test_counting_catches_a_draft_whose_probabilities_are_ignored(monkeypatch):
-    from workbench.sampling import choose
+    from workbench.sampling import asked
 
-    monkeypatch.setattr(choose, "judge", ignores_q)
+    monkeypatch.setattr(asked, "judge", ignores_q)
     assert chi_square_p(first_two(WAYS["plain"], "drawn"), expected(WAYS["plain"])) < LEVEL
 
 
 def test_counting_catches_one_random_number_for_two_uses(monkeypatch):
-    from workbench.sampling import choose
+    from workbench.sampling import asked
 
-    monkeypatch.setattr(choose, "ACCEPT", b"")
+    monkeypatch.setattr(asked, "ACCEPT", b"")
     assert chi_square_p(first_two(WAYS["plain"], "certain"), expected(WAYS["plain"])) < LEVEL
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.request import Sequence
-from workbench.sampling.admitted import Admitted, admit, choose_own, own_filtered
-from workbench.sampling.choice import Choice, failed, fault, noted, told
-from workbench.sampling.filters import History
-from workbench.sampling.samplers import Draw, drawn, uniform
-from workbench.sampling.verify import ACCEPT, NO_DRAFT, Draft, judge
+from workbench.sampling.admitted import Admitted, admit
+from workbench.sampling.asked import Asked
+from workbench.sampling.choice import Choice, failed, fault, told
+from workbench.sampling.verify import NO_DRAFT, Draft
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Chooser:
         scores = logits.float()
         largest, tokens = _largest(scores) if sequences else ([], [])
         chosen: dict[int, list[Choice]] = {}
-        groups: dict[tuple, list[_Asked]] = {}
+        groups: dict[tuple, list[Asked]] = {}
         row = 0
         for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
             rows, row = range(row, row + 1 + len(draft)), row + 1 + len(draft)
@@ -72,13 +71,13 @@ class Chooser:
             elif way.plain:
                 chosen[number] = _greedy(draft, rows, largest, tokens)
             else:
-                asked = _Asked(number, rows, sequence, draft, way, [largest[row] for row in rows])
+                asked = Asked(number, rows, sequence, draft, way, [largest[row] for row in rows])
                 groups.setdefault((way.filters, way.sampler), []).append(asked)
         for together in groups.values():
             chosen.update(self._choose_alike(scores, together))
         return [chosen[number] for number in range(len(sequences))]
 
-    def _choose_alike(self, scores: Tensor, together: list[_Asked]) -> dict[int, list[Choice]]:
+    def _choose_alike(self, scores: Tensor, together: list[Asked]) -> dict[int, list[Choice]]:
         """Choices for sequences that share filters and sampler; if together they fail, each is tried alone."""
         rows = [row for asked in together for row in asked.rows]
         sampler = together[0].way.sampler
@@ -102,57 +101,9 @@ class Chooser:
         for asked in together:
             count = len(asked.rows)
             known = scores[asked.rows.start : asked.rows.stop], filtered[row : row + count], faults[row : row + count]
-            chosen[asked.number] = self._chosen(asked, *known, tokens.get(asked.number))
+            chosen[asked.number] = asked.chosen(*known, tokens.get(asked.number), self.accept == "rejection")
             row += count
         return chosen
-
-    def _chosen(
-        self, asked: _Asked, scores: Tensor, filtered: Tensor, faults: list[float], token: int | None
-    ) -> list[Choice]:
-        """Of one sequence, from its rows; `token` is what the sampler made of a lone row."""
-        way = asked.way
-
-        def left(place: int) -> Tensor:
-            if not math.isfinite(asked.largest[place]):
-                raise _Broken(failed(f"the model's logits {fault(asked.largest[place])}"))
-            if not math.isfinite(faults[place]):
-                raise _Broken(failed(f"after the filters the logits {fault(faults[place])}"))
-            own = own_filtered(filtered[place], way, asked.history(place)) if way.own_filters else filtered[place]
-            if isinstance(own, Choice):
-                raise _Broken(own)
-            return own
-
-        choices: list[Choice] = []
-        try:
-            if token is not None and not way.own_filters:
-                return [noted(token, scores[0], left(0), way.request.sampling)]
-            if len(asked.draft) and isinstance(way.sampler, Draw) and self.accept == "rejection":
-                self._judged(asked, scores, left, choices)
-                return choices
-            for place in range(len(asked.rows)):
-                choices.append(choose_own(scores[place], left(place), way, asked.uniform(place)))
-                if place < len(asked.draft) and choices[-1].token_id != asked.draft.token_ids[place]:
-                    break
-        except _Broken as broken:
-            choices.append(broken.choice)
-        return choices
-
-    def _judged(self, asked: _Asked, scores: Tensor, left, choices: list[Choice]) -> None:
-        """Append the drafted tokens that stand and the one after them."""
-        rows: dict[int, Tensor] = {}
-
-        def target(place: int) -> Tensor:
-            if place:  # it is asked for: the token before it stands
-                before = place - 1
-                token = asked.draft.token_ids[before]
-                choices.append(noted(token, scores[before], rows[before], asked.way.request.sampling))
-            rows[place] = left(place)
-            return rows[place].double().softmax(-1)
-
-        uniforms = [asked.uniform(place, ACCEPT) for place in range(len(asked.draft))]
-        standing, weights = judge(asked.draft, target, uniforms)
-        token = drawn(weights[None], [asked.uniform(standing)])[0]
-        choices.append(noted(token, scores[standing], rows[standing], asked.way.request.sampling))
 
     def of(self, sequence: Sequence) -> Admitted:
         """How a request chooses."""
@@ -160,36 +111,6 @@ class Chooser:
         if known is None or known.request is not sequence.request:
             known = self._admitted[sequence.request_id] = admit(sequence.request, self.vocab)
         return known
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A sequence that is to have tokens, and its rows: for what comes next, and after each token of its draft."""
-
-    number: int
-    rows: range
-    sequence: Sequence
-    draft: Draft
-    way: Admitted
-    largest: list[float]
-
-    def history(self, place: int) -> History:
-        known = self.sequence
-        return History(known.request.prompt_ids, [*known.output_ids, *self.draft.token_ids[:place]])
-
-    @property
-    def histories(self) -> list[History]:
-        return [self.history(place) for place in range(len(self.rows))]
-
-    def uniform(self, place: int, use: bytes = b"") -> float:
-        known = self.sequence
-        return uniform(known.request.sampling.seed, len(known.token_ids) - known.prompt_length + place, use)
-
-
-class _Broken(Exception):
-    def __init__(self, choice: Choice):
-        super().__init__(choice.error)
-        self.choice = choice
 
 
 def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[Choice]:
