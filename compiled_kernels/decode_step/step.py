@@ -25,10 +25,10 @@ class DecodeStep:
     """
 
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor]):
-        _expect(tensors, given(shape))
+        checked(tensors, given(shape))
         self.shape = shape
         self.kernel = compile_text(step_text(shape), "decode_step", libraries=(library(),))
-        self._own = {name: _buffer(kind) for name, kind in buffers(shape)}
+        self._own = made(buffers(shape))
         self._call = Call(self.kernel.address, [*self._own.values(), *(tensors[name] for name, _ in given(shape))])
         self.x = self._own["x"]
         nothing = torch.empty(0)
@@ -45,7 +45,8 @@ class DecodeStep:
         return sum(buffer.nbytes for buffer in self._own.values())
 
 
-def _expect(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
+def checked(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
+    """Raises LaneError unless `tensors` are exactly those wanted, each as it is declared."""
     names = {name for name, _ in wanted}
     for told, wrong in (("lacks", names - tensors.keys()), ("has no place for", tensors.keys() - names)):
         if wrong:
@@ -57,6 +58,11 @@ def _expect(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
         if sizes[0] == PAGES:  # a pool of any number of pages
             sizes = (len(tensors[name]), *sizes[1:])
         expect("decode step", name, tensors[name], sizes, types)
+
+
+def made(wanted: Sequence[Named]) -> dict[str, Tensor]:
+    """Buffers of these names and types, all zero."""
+    return {name: _buffer(kind) for name, kind in wanted}
 
 
 def _buffer(kind: str) -> Tensor:

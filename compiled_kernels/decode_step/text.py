@@ -10,7 +10,7 @@ from __future__ import annotations
 from compiled_kernels.decode_step.layer import layer_text, passed
 from compiled_kernels.decode_step.norm import norm
 from compiled_kernels.decode_step.parts import Layer, angles, head, matrices
-from compiled_kernels.decode_step.shape import StepShape
+from compiled_kernels.decode_step.shape import LayerShape, StepShape
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import THREADS, Named, call, declared, exp_function, memref, share_of
 from compiled_kernels.quantized_attention.mlir_item import bounds
@@ -18,17 +18,31 @@ from compiled_kernels.quantized_attention.mlir_item import bounds
 
 def step_text(shape: StepShape) -> str:
     """@decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
-    kinds = {kind: Layer(shape, kind, f"layer{i}") for i, kind in enumerate(shape.kinds)}
-    calls = [_layer_call(kinds[each], index) for index, each in enumerate(shape.layers)]
     step = f"""func.func @decode_step({declared(arguments(shape))}) {{
 %thread, %threads = call @thread() : () -> (index, index)
-{chr(10).join(calls)}
-{_logits(shape, last) if (last := head(shape)) else ""}
+{computed(shape, last.block if (last := head(shape)) else 1)}
 return
 }}"""
+    return "\n".join([*functions(shape), step])
+
+
+def functions(shape: StepShape) -> list[str]:
+    """All that a step calls."""
     called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape)]
-    called += [product_text(last)] if last else []
-    return "\n".join([*called, *(layer_text(layer) for layer in kinds.values()), step])
+    called += [product_text(last)] if (last := head(shape)) else []
+    return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
+
+
+def computed(shape: StepShape, unit: int) -> str:
+    """From x to logits, where there is a head, of which each thread has a share [%vocab_begin, %vocab_end) in
+    multiples of `unit`."""
+    kinds, last = _kinds(shape), head(shape)
+    calls = [_layer_call(kinds[each], index) for index, each in enumerate(shape.layers)]
+    return "\n".join([*calls, *([_logits(shape, last, unit)] if last else [])])
+
+
+def _kinds(shape: StepShape) -> dict[LayerShape, Layer]:
+    return {kind: Layer(shape, kind, f"layer{i}") for i, kind in enumerate(shape.kinds)}
 
 
 def arguments(shape: StepShape) -> list[Named]:
@@ -71,7 +85,7 @@ def _layer_call(layer: Layer, index: int) -> str:
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])
 
 
-def _logits(shape: StepShape, head: Product) -> str:
+def _logits(shape: StepShape, head: Product, unit: int) -> str:
     """logits = the norm of x times the head's weight; this thread's columns."""
     x, weight = Named("x", memref((shape.rows, shape.width), "f32")), Named("norm", memref((shape.width,), shape.kind))
     normed = Named("normed", memref((shape.rows, shape.width), shape.kind))
@@ -81,7 +95,7 @@ def _logits(shape: StepShape, head: Product) -> str:
         (
             f"%normed = memref.alloca() {{alignment = 64 : i64}} : {normed.type}",
             call("norm", [x, weight, normed]),
-            share_of("vocab", shape.vocab, head.block),
+            share_of("vocab", shape.vocab, unit),
             call("head", [normed, *matrices("head_", head), logits, *columns]),
         )
     )

@@ -141,9 +141,10 @@ class Holdings:
         follower.covered = follower.due = leader.covered = 0
         return sum(page != NULL_PAGE for pages in follower.pages for page in pages)
 
-    def missing(self, sequence: Sequence) -> list[int] | None:
-        """Pages to be taken, by table, before the next step of a sequence that runs; None for none at all."""
-        known = self._known(sequence, sequence.computed, sequence.evicted)
+    def missing(self, sequence: Sequence, drafted: int = 0) -> list[int] | None:
+        """Pages to be taken, by table, before the next step of a sequence that runs, with so many tokens computed on
+        trial; None for none at all."""
+        known = self._known(sequence, sequence.computed, sequence.evicted) + drafted
         if known <= sequence.covered:
             return None
         counts = []
@@ -154,9 +155,9 @@ class Holdings:
             counts.append(max(0, stop - len(pages)) + copied)
         return counts
 
-    def take(self, sequence: Sequence) -> None:
+    def take(self, sequence: Sequence, drafted: int = 0) -> None:
         """Take what is missing; a page to be written that others hold too becomes a copy."""
-        counts = self.missing(sequence)
+        counts = self.missing(sequence, drafted)
         if counts is None:
             return
         covered = []
@@ -170,6 +171,16 @@ class Holdings:
             pages.extend(fresh)
             covered.append(len(pages) * self.size + table.lag + table.group - 1)
         sequence.covered = min(covered) if sequence.waiting_tokens <= self.chunk else 0
+
+    def cut(self, sequence: Sequence) -> None:
+        """Give back pages that nothing stands in but what was computed on trial and fell."""
+        for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
+            known = self._known(sequence, sequence.computed, sequence.evicted)
+            stop = self._stop(table, sequence.held, known)
+            if len(pages) > stop:
+                pool.release(pages[stop:])
+                del pages[stop:]
+                sequence.covered = 0
 
     def settle(self, sequence: Sequence) -> None:
         """After a step: full pages are entered into the index, those that no query can reach any more given back."""

@@ -165,7 +165,9 @@ class Angles:
 
 
 def _cut(span: Span, start: int, length: int) -> Span:
-    """The part of a span that begins at position `start`, with those of its logits that lie in it."""
-    end = start + length
+    """The part of a span that begins at position `start`, with those of its logits and drafts that lie in it."""
+    end, known = start + length, span.end - len(span.drafts)
     scored = max(0, end - max(start, span.end - span.logit_rows))
-    return replace(span, start=start, length=length, samples=span.samples and end == span.end, scored=scored)
+    drafts = span.drafts[max(0, start - known) : max(0, end - known)]
+    last = span.samples and end == span.end
+    return replace(span, start=start, length=length, samples=last, scored=scored, drafts=drafts)

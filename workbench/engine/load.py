@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,7 @@ from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 from workbench.engine import heap
+from workbench.engine.drafting import drafts_of
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
 from workbench.engine.invariant_lanes import check_cache, invariant
@@ -28,6 +30,7 @@ from workbench.engine.patience import to_stderr, told_if_long
 from workbench.engine.runner import Runner
 from workbench.engine.schedule import Kind, SetBack, policy_from
 from workbench.engine.scheduler import Limits
+from workbench.engine.speculation import NoSpeculation, speculation_from
 from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
@@ -76,6 +79,7 @@ def load(
     overflow: Overflow = "refuse",
     attention: AttentionPart | dict[str, Any] | None = None,
     batch_invariant: bool = False,
+    speculate: Any = "none",
     note: Callable[[Event], None] | None = None,
     tell: Callable[[str], None] = to_stderr,
     clock: Callable[[], float] = time.perf_counter,
@@ -98,8 +102,10 @@ def load(
     engine/policy.py); `chunk_tokens` are a step's prefill tokens at most, and without `chunked_prefill` no prompt is
     cut; `set_back` is `recompute`, `offload` or `auto` (offload where there is a place). With `batch_invariant` a
     request's logits have the same bits alone, in any batch and chunking, after any prefix that was computed before (see
-    invariant.py); refused where a lane, model or cache cannot keep that. `note` receives every event of the runner,
-    `tell` a line on what takes long in loading.
+    invariant.py); refused where a lane, model or cache cannot keep that. `speculate` is `none`, `prompt_lookup`,
+    `draft`, or settings as in an experiment's `speculate:` (see engine/speculation.py): tokens that are proposed for
+    what comes next and checked by the next step. `note` receives every event of the runner, `tell` a line on what
+    takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -111,7 +117,7 @@ def load(
     prefix, offload, evicts = prefix_from(prefix), offload_from(offload), evict_from(evict)
     if set_back not in get_args(SetBack):
         raise WorkbenchError(f"unknown set_back {set_back!r}; known: {', '.join(get_args(SetBack))}")
-    policy = policy_from(policy, schedule)
+    policy, speculate = policy_from(policy, schedule), speculation_from(speculate)
     limits = Limits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
     format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
     kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
@@ -138,9 +144,16 @@ def load(
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
     fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, evicts)
     heap.trim()
+    tokenizer = source.tokenizer()
+    drafts = None
+    if not isinstance(speculate, NoSpeculation):
+        shared = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "device": device}
+        shared |= {"page_size": page_size, "compile": compile, "seed": seed, "tell": tell}
+        made = partial(load, **shared)
+        drafts = drafts_of(speculate, source.spec, tokenizer, lane, made)
     return Runner(
         transformer,
-        source.tokenizer(),
+        tokenizer,
         limits=limits,
         policy=policy,
         set_back=set_back,
@@ -158,6 +171,7 @@ def load(
         sleep=sleep,
         compile=compile,
         batch_invariant=batch_invariant,
+        drafts=drafts,
     )
 
 

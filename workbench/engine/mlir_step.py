@@ -51,10 +51,11 @@ FEW = 8  # with fewer rows times groups a thread, the context is split among thr
 class MlirStep:
     """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
 
-    def __init__(self, model: Transformer, store: KVStore, rows: int):
+    def __init__(self, model: Transformer, store: KVStore, rows: int, together: bool = False):
+        """With `together` several rows may be of one sequence, each with its own length."""
         check_step(model, store)
         self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
-        shape = step_shape(model, store.page_size, rows, store.shapes)
+        shape = step_shape(model, store.page_size, rows, store.shapes, together)
         self.step = DecodeStep(shape, step_tensors(model, store))
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -95,7 +96,11 @@ def check_step(model: Transformer, store: KVStore) -> None:
 
 
 def step_shape(
-    model: Transformer, page_size: int, rows: int, cache: tuple[CacheShape, ...] | None = None
+    model: Transformer,
+    page_size: int,
+    rows: int,
+    cache: tuple[CacheShape, ...] | None = None,
+    together: bool = False,
 ) -> StepShape:
     """What the step of `rows` is compiled for, over a dense cache unless given; of the model only shapes and types are
     read."""
@@ -115,6 +120,7 @@ def step_shape(
         held=max(LEAST_TABLE, pages_for(model.spec.context, page_size)),
         chunks=threads if rows * groups < FEW * threads else 1,
         target=Target.here(),
+        together=together,
     )
 
 

@@ -19,6 +19,7 @@ from workbench.engine.policies import FCFS
 from workbench.engine.policy import Policy
 from workbench.engine.queue import Queue
 from workbench.engine.tenants import Tenants
+from workbench.engine.trials import with_drafts
 from workbench.engine.views import Views
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Sequence
@@ -85,9 +86,10 @@ class Scheduler:
         for leader, *rest in [[each] for each in family] if alone else [family]:
             self._queue.add(leader, *rest)
 
-    def plan(self) -> StepPlan | None:
-        """The next step's spans, or None when there is nothing to do. Pages are taken here. WorkbenchError where the
-        policy gives no plan; everybody is then where they were."""
+    def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None) -> StepPlan | None:
+        """The next step's spans, or None when there is nothing to do. Pages are taken here. Tokens `proposed` for a
+        sequence's next positions are checked as far as the step has room. WorkbenchError where the policy gives no
+        plan; everybody is then where they were."""
         self.holdings.carried_out()
         decisions: list[Decision] = []
         for sequence in self.running if self.holdings.budget is not None else ():
@@ -99,19 +101,27 @@ class Scheduler:
             spans, faults = self._decided(decisions)
         if not spans and not faults:
             return None
+        if proposed:
+            spans = with_drafts(spans, proposed, self.holdings, self.limits.max_num_batched_tokens)
         plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain(), faults)
         self._steps += 1
         return plan
 
-    def commit(self, plan: StepPlan, chosen: dict[str, int]) -> None:
-        """The step was computed; `chosen` gives each sampled sequence its next token."""
+    def commit(
+        self, plan: StepPlan, chosen: Mapping[str, int], standing: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """The step was computed; `chosen` gives each sampled sequence its next token, after those of its drafted tokens
+        that are `standing`. What was computed for the others is forgotten, and their pages are given back."""
         for span in plan.spans:
             sequence = span.sequence
             if sequence.finish_reason is None:
-                sequence.computed = span.end
+                accepted = standing.get(sequence.request_id, ()) if standing else ()
+                sequence.computed = span.end - len(span.drafts) + len(accepted)
                 sequence.computed_tokens += span.length
                 if sequence.request_id in chosen:
-                    sequence.token_ids.append(chosen[sequence.request_id])
+                    sequence.token_ids += [*accepted, chosen[sequence.request_id]]
+                if span.drafts:
+                    self.holdings.cut(sequence)
                 self.holdings.settle(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.study import company_chart, curves, pareto
+from workbench.study import company_chart, curves, pareto, speculation_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
@@ -26,6 +26,8 @@ from workbench.study.run import threads
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
+from workbench.study.speculating import speculating
+from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -70,6 +72,8 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return shared_prefix(experiment, tell)
     if isinstance(experiment.workload, CompanyWorkload):
         return company(experiment, tell)
+    if isinstance(experiment.workload, SpeculationWorkload):
+        return speculating(experiment, tell)
     if isinstance(experiment.executor, SimulatedExecutor):
         return simulated_variants(experiment, tell)
     if experiment.sweep is not None:
@@ -83,6 +87,8 @@ def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[st
         name, picture = "pareto", pareto
     elif isinstance(experiment.workload, CompanyWorkload):
         name, picture = "company", company_chart
+    elif isinstance(experiment.workload, SpeculationWorkload):
+        name, picture = "speculation", speculation_chart
     elif isinstance(experiment.executor, SimulatedExecutor):
         name, picture = "curves", curves
     else:

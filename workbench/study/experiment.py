@@ -13,6 +13,7 @@ from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
 from workbench.engine.limits import Limits
 from workbench.engine.policies import FCFS
 from workbench.engine.schedule import Kind, PolicySetting, SetBack
+from workbench.engine.speculation import NoSpeculation, Speculate
 from workbench.errors import WorkbenchError, explain
 from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
@@ -22,6 +23,7 @@ from workbench.study import yaml_text
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
+from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
@@ -85,10 +87,9 @@ class RandomWorkload(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-Workload = Annotated[
-    PromptsWorkload | RandomWorkload | TrafficWorkload | QualityWorkload | SharedPrefixWorkload | CompanyWorkload,
-    Field(discriminator="kind"),
-]
+# Those whose run is a table of variants.
+COMPARISONS = QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload
+Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
 class Promise(Part):
@@ -125,6 +126,7 @@ class Experiment(Part):
     attention: AttentionPart = AttentionPart()  # what changes in the model's
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()
+    speculate: Speculate = NoSpeculation()  # tokens proposed for what comes next, checked by the next step
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
     executor: Executor = RealExecutor()
@@ -136,8 +138,7 @@ class Experiment(Part):
     @property
     def compares(self) -> bool:
         """Whether a run of it is a table of variants, and not one of requests."""
-        measured = isinstance(self.workload, QualityWorkload | SharedPrefixWorkload | CompanyWorkload)
-        return bool(self.variants) or self.sweep is not None or measured
+        return bool(self.variants) or self.sweep is not None or isinstance(self.workload, COMPARISONS)
 
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""

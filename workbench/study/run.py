@@ -66,7 +66,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         play(runner, requests, "measured run", progress, clients)
         busy = others_cpu_share(before)
         runner.instruments.listener = None
-        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
         summary["goodput"] = recorded_goodput(recorder, experiment.measure.promise, summary["wall_s"])
         summary["lane"] = {"name": lane, "reason": reason}
         artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
@@ -79,6 +79,8 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     folder.write_table("steps.parquet", recorder.steps())
     folder.write_table("tokens.parquet", recorder.tokens())
     folder.write_table("decisions.parquet", recorder.decisions())
+    if checks := recorder.checks():
+        folder.write_table("checks.parquet", checks)
     trace = {**chrome_trace(recorder), "otherData": {"lane": lane, "lane_reason": reason, "artifacts": artifacts}}
     folder.write_json("trace.json", trace, indent=None)
     folder.write_json("summary.json", summary)
@@ -114,6 +116,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         evict=cache.evict,
         overflow=schedule.overflow,
         attention=experiment.attention,
+        speculate=experiment.speculate,
         tell=tell,
         **besides,
     )
