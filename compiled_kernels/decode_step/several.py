@@ -82,7 +82,9 @@ def _lanes(shape: StepShape) -> int:
 
 
 def _unit(shape: StepShape) -> int:
-    return lcm(head(shape).block, _lanes(shape))
+    last = head(shape)
+    assert last is not None
+    return lcm(last.block, _lanes(shape))
 
 
 def _embed(shape: StepShape, context: int) -> str:

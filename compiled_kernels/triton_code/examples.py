@@ -133,7 +133,10 @@ def fixed_product() -> Examples:
         "int8": (meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32)),
         "int4": (meta(WIDTH, WIDTH // 2, dtype=torch.uint8), meta(WIDTH, WIDTH // 64, dtype=torch.float16)),
     }
-    return {f"{name}, one order of sums": plan(meta(16, WIDTH), *each, None)[0] for name, each in weights.items()}
+    return {
+        f"{name}, one order of sums": plan(meta(16, WIDTH), codes, scales, None)[0]
+        for name, (codes, scales) in weights.items()
+    }
 
 
 def int8() -> Examples:

@@ -9,7 +9,7 @@ import torch
 from compiled_kernels.decode_step import DecodeSteps
 from workbench.cache.store import KVStore
 from workbench.engine.buckets import bucket_for
-from workbench.engine.mlir_step import MlirStep, step_shape, step_tensors
+from workbench.engine.mlir_step import check_step, step_shape, step_tensors
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
 
@@ -54,7 +54,7 @@ class GreedySteps:
     def _of(self, rows: int) -> DecodeSteps:
         if rows not in self._steps:
             model, context = self.model, self.model.spec.context
-            MlirStep.check(model, self.store)
+            check_step(model, self.store)
             shape = step_shape(model, self.store.page_size, rows, self.store.shapes)
             tensors = step_tensors(model, self.store)
             assert model.embedding is not None
