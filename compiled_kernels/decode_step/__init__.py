@@ -2,5 +2,6 @@
 
 from compiled_kernels.decode_step.shape import LayerShape, Packing, StepShape, Weight
 from compiled_kernels.decode_step.step import DecodeStep
+from compiled_kernels.decode_step.steps import DecodeSteps
 
-__all__ = ["DecodeStep", "LayerShape", "Packing", "StepShape", "Weight"]
+__all__ = ["DecodeStep", "DecodeSteps", "LayerShape", "Packing", "StepShape", "Weight"]

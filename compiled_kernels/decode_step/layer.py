@@ -2,7 +2,7 @@
 
     norm -> qkv | turn, write, attend | merge -> output, add | norm -> gate and up -> gate | down, add |
 
-Where a bar stands all threads wait for one another.
+Where a bar stands all threads wait for one another; where rows are of one sequence, after the write too.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _project(layer: Layer) -> str:
 
 def _attend(layer: Layer) -> str:
     """Items (row, group, chunk) in turn with the other threads. Whoever has a row's last chunk, in which the newest
-    position lies, first writes that position's key and value."""
+    position lies, first writes that position's key and value; where rows may be of one sequence, all are
+    written before any item."""
     t, groups, chunks = layer.attention.types, layer.shape.groups, layer.step.chunks
     row_group = [Named("row", "index"), Named("group", "index")]
     queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
@@ -91,10 +92,11 @@ def _attend(layer: Layer) -> str:
         flat, indices = attention.flat, [Named(name, "index") for name in ("line", "line", "length")]
         tables = [Named("flat_packed_table", flat), Named("flat_table", flat)]
         item = [queries, Named("floats", attention.floats), *layer.packed, *pages, *tables, *indices, *item[5:]]
+    keep = call(f"{layer.name}_keep", kept)
     return f"""%groups = arith.constant {groups} : index
 %chunks = arith.constant {chunks} : index
-%last_chunk = arith.constant {chunks - 1} : index
 %items = arith.constant {layer.step.rows * groups * chunks} : index
+{_all_kept(layer, keep) if layer.step.together else ""}
 {_flattened(layer)}
 scf.for %item = %thread to %items step %threads {{
   %chunk = arith.remui %item, %chunks : index
@@ -102,12 +104,27 @@ scf.for %item = %thread to %items step %threads {{
   %group = arith.remui %pair, %groups : index
   %row = arith.divui %pair, %groups : index
   func.{call(f"{layer.name}_turn", turned)}
-  %newest = arith.cmpi eq, %chunk, %last_chunk : index
-  scf.if %newest {{
-    func.{call(f"{layer.name}_keep", kept)}
-  }}
+{"" if layer.step.together else _newest_kept(layer, keep)}
 {_widened(layer)}
   func.{call(f"{layer.name}_item", item)}
+}}
+call @GOMP_barrier() : () -> ()"""
+
+
+def _newest_kept(layer: Layer, keep: str) -> str:
+    return f"""  %last_chunk = arith.constant {layer.step.chunks - 1} : index
+  %newest = arith.cmpi eq, %chunk, %last_chunk : index
+  scf.if %newest {{
+    func.{keep}
+  }}"""
+
+
+def _all_kept(layer: Layer, keep: str) -> str:
+    return f"""%pairs = arith.constant {layer.step.rows * layer.shape.groups} : index
+scf.for %pair = %thread to %pairs step %threads {{
+  %group = arith.remui %pair, %groups : index
+  %row = arith.divui %pair, %groups : index
+  func.{keep}
 }}
 call @GOMP_barrier() : () -> ()"""
 

@@ -16,6 +16,8 @@ def norm(shape: StepShape) -> str:
     gain = lines.wide(lines.load("%weight", "%at", weight, lanes, kind), lanes, kind)
     value = lines.let(f"arith.mulf {value}, %factors : {floats}")
     value = lines.narrow(lines.let(f"arith.mulf {value}, {gain} : {floats}"), lanes, kind)
+    summing = Lines("s")
+    total = summing.total("%sums", lanes)
     return f"""func.func private @norm(%x: {x}, %weight: {weight}, %out: {out}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
@@ -29,9 +31,9 @@ scf.for %row = %zero to %rows step %one {{
     %next = vector.fma %part, %part, %sum : {floats}
     scf.yield %next : {floats}
   }}
-  %total = vector.reduction <add>, %sums : {floats} into f32
+  {summing.text()}
   %count = arith.constant {number(width)} : f32
-  %mean = arith.divf %total, %count : f32
+  %mean = arith.divf {total}, %count : f32
   %eps = arith.constant {number(shape.eps)} : f32
   %raised = arith.addf %mean, %eps : f32
   %root = math.sqrt %raised : f32

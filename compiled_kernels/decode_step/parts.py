@@ -139,9 +139,9 @@ class Layer:
         return memref((self.step.width,), self.step.kind)
 
 
-def head(step: StepShape) -> Product:
+def head(step: StepShape) -> Product | None:
     """From the last norm to logits."""
-    return product(step, "head", step.width, step.vocab, step.head)
+    return step.head and product(step, "head", step.width, step.vocab, step.head)
 
 
 def angles(step: StepShape, dim: int, suffix: str = "") -> list[Named]:

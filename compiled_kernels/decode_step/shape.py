@@ -71,10 +71,13 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class StepShape:
-    """A whole decode step of `rows` sequences: from embedded tokens to logits.
+    """A step of `rows` tokens, each the last of its own context: from embedded tokens to logits.
 
     `kind` (f32 or bf16) is the type of the cache and of what enters a product; the residual stream is float32.
-    `held` pages a sequence at most, of `size` tokens; `chunks` is into how many parts a context is split.
+    `held` pages a sequence at most, of `size` tokens; `chunks` is into how many parts a context is split. Rows are
+    tokens of different sequences or, with `together`, of some of the same: all rows' keys and values are then written
+    before any is read. Without a `head` the step ends with the residual stream, in its buffer x; without `layers` it
+    begins there.
     """
 
     rows: int
@@ -83,16 +86,17 @@ class StepShape:
     eps: float
     kind: str
     layers: tuple[LayerShape, ...]
-    head: Weight
+    head: Weight | None
     size: int
     held: int
     chunks: int
     target: Target
+    together: bool = False
 
     @property
     def tables(self) -> int:
         packed = (layer.packing.table for layer in self.layers if layer.packing is not None)
-        return max(*(layer.table for layer in self.layers), *packed, 0) + 1
+        return max([-1, *(layer.table for layer in self.layers), *packed]) + 1
 
     @property
     def turns(self) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""A compiled decode step, bound to a model's weights and cache: one call from embedded tokens to logits."""
+"""A compiled step, bound to a model's weights and cache: one call from embedded tokens to logits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ class DecodeStep:
     """`tensors` holds what `given(shape)` names: weights, keys and values; raises LaneError where one is missing, is too
     many or of another shape or type.
 
-    Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits`: all of them buffers of the step's own, for
-    `shape.rows` rows. A row that is not used has length 1 and pages that nobody reads.
+    Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits` (or `x`): all of them buffers of the step's own,
+    for `shape.rows` rows, where the step has such. A row that is not used has length 1 and pages that nobody reads.
     """
 
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor]):
-        _expect(tensors, given(shape))
+        checked(tensors, given(shape))
         self.shape = shape
         self.kernel = compile_text(step_text(shape), "decode_step", libraries=(library(),))
-        self._own = {name: _buffer(kind) for name, kind in buffers(shape)}
+        self._own = made(buffers(shape))
         self._call = Call(self.kernel.address, [*self._own.values(), *(tensors[name] for name, _ in given(shape))])
-        self.x, self.logits, self.lengths = self._own["x"], self._own["logits"], self._own["lengths"]
+        self.x = self._own["x"]
+        nothing = torch.empty(0)
+        self.logits, self.lengths = (self._own.get(name, nothing) for name in ("logits", "lengths"))
         self.tables = tuple(self._own[f"table_{i}"] for i in range(shape.tables))
         self.angles = {i: (self._own[f"cos_{i}"], self._own[f"sin_{i}"]) for i in shape.turns}
 
@@ -43,7 +45,8 @@ class DecodeStep:
         return sum(buffer.nbytes for buffer in self._own.values())
 
 
-def _expect(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
+def checked(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
+    """Raises LaneError unless `tensors` are exactly those wanted, each as it is declared."""
     names = {name for name, _ in wanted}
     for told, wrong in (("lacks", names - tensors.keys()), ("has no place for", tensors.keys() - names)):
         if wrong:
@@ -55,6 +58,11 @@ def _expect(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
         if sizes[0] == PAGES:  # a pool of any number of pages
             sizes = (len(tensors[name]), *sizes[1:])
         expect("decode step", name, tensors[name], sizes, types)
+
+
+def made(wanted: Sequence[Named]) -> dict[str, Tensor]:
+    """Buffers of these names and types, all zero."""
+    return {name: _buffer(kind) for name, kind in wanted}
 
 
 def _buffer(kind: str) -> Tensor:

@@ -1,6 +1,6 @@
 """A whole decode step as one MLIR module: every thread runs all of it and takes its share of each product.
 
-    layer for layer (see layer.py), then norm -> head
+    layer for layer (see layer.py), then norm -> head where the step has one
 
 What is small (norms, merging, angles) every thread computes for itself rather than waiting for it.
 """
@@ -10,24 +10,39 @@ from __future__ import annotations
 from compiled_kernels.decode_step.layer import layer_text, passed
 from compiled_kernels.decode_step.norm import norm
 from compiled_kernels.decode_step.parts import Layer, angles, head, matrices
-from compiled_kernels.decode_step.shape import StepShape
-from compiled_kernels.linear.mlir_text import product_text
+from compiled_kernels.decode_step.shape import LayerShape, StepShape
+from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import THREADS, Named, call, declared, exp_function, memref, share_of
 from compiled_kernels.quantized_attention.mlir_item import bounds
 
 
 def step_text(shape: StepShape) -> str:
     """@decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
-    kinds = {kind: Layer(shape, kind, f"layer{i}") for i, kind in enumerate(shape.kinds)}
-    calls = [_layer_call(kinds[each], index) for index, each in enumerate(shape.layers)]
     step = f"""func.func @decode_step({declared(arguments(shape))}) {{
 %thread, %threads = call @thread() : () -> (index, index)
-{chr(10).join(calls)}
-{_logits(shape)}
+{computed(shape, last.block if (last := head(shape)) else 1)}
 return
 }}"""
-    called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape), product_text(head(shape))]
-    return "\n".join([*called, *(layer_text(layer) for layer in kinds.values()), step])
+    return "\n".join([*functions(shape), step])
+
+
+def functions(shape: StepShape) -> list[str]:
+    """All that a step calls."""
+    called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape)]
+    called += [product_text(last)] if (last := head(shape)) else []
+    return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
+
+
+def computed(shape: StepShape, unit: int) -> str:
+    """From x to logits, where there is a head, of which each thread has a share [%vocab_begin, %vocab_end) in
+    multiples of `unit`."""
+    kinds, last = _kinds(shape), head(shape)
+    calls = [_layer_call(kinds[each], index) for index, each in enumerate(shape.layers)]
+    return "\n".join([*calls, *([_logits(shape, last, unit)] if last else [])])
+
+
+def _kinds(shape: StepShape) -> dict[LayerShape, Layer]:
+    return {kind: Layer(shape, kind, f"layer{i}") for i, kind in enumerate(shape.kinds)}
 
 
 def arguments(shape: StepShape) -> list[Named]:
@@ -38,8 +53,9 @@ def arguments(shape: StepShape) -> list[Named]:
 def buffers(shape: StepShape) -> list[Named]:
     """What changes with each step, then the scratch buffers."""
     rows = shape.rows
-    found = [Named("x", memref((rows, shape.width), "f32")), Named("logits", memref((rows, shape.vocab), "f32"))]
-    found.append(Named("lengths", memref((rows,), "i32")))
+    found = [Named("x", memref((rows, shape.width), "f32"))]
+    found += [Named("logits", memref((rows, shape.vocab), "f32"))] if shape.head else []
+    found += [Named("lengths", memref((rows,), "i32"))] if shape.layers else []
     found += [Named(f"table_{i}", memref((rows, shape.held), "i32")) for i in range(shape.tables)]
     for index, dim in shape.turns.items():
         found += angles(shape, dim, f"_{index}")
@@ -50,7 +66,9 @@ def buffers(shape: StepShape) -> list[Named]:
 
 def given(shape: StepShape) -> list[Named]:
     """All weights and pages."""
-    found = [Named("norm", memref((shape.width,), shape.kind)), *matrices("head_", head(shape))]
+    found = []
+    if last := head(shape):
+        found += [Named("norm", memref((shape.width,), shape.kind)), *matrices("head_", last)]
     for index, kind in enumerate(shape.layers):
         found += [Named(f"{name}_{index}", stored) for name, stored in Layer(shape, kind).own]
     return found
@@ -67,7 +85,7 @@ def _layer_call(layer: Layer, index: int) -> str:
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])
 
 
-def _logits(shape: StepShape) -> str:
+def _logits(shape: StepShape, head: Product, unit: int) -> str:
     """logits = the norm of x times the head's weight; this thread's columns."""
     x, weight = Named("x", memref((shape.rows, shape.width), "f32")), Named("norm", memref((shape.width,), shape.kind))
     normed = Named("normed", memref((shape.rows, shape.width), shape.kind))
@@ -77,7 +95,7 @@ def _logits(shape: StepShape) -> str:
         (
             f"%normed = memref.alloca() {{alignment = 64 : i64}} : {normed.type}",
             call("norm", [x, weight, normed]),
-            share_of("vocab", shape.vocab, head(shape).block),
-            call("head", [normed, *matrices("head_", head(shape)), logits, *columns]),
+            share_of("vocab", shape.vocab, unit),
+            call("head", [normed, *matrices("head_", head), logits, *columns]),
         )
     )

@@ -106,7 +106,18 @@ class Lines:
         return self.let(f"vector.extract {powers}[0] : f32 from {vector(lanes)}")
 
     def total(self, value: str, lanes: int) -> str:
-        return self.let(f"vector.reduction <add>, {value} : {vector(lanes)} into f32")
+        """The sum across a vector: halves are added until one number is left, in the order in which `totals` adds."""
+        while lanes > 1:
+            lanes //= 2
+            halves = (
+                self.let(
+                    f"vector.extract_strided_slice {value} {{offsets = [{at}], sizes = [{lanes}], strides = [1]}} : "
+                    f"{vector(2 * lanes)} to {vector(lanes)}"
+                )
+                for at in (0, lanes)
+            )
+            value = self.let(f"arith.addf {', '.join(halves)} : {vector(lanes)}")
+        return self.let(f"vector.extract {value}[0] : f32 from {vector(1)}")
 
     def totals(self, vectors: list[str], lanes: int) -> str:
         """The sums of `lanes` vectors of `lanes` as one vector: in each round two are folded into one, so that

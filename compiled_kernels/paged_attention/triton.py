@@ -17,6 +17,7 @@ from compiled_kernels.triton_code.walks import LEAST_DOT, Walks
 
 TILE_BYTES = 16 * 1024  # of keys, and as much of values: 64 keys of dim 128 in bfloat16
 MOST_KEYS = 64
+EVERYTHING = 1 << 30  # a window that hides nothing
 
 
 def plan(
@@ -34,8 +35,11 @@ def plan(
     sink_logits: Tensor | None,
     tile: int | None = None,
     splits: int | None = None,
+    fixed: bool = False,
 ) -> tuple[list[Launch], Tensor]:
-    """`tile` (keys) and `splits` are chosen by shape where they are not given."""
+    """`tile` (keys) and `splits` are chosen by shape where they are not given. With `fixed` every query walks its own
+    context in one order, by one kernel, whatever its span and its company: tiles at positions of their own, all of them
+    masked, none in parts."""
     check("paged_attention", q, keys, values, sink_logits)
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise LaneError("paged_attention: lane triton reads contiguous pages")
@@ -45,6 +49,8 @@ def plan(
     share, padded = heads // groups, power_of_two(dim, LEAST_DOT)
     narrow = TILE_BYTES // (padded * keys.dtype.itemsize)
     reach = min(held * size, window + sinks) if window else held * size
+    if fixed:
+        tile, splits, window = max(LEAST_DOT, min(MOST_KEYS, narrow)), 1, window or EVERYTHING
     tile = tile or max(LEAST_DOT, min(MOST_KEYS, narrow, power_of_two(reach)))
     # Rows outside every span give zeros; where every row is a span of its own there are none.
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if decode_only else q.new_zeros(q.shape)
@@ -60,7 +66,7 @@ def plan(
         "SHARE": share, "TILE": tile, "SIZE": size, "WINDOW": window > 0, "SOFTCAP": softcap > 0,
     }  # fmt: skip
 
-    walks = Walks(attend, spans, walk, q, groups, reach, tile, sink_logits is not None, splits)
+    walks = Walks(attend, spans, walk, q, groups, reach, tile, sink_logits is not None, splits, fixed)
     return walks.launches(decode_only), out
 
 

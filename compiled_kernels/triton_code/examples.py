@@ -74,13 +74,14 @@ def attention() -> Examples:
     from compiled_kernels.paged_attention.triton import plan
 
     def one(
-        seqs: int, tokens: int, held: int, window: int = 0, sinks: int = 0, size: int = SIZE, softcap: float = 0.0
-    ) -> list[Launch]:
+        seqs: int, tokens: int, held: int, window: int = 0, sinks: int = 0, size: int = SIZE, softcap: float = 0.0,
+        fixed: bool = False,
+    ) -> list[Launch]:  # fmt: skip
         pages = meta(4096, GROUPS, size, DIM)
         sink_logits = meta(HEADS, dtype=torch.float32) if softcap else None
         return plan(
             meta(tokens, HEADS, DIM), pages, pages, ints(seqs, held), ints(seqs + 1), ints(seqs), DIM**-0.5,
-            window, sinks, tokens == seqs, softcap, sink_logits,
+            window, sinks, tokens == seqs, softcap, sink_logits, fixed=fixed,
         )[0]  # fmt: skip
 
     return {
@@ -92,6 +93,7 @@ def attention() -> Examples:
         "prefill": one(1, 512, 32),
         "prefill, pages of 64": one(1, 512, 8, size=64),
         "mixed": one(8, 512, 256),
+        "mixed, one order of sums": one(8, 512, 256, fixed=True),
     }
 
 
@@ -123,6 +125,20 @@ def packed_attention() -> Examples:
     }
 
 
+def fixed_product() -> Examples:
+    from compiled_kernels.linear.triton_fixed import plan
+
+    weights = {
+        "dense": (meta(WIDTH, WIDTH), None),
+        "int8": (meta(WIDTH, WIDTH, dtype=torch.int8), meta(WIDTH, dtype=torch.float32)),
+        "int4": (meta(WIDTH, WIDTH // 2, dtype=torch.uint8), meta(WIDTH, WIDTH // 64, dtype=torch.float16)),
+    }
+    return {
+        f"{name}, one order of sums": plan(meta(16, WIDTH), codes, scales, None)[0]
+        for name, (codes, scales) in weights.items()
+    }
+
+
 def int8() -> Examples:
     from compiled_kernels.linear.triton import plan_int8
 
@@ -151,6 +167,7 @@ EXAMPLES: dict[str, Callable[[], Examples]] = {
     "gated_silu": gated,
     "gated_gelu": gated_gelu,
     "gated_clamped": gated_clamped,
+    "linear": fixed_product,
     "linear_int8": int8,
     "linear_int4": int4,
     "kv_write": kv_write,

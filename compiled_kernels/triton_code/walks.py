@@ -17,6 +17,7 @@ from compiled_kernels.triton_code.launch import Launch, blocks, power_below, pow
 LEAST_DOT = 16  # the tensor cores' smallest tile
 MOST_ROWS = 128  # two warp groups of 64 rows, the widest of Hopper's matrix instruction
 MOST_ACCUMULATED = 128 * 128  # rows times dim in registers
+FIXED_ROWS = 64  # where spans of one token and longer ones must be walked by the same kernel
 EXACT_ROWS = 16  # of float32, which has no tensor cores here: its operands lie in registers too
 # Half the stages of the pipeline go to the pages' numbers, which are read before the keys: two tiles are under way.
 STAGES = 5
@@ -52,14 +53,18 @@ class Walks:
     tile: int
     sink: bool  # whether there are sink logits
     splits: int | None = None  # parts of each walk, where they are not to be chosen by shape
+    fixed: bool = False  # whether all spans are walked alike
 
     def launches(self, decode_only: bool) -> list[Launch]:
         """Spans of one token and longer ones have launches of their own, each of which leaves the other's alone."""
         (tokens, heads, dim), seqs = self.q.shape, self.spans["seqs"]
         share = heads // self.groups
         single = power_of_two(share, LEAST_DOT)
-        if decode_only:
+        if decode_only and not self.fixed:
             return self._of(SINGLE.value, single, alone=True)
+        if self.fixed:
+            rows = FIXED_ROWS if self.q.dtype.itemsize == 2 else EXACT_ROWS
+            return self._of(ANY.value, max(single, rows), alone=True)
         padded = power_of_two(dim, LEAST_DOT)
         most = min(MOST_ROWS, MOST_ACCUMULATED // padded) if self.q.dtype.itemsize == 2 else EXACT_ROWS
         longer = max(single, min(most, power_of_two(blocks(tokens, seqs) * share)))

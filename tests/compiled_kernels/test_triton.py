@@ -20,8 +20,9 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
-def test_kernels_agree_with_their_specification_in_the_interpreter(tmp_path: Path) -> None:
-    file = str(HERE / "triton_interpreted.py")
+@pytest.mark.parametrize("name", ["triton_interpreted", "triton_fixed_interpreted"])
+def test_kernels_agree_with_their_specification_in_the_interpreter(name: str, tmp_path: Path) -> None:
+    file = str(HERE / f"{name}.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", file],
         cwd=tmp_path,  # where hypothesis keeps its examples

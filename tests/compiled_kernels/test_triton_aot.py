@@ -23,6 +23,7 @@ KERNELS = {
     "gated_gelu": {"gate_times_up"},
     "gated_clamped": {"gate_times_up"},
     "kv_write": {"write_rows"},
+    "linear": {"product"},
     "linear_int8": {"one_row_int8", "product", "add_parts"},
     "linear_int4": {"one_row_int4", "product", "add_parts"},
     "paged_attention": {"attend", "merge"},

@@ -151,7 +151,12 @@ class Oracle:
         return self.inner.artifacts
 
     def forward(self, plan) -> Tensor:
-        texts = [list(span.sequence.token_ids) for span in plan.spans if span.samples]
+        texts = [
+            [*span.sequence.token_ids, *span.drafts[:place]]
+            for span in plan.spans
+            for place in range(len(span.drafts) + 1)
+            if span.samples
+        ]
         try:
             rows = self.inner.forward(plan)
         except Exception as error:  # the runner would end the requests with it, and the test would go on

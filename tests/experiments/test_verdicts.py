@@ -25,7 +25,7 @@ from workbench.study.verdict import Verdict, row_of, verdicts
 
 EXPERIMENTS = Path(kv_precision.__file__).parent
 NAMES = (
-    "kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "disaggregation", "routing",
+    "kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism", "disaggregation", "routing",
     "paging_waste",
 )  # fmt: skip
 

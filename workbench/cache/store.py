@@ -105,6 +105,11 @@ class KVStore:
         return QuantizedLayer(shape, pages, self.page_size, self.dtype, device)
 
     @property
+    def lag(self) -> int | None:
+        """Tokens of one sequence that one step may compute and settle before it does (see `settle`); None: any."""
+        return min((shape.rule.lag for shape in self.shapes if shape.format.packed), default=None)
+
+    @property
     def bytes(self) -> int:
         """What the tensors hold, counted from them."""
         return sum(layer.bytes for layer in self.layers)

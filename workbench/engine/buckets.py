@@ -9,3 +9,8 @@ def bucket_for(rows: int) -> int:
     """The smallest bucket that holds `rows`; beyond the last, multiples of it."""
     last = DECODE_BUCKETS[-1]
     return next((size for size in DECODE_BUCKETS if size >= rows), -(-rows // last) * last)
+
+
+def check_bucket_for(rows: int) -> int:
+    """The same for checks of drafted tokens, where a row more is felt: exact up to 8, multiples of 16 from there."""
+    return rows if rows <= 8 else -(-rows // 16) * 16 if rows <= DECODE_BUCKETS[-1] else bucket_for(rows)

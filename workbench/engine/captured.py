@@ -61,6 +61,7 @@ class CapturedExecutor:
     def forward(self, plan: StepPlan) -> Tensor:
         if plan.phase != "decode" and self._watch.changed:
             self._captured, self._watch = {}, Watch(self.model)
+        plan = plan.by_rows(self.store.lag)
         if not plan.decode_only:
             logits = self.model(pack(plan, self.store.page_size, self.model.device), self.store)
         else:

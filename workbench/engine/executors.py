@@ -12,10 +12,11 @@ from torch import Tensor
 from compiled_kernels import Lane
 from workbench.cache.store import KVStore
 from workbench.engine.alike import Watch
-from workbench.engine.buckets import bucket_for
+from workbench.engine.buckets import bucket_for, check_bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.evicting import EvictingExecutor, Evictor
+from workbench.engine.invariant import InvariantExecutor
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
 from workbench.engine.observed import observed
@@ -67,6 +68,7 @@ class MlirExecutor:
     def __init__(self, model: Transformer, store: KVStore, rest: Executor):
         self.model, self.store, self.rest = model, store, rest
         self.steps: dict[int, MlirStep] = {}
+        self.checks: dict[int, MlirStep] = {}  # rows may be of one sequence
         self.kernel_seconds: float | None = None
         self._made, self._watch = 0, Watch(model)
 
@@ -76,37 +78,47 @@ class MlirExecutor:
 
     @property
     def artifacts(self) -> Mapping[str, str]:
-        return {**self.rest.artifacts, **{f"decode {rows}": step.artifact for rows, step in self.steps.items()}}
+        ours = {f"decode {rows}": step.artifact for rows, step in self.steps.items()}
+        ours |= {f"check {rows}": step.artifact for rows, step in self.checks.items()}
+        return {**self.rest.artifacts, **ours}
 
     def forward(self, plan: StepPlan) -> Tensor:
         self.kernel_seconds = None
         if plan.phase != "decode" and self._watch.changed:
-            self.steps, self._watch = {}, Watch(self.model)
+            self.steps, self.checks, self._watch = {}, {}, Watch(self.model)
+        together = plan.drafts > 0
+        plan = plan.by_rows(self.store.lag)
         if not plan.decode_only:
             return self.rest.forward(plan)
-        rows = bucket_for(len(plan.spans))
-        if rows not in self.steps:
-            self.steps[rows] = MlirStep(self.model, self.store, rows)
+        count, steps = len(plan.spans), self.checks if together else self.steps
+        rows = check_bucket_for(count) if together else bucket_for(count)
+        if rows not in steps:
+            steps[rows] = MlirStep(self.model, self.store, rows, together)
             self._made += 1
         with torch.inference_mode():
             batch = pack(plan, self.store.page_size, self.model.device, rows)
-            logits = self.steps[rows](batch)
-            self.kernel_seconds = self.steps[rows].seconds
+            logits = steps[rows](batch)
+            self.kernel_seconds = steps[rows].seconds
             # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
             samples = len(batch.sample_rows)
             return logits[:samples] if samples == len(plan.spans) else logits[batch.sample_rows]
 
 
-def executor_for(model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block") -> Executor:
+def executor_for(
+    model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block", batch_invariant: bool = False
+) -> Executor:
     """What runs `model`, whose modules are on `lanes.blocks`. A model on the lane mlir that its compiled step cannot
-    carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane."""
+    carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane, and
+    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it."""
+    if batch_invariant:
+        return InvariantExecutor(model, store)
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
     if model.lane is Lane.INDUCTOR:
         blocks: Executor = CompiledExecutor(model, store, lanes.reads, unit, lanes.decode)
     else:
         blocks = EagerExecutor(model, store)
-    if lanes.decode is not Lane.MLIR or store_problem(store) is not None:
+    if lanes.decode is not Lane.MLIR or store_problem(store.shapes) is not None:
         return blocks
     problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from workbench.cache.pages import PagePool
 from workbench.cache.store import KVStore
@@ -10,6 +11,16 @@ from workbench.engine.plan import StepPlan
 from workbench.model.cost import StepCost
 from workbench.model.transformer import Transformer
 from workbench.trace.events import Event, Stepped
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """When a step began, and when it was planned and computed; `drafting` are the seconds that proposing took."""
+
+    began: float
+    drafting: float
+    planned: float
+    computed: float
 
 
 class Instruments:
@@ -43,18 +54,18 @@ class Instruments:
         self,
         plan: StepPlan,
         held: list[tuple[int, int]],
-        began: float,
-        planned: float,
-        computed: float,
+        times: StepTimes,
+        accepted: int,
         compiles: int,
         kernel_seconds: float | None = None,
     ) -> Stepped:
-        """Tell the listener of a whole step, and give the event: from `began` until now, computed in between.
+        """Tell the listener of a whole step, and give the event: it lasted from `times.began` until now.
 
-        `held` is what the step computed on: a request that ends in it has given its pages back by now.
+        `held` is what the step computed on: a request that ends in it has given its pages back by now. `accepted` of
+        its drafted tokens stand.
         """
         noting = self._clock()
-        cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.samples for s in plan.spans))
+        cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.logit_rows for s in plan.spans))
         now = self._clock()
         event = Stepped(
             now,
@@ -62,17 +73,20 @@ class Instruments:
             phase=plan.phase,
             requests=len(plan.spans),
             prefill_tokens=plan.prefill_tokens,
-            decode_tokens=plan.decode_tokens,
+            decode_tokens=plan.decode_tokens - plan.drafts + accepted,
             pages_used=sum(count for count, _ in held),
             kv_bytes=sum(count * size for count, size in held),
-            wall_seconds=now - began,
-            forward_seconds=computed - planned,
+            wall_seconds=now - times.began,
+            forward_seconds=times.computed - times.planned,
             note_seconds=self._seconds + now - noting,
             predicted_flops=cost.flops,
             predicted_bytes=cost.bytes,
             pages_idle=sum(len(pool.idle) for pool, _ in self._pools),
             compiles=compiles,
             context_tokens=sum(span.end for span in plan.spans),
+            drafted_tokens=plan.drafts,
+            accepted_tokens=accepted,
+            draft_seconds=times.drafting,
             kernel_seconds=kernel_seconds,
         )
         self._seconds = 0.0

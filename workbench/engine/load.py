@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,13 +20,17 @@ from workbench.cache.settings import offload_from, prefix_from
 from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 from workbench.engine import heap
+from workbench.engine.drafting import drafts_of
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
+from workbench.engine.invariant_lanes import check_cache, invariant
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.patience import to_stderr, told_if_long
 from workbench.engine.runner import Runner
+from workbench.engine.schedule import Kind, SetBack, policy_from
 from workbench.engine.scheduler import Limits
+from workbench.engine.speculation import NoSpeculation, speculation_from
 from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
 from workbench.model import families, shapes
@@ -60,6 +65,11 @@ def load(
     seed: int = 0,
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 512,
+    chunk_tokens: int | None = None,
+    chunked_prefill: bool = True,
+    schedule: Kind = "continuous",
+    policy: Any = "fcfs",
+    set_back: SetBack = "auto",
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
     cache: str | Mapping[str, Any] | CacheFormat = "dense",
@@ -68,6 +78,8 @@ def load(
     evict: Any = None,
     overflow: Overflow = "refuse",
     attention: AttentionPart | dict[str, Any] | None = None,
+    batch_invariant: bool = False,
+    speculate: Any = "none",
     note: Callable[[Event], None] | None = None,
     tell: Callable[[str], None] = to_stderr,
     clock: Callable[[], float] = time.perf_counter,
@@ -84,8 +96,16 @@ def load(
     `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
     `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile; `evict`
     is a policy that keeps each sequence within a budget, as in an experiment ({"kind": "heavy_hitters", "budget": 256},
-    or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `note` receives every event of the runner, `tell` a line
-    on what takes long in loading.
+    or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `schedule` is `continuous` or `static` (a batch waits
+    for its last), `policy` who is served next: `fcfs`, `prefill_first`, `decode_first`, `shortest_prompt`, `priority`,
+    `fair`, settings ({"kind": "priority", "patience": 100}), or a function from a state to wishes (see
+    engine/policy.py); `chunk_tokens` are a step's prefill tokens at most, and without `chunked_prefill` no prompt is
+    cut; `set_back` is `recompute`, `offload` or `auto` (offload where there is a place). With `batch_invariant` a
+    request's logits have the same bits alone, in any batch and chunking, after any prefix that was computed before (see
+    invariant.py); refused where a lane, model or cache cannot keep that. `speculate` is `none`, `prompt_lookup`,
+    `draft`, or settings as in an experiment's `speculate:` (see engine/speculation.py): tokens that are proposed for
+    what comes next and checked by the next step. `note` receives every event of the runner, `tell` a line on what
+    takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -94,45 +114,64 @@ def load(
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
-    prefix, offload, policy = prefix_from(prefix), offload_from(offload), evict_from(evict)
+    prefix, offload, evicts = prefix_from(prefix), offload_from(offload), evict_from(evict)
+    if set_back not in get_args(SetBack):
+        raise WorkbenchError(f"unknown set_back {set_back!r}; known: {', '.join(get_args(SetBack))}")
+    policy, speculate = policy_from(policy, schedule), speculation_from(speculate)
+    limits = Limits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
     format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
     kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
     source = _source(str(model), AttentionPart.of(attention))
     format.check(source.spec)
     kept.check(len(source.spec.layers), page_size)
-    lanes = fitted(lanes, source.spec, auto=lane == AUTO)
+    if batch_invariant:
+        lanes = invariant(lanes, lane, source.spec, place.type)
+    else:
+        lanes = fitted(lanes, source.spec, auto=lane == AUTO)
     with told_if_long(f"loading the weights of {model}", tell):
         state = source.state(torch_dtype, seed)
         transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
-    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO)
-    if lane == AUTO:
+    if batch_invariant:
+        check_cache(shapes, cache_dtype, transformer.dtype, policy)
+    lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO and not batch_invariant)
+    if lane == AUTO and not batch_invariant:
         with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
             lanes = measured(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
         transformer.run_on(lanes.blocks)
     if compile == "step" and lanes.decode is not Lane.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
-    limits = Limits(max_num_seqs, max_num_batched_tokens)
-    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, policy)
+    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, evicts)
     heap.trim()
+    tokenizer = source.tokenizer()
+    drafts = None
+    if not isinstance(speculate, NoSpeculation):
+        shared = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "device": device}
+        shared |= {"page_size": page_size, "compile": compile, "seed": seed, "tell": tell}
+        made = partial(load, **shared)
+        drafts = drafts_of(speculate, source.spec, tokenizer, lane, made)
     return Runner(
         transformer,
-        source.tokenizer(),
+        tokenizer,
         limits=limits,
+        policy=policy,
+        set_back=set_back,
         page_size=page_size,
         pages=fitting if pages == "auto" else pages,
         cache=kept,
         cache_dtype=cache_dtype,
         prefix=prefix,
         offload=offload,
-        evict=policy,
+        evict=evicts,
         overflow=overflow,
         note=note,
         lanes=lanes,
         clock=clock,
         sleep=sleep,
         compile=compile,
+        batch_invariant=batch_invariant,
+        drafts=drafts,
     )
 
 

@@ -16,7 +16,7 @@ from compiled_kernels.masks import band
 from compiled_kernels.mlir_text import TYPES, Target
 from compiled_kernels.paged_attention import refusal
 from compiled_kernels.quantized_attention.mlir_tile import PACKED
-from compiled_kernels.quantized_attention.packed import LEVELS
+from compiled_kernels.quantized_attention.packed import SCALED
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
 from workbench.cache.quantized import QuantizedLayer
@@ -51,22 +51,12 @@ FEW = 8  # with fewer rows times groups a thread, the context is split among thr
 class MlirStep:
     """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
 
-    def __init__(self, model: Transformer, store: KVStore, rows: int):
-        if model.device.type != "cpu":
-            raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
-        if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
-            kinds = f"{model.dtype} weights and {store.dtype} cache"
-            raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
-        if problem := step_problem(model.spec) or store_problem(store):
-            raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
-        for part in model.blocks.modules():
-            if part is not model.blocks and type(part).__module__ not in OURS:
-                remedy = "load the model on lane inductor or eager"
-                raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
+    def __init__(self, model: Transformer, store: KVStore, rows: int, together: bool = False):
+        """With `together` several rows may be of one sequence, each with its own length."""
+        check_step(model, store)
         self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
-        blocks = [cast(Block, block) for block in model.blocks]
-        shape = step_shape(model, store.page_size, rows, store.shapes)
-        self.step = DecodeStep(shape, _tensors(model, blocks, store))
+        shape = step_shape(model, store.page_size, rows, store.shapes, together)
+        self.step = DecodeStep(shape, step_tensors(model, store))
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
@@ -90,8 +80,27 @@ class MlirStep:
         return self.step.kernel.digest
 
 
+def check_step(model: Transformer, store: KVStore) -> None:
+    """Raises WorkbenchError or LaneError where no step can be compiled for these."""
+    if model.device.type != "cpu":
+        raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
+    if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
+        kinds = f"{model.dtype} weights and {store.dtype} cache"
+        raise WorkbenchError(f"lane mlir: decodes in float32 or bfloat16, one for both, not with {kinds}")
+    if problem := step_problem(model.spec) or store_problem(store.shapes):
+        raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
+    for part in model.blocks.modules():
+        if part is not model.blocks and type(part).__module__ not in OURS:
+            remedy = "load the model on lane inductor or eager"
+            raise LaneError(f"lane mlir: does not know how to decode with a {type(part).__name__}; {remedy}")
+
+
 def step_shape(
-    model: Transformer, page_size: int, rows: int, cache: tuple[CacheShape, ...] | None = None
+    model: Transformer,
+    page_size: int,
+    rows: int,
+    cache: tuple[CacheShape, ...] | None = None,
+    together: bool = False,
 ) -> StepShape:
     """What the step of `rows` is compiled for, over a dense cache unless given; of the model only shapes and types are
     read."""
@@ -111,6 +120,7 @@ def step_shape(
         held=max(LEAST_TABLE, pages_for(model.spec.context, page_size)),
         chunks=threads if rows * groups < FEW * threads else 1,
         target=Target.here(),
+        together=together,
     )
 
 
@@ -139,13 +149,13 @@ def _unknown(given: Value, known: Iterable[str]) -> str | None:
     return None
 
 
-def store_problem(store: KVStore) -> str | None:
-    """Why a decode step cannot read and write `store` within one MLIR function; None where it can."""
-    for index, shape in enumerate(store.shapes):
+def store_problem(shapes: Iterable[CacheShape]) -> str | None:
+    """Why a decode step cannot read and write a cache of these shapes within one MLIR function; None where it can."""
+    for index, shape in enumerate(shapes):
         if not shape.format.packed:
             continue
-        if not set(shape.format.kinds) <= set(LEVELS):
-            return f"layer {index}: a compiled step reads INT8 and INT4 pages, not {shape.format}"
+        if not set(shape.format.kinds) <= set(SCALED):
+            return f"layer {index}: a compiled step reads keys and values that are both packed, not {shape.format}"
         if shape.format.rotate:
             return f"layer {index}: a compiled step does not rotate heads"
     return None
@@ -191,7 +201,9 @@ def _weight(format: Format, dtype: torch.dtype, group: int, bias: bool = False) 
     return Weight(kind, group if format == "int4" else 0, bias)
 
 
-def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[str, Tensor]:
+def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
+    """Weights and pages by the names that a step gives them."""
+    blocks = [cast(Block, block) for block in model.blocks]
     found: dict[str, Tensor] = {"norm": model.norm.weight}
     found |= {f"head_{i}": tensor for i, tensor in enumerate(model.head_tensors)}
     for index, (block, cache) in enumerate(zip(blocks, store.layers, strict=True)):
@@ -212,7 +224,7 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
         if attention.sink_logits is not None:
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
         if isinstance(cache, QuantizedLayer):
-            packed = zip(PACKED, (*cache.keys.tensors, *cache.values.tensors), strict=True)
+            packed = zip(PACKED, (*cache.keys.three, *cache.values.three), strict=True)
             found |= {f"{name}_{index}": _words(tensor) for name, tensor in packed}
             found[f"keys_{index}"], found[f"values_{index}"] = cache.recent_keys, cache.recent_values
         else:

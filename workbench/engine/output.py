@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.errors import WorkbenchError
 from workbench.prompt.detokenize import Detokenizer
 from workbench.prompt.tokenizer import Tokenizer
-from workbench.request import FinishReason, Request, Sequence
+from workbench.request import FinishReason, Request
 
 
 class Output:
@@ -21,15 +21,17 @@ class Output:
         self._detokenizer = Detokenizer(tokenizer, sampling.stop) if tokenizer is not None else None
         self.ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
         self.most = min(sampling.max_tokens, context - len(request.prompt_ids))
+        self._count = 0
 
-    def push(self, token_id: int, sequence: Sequence) -> tuple[str, FinishReason | None]:
-        """Take the token just appended to `sequence`; the text to show now, and the reason if this is the end."""
+    def push(self, token_id: int) -> tuple[str, FinishReason | None]:
+        """Take the next token; the text to show now, and the reason if this is the end."""
+        self._count += 1
         if token_id in self.ends:
             return "", FinishReason.STOP
         text = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
         if self._detokenizer is not None and self._detokenizer.stopped is not None:
             return text, FinishReason.STOP
-        if len(sequence.output_ids) >= self.most:
+        if self._count >= self.most:
             return text, FinishReason.LENGTH
         return text, None
 

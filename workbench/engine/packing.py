@@ -17,7 +17,7 @@ def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None 
     padding = rows - len(spans) if rows else 0
     ids, positions, starts, lengths, samples = [], [], [0], [], []
     for span in spans:
-        ids += span.sequence.token_ids[span.start : span.end]
+        ids += span.ids
         positions += range(span.start, span.end)
         starts.append(len(ids))
         lengths.append(span.end - span.sequence.evicted)

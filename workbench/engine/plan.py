@@ -17,6 +17,7 @@ class Span:
     length: int
     samples: bool  # whether the last token's logits are wanted: everything known is then computed
     scored: int | None = None  # last tokens whose logits are wanted; None: one where it samples, else none
+    drafts: tuple[int, ...] = ()  # its last tokens, where these are not known but proposed
 
     @classmethod
     def of(cls, sequence: Sequence, length: int) -> Span:
@@ -29,17 +30,29 @@ class Span:
 
     @property
     def logit_rows(self) -> int:
-        return int(self.samples) if self.scored is None else self.scored
+        return int(self.samples) + len(self.drafts) if self.scored is None else self.scored
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes one token that was generated; anything else is prefill."""
-        return self.length == 1 and self.start >= self.sequence.prompt_length
+        """Whether it computes one token that was generated, and what was drafted after it; anything else is prefill."""
+        return self.length == 1 + len(self.drafts) and self.start >= self.sequence.prompt_length
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.sequence.token_ids[self.start : self.end - len(self.drafts)], *self.drafts]
+
+    def rows(self) -> list[Span]:
+        """A decode and what was drafted after it as spans of one token, each of which reads what those before write."""
+        rows = enumerate(self.drafts, self.start + 1)
+        return [
+            Span(self.sequence, self.start, 1, self.samples),
+            *(Span(self.sequence, at, 1, True, scored=1, drafts=(token,)) for at, token in rows),
+        ]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Why something happened to a request: `action` is admitted, waiting, cut, evicted or set_back."""
+    """Why something happened to a request: `action` is admitted, waiting, cut, evicted, set_back or refused_wish."""
 
     request_id: str
     action: str
@@ -54,10 +67,31 @@ class StepPlan:
     spans: tuple[Span, ...]
     decisions: tuple[Decision, ...] = ()
     moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
+    faults: tuple[tuple[Sequence, str], ...] = ()  # who must end with an error, and which
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
         """The plan less the spans of `sequences`, which ended before it began."""
         return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
+
+    def halves(self) -> tuple[StepPlan, StepPlan]:
+        """The first half of the spans, one at least, and the others."""
+        middle = max(1, len(self.spans) // 2)
+        return replace(self, spans=self.spans[:middle]), replace(self, spans=self.spans[middle:])
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that are computed on trial."""
+        return sum(len(span.drafts) for span in self.spans)
+
+    def by_rows(self, most: int | None = None) -> StepPlan:
+        """The plan with drafted tokens as rows of their own, `most` of one sequence, where it computes nothing else
+        beside single tokens; otherwise the plan as it is."""
+        checks = [span for span in self.spans if span.length > 1]
+        if not checks or any(span.length > 1 + len(span.drafts) for span in checks):
+            return self
+        if most is not None and any(span.length > most for span in checks):
+            return self
+        return replace(self, spans=tuple(row for span in self.spans for row in span.rows()))
 
     @property
     def tokens(self) -> int:

@@ -1,6 +1,6 @@
 """The runner: requests in, events out, one step at a time.
 
-A step reads as a sentence: plan, pack and forward, choose, commit, note. One thread owns a runner.
+A step reads as a sentence: draft, plan, pack and forward, choose, commit, note. One thread owns a runner.
 """
 
 from __future__ import annotations
@@ -8,25 +8,30 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake
+from workbench.engine.apart import forward_apart
 from workbench.engine.cache import Cache
+from workbench.engine.drafts import Drafts
 from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
-from workbench.engine.instruments import Instruments
+from workbench.engine.instruments import Instruments, StepTimes
 from workbench.engine.lanes import Lanes
+from workbench.engine.plan import StepPlan
+from workbench.engine.schedule import SetBack, policy_from
 from workbench.engine.scheduler import Limits, Scheduler
-from workbench.engine.served import Served
+from workbench.engine.served import Read, Served
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 from workbench.sampling.choose import Chooser
+from workbench.sampling.verify import Draft
 from workbench.trace.events import Event, Finished
 
 
@@ -39,6 +44,8 @@ class Runner:
         tokenizer: Tokenizer | None = None,
         *,
         limits: Limits | None = None,
+        policy: Any = "fcfs",
+        set_back: SetBack = "auto",
         page_size: int = 64,
         pages: int | tuple[int, ...] = 256,
         cache: CacheFormat | None = None,
@@ -51,14 +58,18 @@ class Runner:
         note: Callable[[Event], None] | None = None,
         lanes: Lanes | None = None,
         compile: Unit = "block",
+        batch_invariant: bool = False,
+        drafts: Drafts | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
-        what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order
-        in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict`
-        is a policy of `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's;
-        `compile` is the lane inductor's unit."""
+        """`policy` says who is served next: a name or setting of `engine.schedule`, or a function from State to Wishes;
+        `set_back` whether the pages of who gives way are computed again or go to the host. `pages` are those of each
+        table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in what type where they are not
+        packed (the model's unless given); `page_orders` gives, for each table, the order in which its pages are first
+        used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict` is a policy of
+        `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's; `compile` is the
+        lane inductor's unit; `batch_invariant` as in `load`; `drafts` proposes tokens that a step checks besides."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
@@ -66,16 +77,19 @@ class Runner:
         self.cache = Cache.of(
             model, limits.max_num_batched_tokens, clock, page_size=page_size, pages=pages, cache=cache,
             cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
+            set_back=set_back,
         )  # fmt: skip
         self.store = self.cache.store
-        self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context)
+        self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        fast = executor_for(model, self.store, self.lanes, compile)
+        fast = executor_for(model, self.store, self.lanes, compile, batch_invariant)
         self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
         chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
         self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, chooser, tell, clock)
+        self.drafts: Drafts | None = None
+        self.speculate(drafts)
         self.overflow = overflow
         self.clock, self._sleep = clock, sleep
         self._names = (f"request-{number}" for number in itertools.count())
@@ -133,6 +147,15 @@ class Runner:
         Unknown ids are ignored."""
         self.served.cancel(request_id)
 
+    def speculate(self, drafts: Drafts | None) -> None:
+        """From the next step on tokens that `drafts` proposes are checked besides; with None, none."""
+        if drafts is not None and self.cache.evictor is not None:
+            raise WorkbenchError("speculate: what a policy of cache.evict weighs may fall; set one of them to none")
+        if self.drafts is not None:
+            self.drafts.clear()
+        self.drafts = drafts
+        self.served.chooser.accept = drafts.accept if drafts is not None else "rejection"
+
     def forget_prefixes(self) -> None:
         """Give up every page that is kept for later requests; what runs keeps its own."""
         self.cache.forget_prefixes()
@@ -161,31 +184,62 @@ class Runner:
     def step(self, box: deque[Event] | None = None) -> None:
         """Compute one step. Events about the whole step go to `box`, those of a request to its own."""
         began = self.clock()
-        plan = self.scheduler.plan()
+        proposed = self._propose()
+        drafted = self.clock()
+        plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
         if plan is None:
             return
         plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
         planned, held = self.clock(), self.instruments.held()
         self.served.planned(plan, planned)
-        for sequence, fault in faults:
+        for sequence, fault in (*plan.faults, *faults):
             self.served.broke([sequence], fault)
         if not plan.spans:
             return
+        whole, accepted = plan, 0
         try:
             logits = self.executor.forward(plan)
-            computed = self.clock()
-            choices = self.served.choose(logits, [span.sequence for span in plan.spans if span.samples])
+        except Exception:
+            plan, logits, broken = forward_apart(self.executor.forward, plan)
+            for sequence, error in broken:
+                self.served.broke([sequence], error)
+        computed = self.clock()
+        try:
+            choices = self.served.choose(logits, plan, proposed)
         except Exception as error:  # the requests of this step end with it; those that waited go on
-            computed = self.clock()
             self.served.broke([span.sequence for span in plan.spans], error)
         else:
             now = self.clock()
-            self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
-            self.served.computed(plan, choices, now)
+            read = self.served.read(choices)
+            accepted = self._commit(plan, read)
+            self.served.computed(plan, read, now)
+        times = StepTimes(began, drafted - began, planned, computed)
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
-        stepped = self.instruments.step(plan, held, began, planned, computed, compiles, kernels)
+        stepped = self.instruments.step(whole, held, times, accepted, compiles, kernels)
         if box is not None:
             box.append(stepped)
+
+    def _propose(self) -> dict[str, Draft]:
+        """Tokens to be checked in the next step."""
+        if self.drafts is None:
+            return {}
+        try:
+            return self.drafts.propose(self.scheduler.running)
+        except Exception as error:  # those that run cannot go on as was asked; those that wait can
+            self.served.broke(list(self.scheduler.running), error)
+            return {}
+
+    def _commit(self, plan: StepPlan, read: Mapping[str, Read]) -> int:
+        """Sequences are as long as the step has made them; how many drafted tokens stood."""
+        tokens = {name: each.token_ids for name, each in read.items() if each.choices}
+        chosen = {name: ids[-1] for name, ids in tokens.items()}
+        self.scheduler.commit(plan, chosen, {name: ids[:-1] for name, ids in tokens.items()})
+        checks = [span for span in plan.spans if span.drafts]
+        for span in checks:
+            assert self.drafts is not None
+            name = span.sequence.request_id
+            self.drafts.checked(name, len(span.drafts), read[name].accepted)
+        return sum(read[span.sequence.request_id].accepted for span in checks)
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -21,7 +22,23 @@ from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
 from workbench.sampling.choice import failed
 from workbench.sampling.choose import Choice, Chooser
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted
+from workbench.sampling.verify import NO_DRAFT, Draft
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a step chose for one request: tokens, the text that each lets be shown, and the end if it came."""
+
+    choices: list[Choice]
+    texts: list[str]
+    reason: FinishReason | None = None
+    error: str = ""
+    accepted: int = 0  # drafted tokens that stand
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(choice.token_id for choice in self.choices)
 
 
 class Served:
@@ -112,32 +129,62 @@ class Served:
             else:
                 self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
 
-    def choose(self, logits: Tensor, sampled: list[Sequence]) -> dict[str, Choice]:
-        """A choice for each of `sampled`, whose rows of `logits` [sample, vocab] these are. Beams have none, but where
-        their row is broken: their search looks at it, and chooses for all of them together."""
-        choices: dict[str, Choice] = {}
-        plain = []
-        for row, sequence in enumerate(sampled):
+    def choose(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[Choice]]:
+        """For each request that samples in `plan`, whose rows of `logits` [sample, vocab] these are, the drafted tokens
+        that stand and one that follows them. Beams have none, but where their row is broken: their search looks at it,
+        and chooses for all of them together."""
+        choices: dict[str, list[Choice]] = {}
+        rows, sequences, checked = [], [], []
+        row = 0
+        for span in plan.spans:
+            sequence, mine = span.sequence, range(row, row := row + span.logit_rows)
             search = self._searches.get(sequence.request_id)
+            if not span.samples:
+                continue
             if search is None:
-                plain.append(row)
-            elif wrong := search.look(sequence, logits[row]):
-                choices[sequence.request_id] = failed(wrong)
-        if plain:
-            rows = logits if len(plain) == len(sampled) else logits[plain]
-            others = [sampled[row] for row in plain]
-            chosen = self.chooser.choose(rows, others)
-            choices |= {sequence.request_id: choice for sequence, choice in zip(others, chosen, strict=True)}
+                rows += mine
+                sequences.append(sequence)
+                checked.append(drafts.get(sequence.request_id, NO_DRAFT).first(len(span.drafts)))
+            elif wrong := search.look(sequence, logits[mine.start]):
+                choices[sequence.request_id] = [failed(wrong)]
+        if sequences:
+            chosen = self.chooser.verify(logits if len(rows) == len(logits) else logits[rows], sequences, checked)
+            choices |= {sequence.request_id: each for sequence, each in zip(sequences, chosen, strict=True)}
         return choices
 
-    def computed(self, plan: StepPlan, choices: dict[str, Choice], now: float) -> None:
+    def read(self, chosen: Mapping[str, list[Choice]]) -> dict[str, Read]:
+        """What was chosen for each request, as text, up to where it ends."""
+        return {
+            name: replace(self._read(self._outputs[name], choices), accepted=len(choices) - 1)
+            for name, choices in chosen.items()
+        }
+
+    def _read(self, output: Output, choices: list[Choice]) -> Read:
+        texts: list[str] = []
+        for place, choice in enumerate(choices):
+            if choice.error:
+                return Read(choices[:place], texts, error=choice.error)
+            try:
+                text, reason = output.push(choice.token_id)
+            except Exception as error:  # an id, say, that the model has and the tokenizer lacks
+                return Read(choices[: place + 1], texts, error=_told(error))
+            texts.append(text)
+            if reason is not None:
+                return Read(choices[: place + 1], texts, reason)
+        return Read(choices, texts)
+
+    def computed(self, plan: StepPlan, read: Mapping[str, Read], now: float) -> None:
         """The step of `plan` is over: tell how far each request is, and end those that are done."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
             if not span.decodes:
                 self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
-            if name in choices and sequence.finish_reason is None:  # a listener may have cancelled it
-                self._decoded(sequence, choices[name], plan.step, now)
+            if name not in read or sequence.finish_reason is not None:  # a listener may have cancelled it
+                continue
+            if span.drafts:
+                drafted, accepted = len(span.drafts), read[name].accepted
+                self._mail.send(Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted))
+            self._decoded(sequence, read[name], plan.step, now)
 
         searches = (self._searches.get(span.sequence.request_id) for span in plan.spans) if self._searches else ()
         for search in {id(search): search for search in searches if search is not None}.values():
@@ -173,7 +220,9 @@ class Served:
             if mate.finish_reason is not None:
                 return None
             mate.token_ids.append(token)
-            reason = self._push(mate, Choice(token, logprob), step, time)
+            read = self._read(self._outputs[mate.request_id], [Choice(token, logprob)])
+            self._show_read(mate, read, step, time)
+            reason = read.reason
         return reason
 
     def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
@@ -183,26 +232,25 @@ class Served:
             for each in reversed([sequence] if search is None else search.mates):
                 self._finish(each, FinishReason.ERROR, _told(error))
 
-    def _decoded(self, sequence: Sequence, choice: Choice, step: int, now: float) -> None:
-        if choice.error:
-            self.broke([sequence], choice.error)
-        elif (reason := self._push(sequence, choice, step, now)) is not None:
-            self._finish(sequence, reason)
+    def _decoded(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
+        self._show_read(sequence, read, step, now)
+        if read.reason is not None:
+            self._finish(sequence, read.reason)
 
-    def _push(self, sequence: Sequence, choice: Choice, step: int, now: float) -> FinishReason | None:
-        """Tell of the token that `sequence` has now; why that is its last, if it is."""
-        try:
-            text, reason = self._outputs[sequence.request_id].push(choice.token_id, sequence)
-        except Exception as error:  # an id, say, that the model has and the tokenizer lacks
-            self.broke([sequence], error)
-            return None
-        self._mail.send(
-            Decoded(
-                now, sequence.request_id, text, step=step, token_id=choice.token_id,
-                index=len(sequence.output_ids) - 1, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
-            )
-        )  # fmt: skip
-        return reason
+    def _show_read(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
+        """Tell of the last tokens of `sequence`, which were read; end it where they could not be."""
+        first = len(sequence.output_ids) - len(read.choices)
+        for index, (choice, text) in enumerate(zip(read.choices, read.texts, strict=False), first):
+            if sequence.finish_reason is not None:  # a listener may have cancelled it
+                return
+            self._mail.send(
+                Decoded(
+                    now, sequence.request_id, text, step=step, token_id=choice.token_id,
+                    index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
+                )
+            )  # fmt: skip
+        if read.error:
+            self.broke([sequence], read.error)
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None

@@ -58,31 +58,37 @@ def admit(request: Request, vocab: int | None) -> Admitted:
     return Admitted(request, filters, own_filters, None, own, state)
 
 
-def choose_own(scores: Tensor, filtered: Tensor, way: Admitted, history: History, draw: float) -> Choice:
-    """A choice through the user's own parts, each of which sees a copy of this row and nothing else."""
-    sampling = way.request.sampling
-    vocab = len(filtered)
-    part = None
-    state = way.state
-    try:
-        for part, rule in zip(sampling.filters, way.own_filters, strict=True):
+def own_filtered(filtered: Tensor, way: Admitted, history: History) -> Tensor | Choice:
+    """What the user's own filters leave of this row, of which each sees a copy; a failed choice where one breaks."""
+    for part, rule in zip(way.request.sampling.filters, way.own_filters, strict=True):
+        try:
             before, filtered = filtered, _row_of(rule(filtered[None].clone(), [history]), filtered)
-            if bool(((before == -torch.inf) & (filtered != -torch.inf)).any()):
-                return failed(f"filter {part.path}: brought a token back that an earlier filter had removed")
-            largest = float(filtered.amax())
-            if not math.isfinite(largest):
-                return failed(f"filter {part.path}: its logits {fault(largest)}")
-        part = sampling.sampler
+        except Exception as error:
+            return failed(told(part.path, error))
+        if bool(((before == -torch.inf) & (filtered != -torch.inf)).any()):
+            return failed(f"filter {part.path}: brought a token back that an earlier filter had removed")
+        largest = float(filtered.amax())
+        if not math.isfinite(largest):
+            return failed(f"filter {part.path}: its logits {fault(largest)}")
+    return filtered
+
+
+def choose_own(scores: Tensor, filtered: Tensor, way: Admitted, draw: float) -> Choice:
+    """A choice from a row that all filters have seen, by the request's sampler, which may be the user's own."""
+    sampling = way.request.sampling
+    name, state = type(way.sampler).__name__, way.state
+    try:
         if way.own_sampler is None:
             assert way.sampler is not None
             token = way.sampler.choose_rows(filtered[None], [draw])[0]
         else:
+            assert sampling.sampler is not None
+            name = sampling.sampler.path
             token, state = way.own_sampler.choose(filtered.clone(), draw, way.state)
             token = operator.index(token)
     except Exception as error:
-        return failed(told(part.path if part else "sampling", error))
-    if not 0 <= token < vocab or filtered[token] == -torch.inf:
-        name = part.path if part else type(way.sampler).__name__
+        return failed(told(name, error))
+    if not 0 <= token < len(filtered) or filtered[token] == -torch.inf:
         return failed(f"sampler {name}: chose token {token}, which is removed or unknown")
     way.state = state
     return noted(token, scores, filtered, sampling)

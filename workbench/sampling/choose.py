@@ -1,99 +1,128 @@
-"""From a step's logits to one choice a sequence. What a row becomes never depends on the rows beside it."""
+"""From a step's logits to tokens for each sequence. What a row becomes never depends on the rows beside it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from workbench.errors import WorkbenchError
 from workbench.request import Sequence
-from workbench.sampling.admitted import Admitted, admit, choose_own
-from workbench.sampling.choice import Choice, failed, fault, noted, told
-from workbench.sampling.filters import History
-from workbench.sampling.samplers import uniform
+from workbench.sampling.admitted import Admitted, admit
+from workbench.sampling.asked import Asked
+from workbench.sampling.choice import Choice, failed, fault, told
+from workbench.sampling.verify import NO_DRAFT, Draft
 
 
 @dataclass
 class Chooser:
     """Chooses tokens for many requests and keeps, for each, its filters and its own sampler's state.
 
-    Owned by one runner. `vocab` lets `admit` refuse a bias on a token that does not exist.
+    Owned by one runner. `vocab` lets `admit` refuse a bias on a token that does not exist. Drafted tokens stand by
+    `accept`: by `rejection` as often as any rule can let them whose output has the target's distribution, where the
+    sampler is a plain draw; by `match` where they are the very tokens that would have been chosen without a draft.
     """
 
     vocab: int | None = None
+    accept: Literal["rejection", "match"] = "rejection"
     _admitted: dict[str, Admitted] = field(default_factory=dict, repr=False)
 
     def admit(self, sequence: Sequence) -> None:
         """Build what the request needs. Errors: WorkbenchError for a part or a bias that cannot work."""
-        self._of(sequence)
+        self.of(sequence)
 
     def forget(self, request_id: str) -> None:
         """The request has ended: drop what was kept for it."""
         self._admitted.pop(request_id, None)
 
-    @torch.no_grad()
     def choose(self, logits: Tensor, sequences: list[Sequence]) -> list[Choice]:
-        """One choice for each row of `logits` `[sample, vocab]`, in order; a broken row breaks alone.
+        """One choice for each row of `logits` [sample, vocab], in order; a broken row breaks alone."""
+        return [choices[0] for choices in self.verify(logits, sequences, [NO_DRAFT] * len(sequences))]
 
-        Rows whose requests filter alike are filtered together, by operations that treat every row for itself.
+    @torch.no_grad()
+    def verify(self, logits: Tensor, sequences: list[Sequence], drafts: Many[Draft]) -> list[list[Choice]]:
+        """For each sequence the drafted tokens that stand, and one that follows them; the last may be a failure.
+
+        `logits` [sample, vocab] has for each sequence, in order, a row for what comes next and one after each token
+        of its draft. Rows whose requests filter alike are filtered together, by operations that treat every row for
+        itself.
         """
-        if len(logits) != len(sequences):
-            raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences")
+        wanted = sum(1 + len(draft) for draft in drafts)
+        if len(logits) != wanted or len(sequences) != len(drafts):
+            raise ValueError(f"{len(logits)} rows of logits for {len(sequences)} sequences with {wanted} to choose")
         scores = logits.float()
         largest, tokens = _largest(scores) if sequences else ([], [])
-        choices: dict[int, Choice] = {}
-        groups: dict[tuple, list[int]] = {}
-        for row, sequence in enumerate(sequences):
-            if not math.isfinite(largest[row]):
-                choices[row] = failed(f"the model's logits {fault(largest[row])}")
-                continue
+        chosen: dict[int, list[Choice]] = {}
+        groups: dict[tuple, list[Asked]] = {}
+        row = 0
+        for number, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
+            rows, row = range(row, row + 1 + len(draft)), row + 1 + len(draft)
             try:
-                way = self._of(sequence)
+                way = self.of(sequence)
             except WorkbenchError as error:
-                choices[row] = failed(str(error))
+                chosen[number] = [failed(str(error))]
                 continue
-            if way.plain:
-                choices[row] = Choice(tokens[row])
+            if not math.isfinite(largest[rows.start]):
+                chosen[number] = [failed(f"the model's logits {fault(largest[rows.start])}")]
+            elif way.plain:
+                chosen[number] = _greedy(draft, rows, largest, tokens)
             else:
-                groups.setdefault((way.filters, way.sampler), []).append(row)
-        for rows in groups.values():
-            choices.update(self._choose_alike(scores, sequences, rows))
-        return [choices[row] for row in range(len(sequences))]
+                asked = Asked(number, rows, sequence, draft, way, [largest[row] for row in rows])
+                groups.setdefault((way.filters, way.sampler), []).append(asked)
+        for together in groups.values():
+            chosen.update(self._choose_alike(scores, together))
+        return [chosen[number] for number in range(len(sequences))]
 
-    def _choose_alike(self, scores: Tensor, sequences: list[Sequence], rows: list[int]) -> dict[int, Choice]:
-        """Choices for rows that share filters and sampler; if together they fail, each is tried alone."""
-        ways = [self._of(sequences[row]) for row in rows]
-        histories = [History(sequences[row].request.prompt_ids, sequences[row].output_ids) for row in rows]
-        uniforms = [_uniform(sequences[row]) for row in rows]
+    def _choose_alike(self, scores: Tensor, together: list[Asked]) -> dict[int, list[Choice]]:
+        """Choices for sequences that share filters and sampler; if together they fail, each is tried alone."""
+        rows = [row for asked in together for row in asked.rows]
+        sampler = together[0].way.sampler
         try:
             filtered = scores[rows]
-            for rule in ways[0].filters:
+            histories = [history for asked in together for history in asked.histories]
+            for rule in together[0].way.filters:
                 filtered = rule(filtered, histories)
             faults = filtered.amax(-1).tolist()
-            sampler = ways[0].sampler
-            tokens = [-1] * len(rows) if sampler is None else sampler.choose_rows(filtered, uniforms)
+            tokens = {}
+            if sampler is not None and (alone := [asked for asked in together if not len(asked.draft)]):
+                place = {row: i for i, row in enumerate(rows)}
+                mine = filtered if len(alone) == len(rows) else filtered[[place[asked.rows.start] for asked in alone]]
+                found = sampler.choose_rows(mine, [asked.uniform(0) for asked in alone])
+                tokens = {asked.number: token for asked, token in zip(alone, found, strict=True)}
         except Exception as error:
-            if len(rows) == 1:
-                return {rows[0]: failed(told("sampling", error))}
-            return {k: v for row in rows for k, v in self._choose_alike(scores, sequences, [row]).items()}
-        choices = {}
-        for i, (row, way) in enumerate(zip(rows, ways, strict=True)):
-            if not math.isfinite(faults[i]):
-                choices[row] = failed(f"after the filters the logits {fault(faults[i])}")
-            elif way.own_filters or way.own_sampler:
-                choices[row] = choose_own(scores[row], filtered[i], way, histories[i], uniforms[i])
-            else:
-                choices[row] = noted(tokens[i], scores[row], filtered[i], way.request.sampling)
-        return choices
+            if len(together) == 1:
+                return {together[0].number: [failed(told("sampling", error))]}
+            return {k: v for asked in together for k, v in self._choose_alike(scores, [asked]).items()}
+        chosen, row = {}, 0
+        for asked in together:
+            count = len(asked.rows)
+            known = scores[asked.rows.start : asked.rows.stop], filtered[row : row + count], faults[row : row + count]
+            chosen[asked.number] = asked.chosen(*known, tokens.get(asked.number), self.accept == "rejection")
+            row += count
+        return chosen
 
-    def _of(self, sequence: Sequence) -> Admitted:
+    def of(self, sequence: Sequence) -> Admitted:
+        """How a request chooses."""
         known = self._admitted.get(sequence.request_id)
         if known is None or known.request is not sequence.request:
             known = self._admitted[sequence.request_id] = admit(sequence.request, self.vocab)
         return known
+
+
+def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[Choice]:
+    """The rows' largest tokens, as long as they are those drafted."""
+    choices = []
+    for place, row in enumerate(rows):
+        if not math.isfinite(largest[row]):
+            return [*choices, failed(f"the model's logits {fault(largest[row])}")]
+        choices.append(Choice(tokens[row]))
+        if place < len(draft) and tokens[row] != draft.token_ids[place]:
+            break
+    return choices
 
 
 def _largest(scores: Tensor) -> tuple[list[float], list[int]]:
@@ -104,7 +133,3 @@ def _largest(scores: Tensor) -> tuple[list[float], list[int]]:
         return rows[range(len(rows)), tokens].tolist(), tokens.tolist()
     values, tokens = scores.max(-1)
     return values.tolist(), tokens.tolist()
-
-
-def _uniform(sequence: Sequence) -> float:
-    return uniform(sequence.request.sampling.seed, len(sequence.token_ids) - sequence.prompt_length)

@@ -22,11 +22,12 @@ class Sampler(Protocol):
     def choose(self, logits: Tensor, uniform: float, state: Any, /) -> tuple[int, Any]: ...
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits that depends on nothing but a request's seed and the position
-    of the token in its output, so that no batch, order or machine can change a draw.
+def uniform(seed: int, position: int, use: bytes = b"") -> float:
+    """A number in [0, 1) with 53 random bits that depends on nothing but a request's seed, the position of the token
+    in its output, and what it is used for, so that no batch, order or machine can change a draw.
     """
-    digest = hashlib.blake2b(position.to_bytes(8, "little"), key=seed.to_bytes(8, "little"), digest_size=8)
+    key = seed.to_bytes(8, "little")
+    digest = hashlib.blake2b(position.to_bytes(8, "little"), key=key, digest_size=8, person=use)
     return (int.from_bytes(digest.digest(), "little") >> 11) * 2.0**-53
 
 
@@ -57,11 +58,15 @@ class Draw:
 
     def choose_rows(self, logits: Tensor, uniforms: Sequence[float]) -> list[int]:
         """The token ids of rows `[sample, vocab]`, one uniform number a row."""
-        probabilities = logits.double().softmax(-1)
-        # A parallel sum may rise where nothing was added: only kept tokens are looked at.
-        reached = probabilities.cumsum(-1).masked_fill(probabilities == 0, -1.0)
-        total = reached.amax(-1, keepdim=True)
-        share = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
-        below_total = torch.nextafter(total, torch.zeros_like(total))
-        target = torch.minimum(share * total, below_total)
-        return (reached > target).to(torch.uint8).argmax(-1).tolist()
+        return drawn(logits.double().softmax(-1), uniforms)
+
+
+def drawn(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """A token for each row of `weights` [sample, vocab], which need not add up to one, by its uniform number."""
+    # A parallel sum may rise where nothing was added: only tokens of some weight are looked at.
+    reached = weights.cumsum(-1).masked_fill(weights == 0, -1.0)
+    total = reached.amax(-1, keepdim=True)
+    share = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None]
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(share * total, below_total)
+    return (reached > target).to(torch.uint8).argmax(-1).tolist()

@@ -12,7 +12,9 @@ from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.study import curves, pareto
+from workbench.study import company_chart, curves, pareto, speculation_chart
+from workbench.study.company import company
+from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
@@ -24,6 +26,8 @@ from workbench.study.run import threads
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
+from workbench.study.speculating import speculating
+from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -66,6 +70,10 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return quality(experiment, tell)
     if isinstance(experiment.workload, SharedPrefixWorkload):
         return shared_prefix(experiment, tell)
+    if isinstance(experiment.workload, CompanyWorkload):
+        return company(experiment, tell)
+    if isinstance(experiment.workload, SpeculationWorkload):
+        return speculating(experiment, tell)
     if isinstance(experiment.executor, SimulatedExecutor):
         return simulated_variants(experiment, tell)
     if experiment.sweep is not None:
@@ -77,6 +85,10 @@ def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[st
     """A run's picture as SVG and PNG; why there is none, where there is none."""
     if isinstance(experiment.workload, QualityWorkload):
         name, picture = "pareto", pareto
+    elif isinstance(experiment.workload, CompanyWorkload):
+        name, picture = "company", company_chart
+    elif isinstance(experiment.workload, SpeculationWorkload):
+        name, picture = "speculation", speculation_chart
     elif isinstance(experiment.executor, SimulatedExecutor):
         name, picture = "curves", curves
     else:

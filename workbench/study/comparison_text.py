@@ -69,6 +69,22 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("output_tokens_per_s", "output tokens/s", _whole),
     ("same_tokens", "same tokens", str),
     ("kv_bytes_peak", "cache bytes", _whole),
+    ("varying_outputs", "outputs in varying company", str),
+    ("varying_bits", "sets of bits", str),
+    ("same_bits", "in the same", str),
+    ("parted_prompts", "prompts that part", str),
+    ("price_prefill", "prefill takes x", "{:.2f}".format),
+    ("price_decode_one", "decode of one", "{:.2f}".format),
+    ("price_decode_many", "of many", "{:.2f}".format),
+    ("num_speculative_tokens", "drafted", _whole),
+    ("draft_acceptance_rate", "accepted", _share),
+    ("mean_acceptance_length", "tokens a check", "{:.2f}".format),
+    ("step_ms", "step ms", "{:.3f}".format),
+    ("draft_ms", "of it drafting", "{:.3f}".format),
+    ("speed_up_alone", "speed-up alone", "{:.2f}".format),
+    ("predicted_speed_up", "predicted", "{:.2f}".format),
+    ("loses_from", "loses from load", _whole),
+    ("same_tokens_share", "same outputs", _share),
 )
 CURVES: tuple[tuple[str, str, Cell], ...] = (
     ("goodput_share", "kept promise", _share),
@@ -83,10 +99,13 @@ Found = tuple[list[str], list[list[str]]]
 def tables(rows: Rows) -> list[Found]:
     """Headings and cells: quality, copying by depth, costs; those of which the rows have anything."""
     contexts = list(dict.fromkeys(context for row in rows for context in row.get("decode_tokens_per_s", {})))
+    loads = list(dict.fromkeys(load for row in rows for load in row.get("tokens_per_s", {})))
     decoded = [{**row, "lane": row["decode_lane"]} if "decode_lane" in row else row for row in rows]
     costs = _table("what it costs and buys", COSTS, decoded)
     costs[0].extend(f"tok/s at {int(context):,}" for context in contexts)
+    costs[0].extend(f"tok/s of {load}" for load in loads)
     for row, cells in zip(rows, costs[1], strict=True):
+        cells.extend(_cell(row.get("tokens_per_s", {}).get(load), _whole) for load in loads)
         cells.extend(_cell(row.get("decode_tokens_per_s", {}).get(context), _whole) for context in contexts)
     found = [_table("quality", QUALITY, rows), _by_depth(rows), costs, *_curves(rows)]
     return [each for each in found if len(each[0]) > 1]

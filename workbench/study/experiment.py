@@ -5,19 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from workbench.cache.evict import EvictPart
 from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
+from workbench.engine.limits import Limits
+from workbench.engine.policies import FCFS
+from workbench.engine.schedule import Kind, PolicySetting, SetBack
+from workbench.engine.speculation import NoSpeculation, Speculate
 from workbench.errors import WorkbenchError, explain
 from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters, UserPart
 from workbench.study import yaml_text
+from workbench.study.company_workload import CompanyWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
+from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
@@ -48,11 +54,19 @@ class CachePart(CacheFormat):
 class SchedulePart(Part):
     """How requests share the steps."""
 
-    kind: Literal["continuous"] = "continuous"
-    policy: Literal["fcfs"] = "fcfs"
+    kind: Kind = "continuous"  # static: a batch waits for its last, and nobody joins it
+    policy: PolicySetting = FCFS()  # who is served next
     max_num_seqs: Count = 16
     max_num_batched_tokens: Count = 512
+    chunked_prefill: bool = True  # a prompt may be cut where a step's tokens end
+    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
+    set_back: SetBack = "auto"  # what becomes of the pages of who gives way; auto: offload, where there is a place
     overflow: Literal["refuse", "cut_oldest"] = "refuse"
+
+    @model_validator(mode="after")
+    def _possible(self) -> SchedulePart:
+        Limits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
+        return self
 
 
 class PromptsWorkload(Part):
@@ -73,10 +87,9 @@ class RandomWorkload(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-Workload = Annotated[
-    PromptsWorkload | RandomWorkload | TrafficWorkload | QualityWorkload | SharedPrefixWorkload,
-    Field(discriminator="kind"),
-]
+# Those whose run is a table of variants.
+COMPARISONS = QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload
+Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
 class Promise(Part):
@@ -109,9 +122,11 @@ class Experiment(Part):
     model: ModelPart = ModelPart()
     lane: str = "auto"
     compile: Literal["block", "step"] = "block"  # what the lane inductor compiles at once in decode
+    batch_invariant: bool = False  # a request has the same bits in any company, chunking, prefix
     attention: AttentionPart = AttentionPart()  # what changes in the model's
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()
+    speculate: Speculate = NoSpeculation()  # tokens proposed for what comes next, checked by the next step
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
     executor: Executor = RealExecutor()
@@ -123,8 +138,7 @@ class Experiment(Part):
     @property
     def compares(self) -> bool:
         """Whether a run of it is a table of variants, and not one of requests."""
-        measured = isinstance(self.workload, QualityWorkload | SharedPrefixWorkload)
-        return bool(self.variants) or self.sweep is not None or measured
+        return bool(self.variants) or self.sweep is not None or isinstance(self.workload, COMPARISONS)
 
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""

@@ -21,6 +21,7 @@ from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.request import Sequence as Served
 from workbench.sampling.choice import Choice
+from workbench.sampling.verify import Draft
 
 Note = Callable[[int, int, Tensor], None]
 
@@ -96,16 +97,16 @@ class _Given:
 
     def forget(self, request_id: str) -> None: ...
 
-    def choose(self, logits: Tensor, sequences: list[Served]) -> list[Choice]:
-        return [Choice(self.texts[int(served.request_id)].ids[len(served.token_ids)]) for served in sequences]
+    def verify(self, logits: Tensor, sequences: list[Served], drafts: Sequence[Draft]) -> list[list[Choice]]:
+        return [[Choice(self.texts[int(served.request_id)].ids[len(served.token_ids)])] for served in sequences]
 
 
 @contextmanager
 def _in_place_of(runner: Runner, executor: Any, chooser: Any) -> Iterator[None]:
-    """The runner's own executor and chooser come back at the end."""
-    own = runner.executor, runner.served.chooser
-    runner.executor, runner.served.chooser = executor, chooser
+    """Nothing is drafted. The runner's own executor, chooser and drafts come back at the end."""
+    own = runner.executor, runner.served.chooser, runner.drafts
+    runner.executor, runner.served.chooser, runner.drafts = executor, chooser, None
     try:
         yield
     finally:
-        runner.executor, runner.served.chooser = own
+        runner.executor, runner.served.chooser, runner.drafts = own

@@ -10,6 +10,8 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from workbench.study.acceptance import acceptance
+
 PHASES = ("prefill", "decode", "mixed")
 COMPLETED = ("stop", "length")
 Rows = Sequence[Mapping]
@@ -75,7 +77,7 @@ def _whose(row: Mapping) -> tuple[str, int]:
     return row["request_id"], row.get("sample", 0)
 
 
-def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
+def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> dict:
     """The whole run, nested and JSON-ready, units in the names; None where nothing was measured.
 
     E2EL counts completed requests only (stop or length): a cancelled one ended when somebody wished.
@@ -110,6 +112,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows) -> dict:
         "e2el_s": distribution(f["e2el_s"] for f in completed),
         "queue_s": distribution(f["queue_s"] for f in figures),
         "phases": phases,
+        "speculation": acceptance(checks, steps) if checks else None,
         "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),
         "shared_pages": sum(row.get("shared_pages", 0) for row in served),
         "pages_idle_peak": max((step.get("pages_idle", 0) for step in steps), default=0),

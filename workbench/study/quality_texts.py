@@ -30,7 +30,7 @@ class QualityTexts:
     @classmethod
     def of(cls, work: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
         """Raises WorkbenchError where the texts are too short or cannot be read."""
-        texts, about = _texts(work)
+        texts, about = texts_of(work.texts)
         if work.decode + 2 > context:
             raise WorkbenchError(f"workload.decode {work.decode}: must be below the model's context of {context}")
         least = max(work.decode + 2, context // 2)
@@ -59,12 +59,13 @@ class QualityTexts:
         return sum(window.bytes for window in self.windows)
 
 
-def _texts(work: QualityWorkload) -> tuple[dict[str, str], dict[str, Any]]:
-    if not work.texts:
+def texts_of(files: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Texts by name, and where they come from: the held-out modules where no files are given."""
+    if not files:
         modules = held_out_modules()
         return modules.texts, {"texts": "held-out modules", "known": modules.known, "listed": modules.listed}
     texts = {}
-    for name in work.texts:
+    for name in files:
         try:
             texts[name] = Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -37,6 +37,8 @@ def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     yield Text(experiment.question, style="bold")
     yield from _texts(record, experiment)
     yield _timings(summary)
+    if summary.get("speculation"):
+        yield _speculation(summary["speculation"])
     yield _memory(summary["kv"], summary["tokens"])
     if "roofline" in summary:
         yield _roofline(summary)
@@ -74,6 +76,20 @@ def _timings(summary: dict) -> Table:
     speeds = f"{_rate(summary['output_tokens_per_s'])} output tokens/s over the whole run"
     speeds += f"; {_rate(decode['tokens_per_s'])} in decode, {_rate(prefill['tokens_per_s'])} in prefill"
     table.caption = speeds
+    table.caption_justify = "left"
+    return table
+
+
+def _speculation(found: dict) -> Table:
+    table = _table("speculation", "checks", *(f"stand {n}" for n in range(len(found["acceptance_histogram"]))))
+    table.add_row("of which", f"{found['checks']:,}", *(f"{count:,}" for count in found["acceptance_histogram"]))
+    shares = (f"{share:.0%}" for share in found["acceptance_by_position"])
+    table.add_row("by position", "", "", *shares)
+    table.caption = (
+        f"draft_acceptance_rate {found['draft_acceptance_rate']:.2f} ({found['accepted_tokens']:,} of "
+        f"{found['drafted_tokens']:,}), mean_acceptance_length {found['mean_acceptance_length']:.2f}; drafting took "
+        f"{found['draft_share'] or 0:.0%} of the steps that check"
+    )
     table.caption_justify = "left"
     return table
 

@@ -66,7 +66,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         play(runner, requests, "measured run", progress, clients)
         busy = others_cpu_share(before)
         runner.instruments.listener = None
-        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
         summary["goodput"] = recorded_goodput(recorder, experiment.measure.promise, summary["wall_s"])
         summary["lane"] = {"name": lane, "reason": reason}
         artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
@@ -79,6 +79,8 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
     folder.write_table("steps.parquet", recorder.steps())
     folder.write_table("tokens.parquet", recorder.tokens())
     folder.write_table("decisions.parquet", recorder.decisions())
+    if checks := recorder.checks():
+        folder.write_table("checks.parquet", checks)
     trace = {**chrome_trace(recorder), "otherData": {"lane": lane, "lane_reason": reason, "artifacts": artifacts}}
     folder.write_json("trace.json", trace, indent=None)
     folder.write_json("summary.json", summary)
@@ -96,10 +98,16 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         weight_group=model.weight_group,
         lane=experiment.lane,
         compile=experiment.compile,
+        batch_invariant=experiment.batch_invariant,
         device=model.device,
         seed=model.seed,
         max_num_seqs=schedule.max_num_seqs,
         max_num_batched_tokens=schedule.max_num_batched_tokens,
+        chunk_tokens=schedule.chunk_tokens,
+        chunked_prefill=schedule.chunked_prefill,
+        schedule=schedule.kind,
+        policy=schedule.policy,
+        set_back=schedule.set_back,
         page_size=cache.page_size,
         pages=cache.pages,
         cache=cache,
@@ -108,6 +116,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         evict=cache.evict,
         overflow=schedule.overflow,
         attention=experiment.attention,
+        speculate=experiment.speculate,
         tell=tell,
         **besides,
     )

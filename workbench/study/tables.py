@@ -55,9 +55,15 @@ SCHEMAS = {
         compiles=COUNT,
         context_tokens=COUNT,
         kernel_seconds=SECONDS,
+        drafted_tokens=COUNT,
+        accepted_tokens=COUNT,
+        draft_seconds=SECONDS,
     ),
     "tokens.parquet": _schema(
         request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
+    ),
+    "checks.parquet": _schema(
+        time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, drafted=COUNT, accepted=COUNT
     ),
     "decisions.parquet": _schema(
         time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, kind=TEXT, action=TEXT, reason=TEXT

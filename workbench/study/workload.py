@@ -27,6 +27,7 @@ def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int)
     if tokenizer is None:
         name = experiment.model.name
         raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; use `workload: {{kind: random}}`")
+    assert isinstance(workload, PromptsWorkload)  # the others are comparisons, which make their own requests
     return _prompts(workload, experiment.sampling, tokenizer)
 
 

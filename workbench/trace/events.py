@@ -29,7 +29,7 @@ class Submitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Planned(Event):
-    """One decision of the scheduler: `action` is admitted, waiting, cut, set_back, and why."""
+    """One decision of the scheduler: `action` is admitted, waiting, cut, refused_wish, and why."""
 
     kind: ClassVar[str] = "planned"
     step: int = 0
@@ -57,6 +57,16 @@ class Decoded(Event):
     index: int = 0  # 0 is the first output token
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verified(Event):
+    """Tokens drafted for a sequence's next positions were checked; so many of them stand."""
+
+    kind: ClassVar[str] = "verified"
+    step: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ class Stepped(Event):
     phase: str = ""  # prefill, decode or mixed
     requests: int = 0
     prefill_tokens: int = 0
-    decode_tokens: int = 0
+    decode_tokens: int = 0  # of those drafted only what stands
     pages_used: int = 0
     kv_bytes: int = 0  # what those pages take
     wall_seconds: float = 0.0
@@ -105,4 +115,7 @@ class Stepped(Event):
     pages_idle: int = 0  # those that only the prefix index holds, for later requests
     compiles: int = 0  # graphs compiled up to and including this step
     context_tokens: int = 0  # positions that its queries see, up to the last of each: what attention reads
+    drafted_tokens: int = 0  # checked in this step
+    accepted_tokens: int = 0  # of these: they stand
+    draft_seconds: float = 0.0  # what proposing them took
     kernel_seconds: float | None = None  # of the forward time, in compiled code; None where that cannot be told apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted, Verified
 
 STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample"))
 
@@ -57,6 +57,11 @@ class Recorder:
         """One row an output token, in the order they were chosen."""
         names = ("request_id", "sample", "index", "token_id", "time", "logprob", "step")
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
+
+    def checks(self) -> list[dict]:
+        """One row a check of drafted tokens: how many there were, and how many of them stand."""
+        names = ("time", "step", "request_id", "sample", "drafted", "accepted")
+        return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Verified)]
 
     def decisions(self) -> list[dict]:
         """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (set_back)."""

@@ -1,0 +1,191 @@
+"""Several decode steps in one call, each with the largest logit of the one before, or a token that is given.
+
+embed -> step -> choose -> embed -> step -> choose ...
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from compiled_kernels.decode_step.parts import angles, head
+from compiled_kernels.decode_step.shape import StepShape
+from compiled_kernels.decode_step.text import arguments, computed, functions
+from compiled_kernels.mlir_text import Lines, Named, call, declared, divisor, memref, vector
+
+MOST_THREADS = 256
+
+
+def steps_text(shape: StepShape, most: int, context: int) -> str:
+    """@decode_steps(see `all_arguments`): as many steps as `count` says, at most `most`."""
+    taken = all_arguments(shape, most, context)
+    shared = [*taken, Named("at", "index"), Named("thread", "index"), Named("threads", "index")]
+    entry = f"""func.func @decode_steps({declared(taken)}) {{
+%thread, %threads = call @thread() : () -> (index, index)
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%wanted = memref.load %count[%zero] : {memref((1,), "i32")}
+%steps = arith.index_cast %wanted : i32 to index
+%first = arith.cmpi eq, %thread, %zero : index
+scf.for %at = %zero to %steps step %one {{
+  scf.if %first {{
+    func.{call("embed", shared)}
+  }}
+  func.call @GOMP_barrier() : () -> ()
+  func.{call("one_step", shared)}
+  func.call @GOMP_barrier() : () -> ()
+  scf.if %first {{
+    func.{call("choose", shared)}
+  }}
+}}
+return
+}}"""
+    step = f"""func.func private @one_step({declared(shared)}) attributes {{no_inline}} {{
+{computed(shape, _unit(shape))}
+{_largest(shape)}
+return
+}}"""
+    embed = f"func.func private @embed({declared(shared)}) attributes {{no_inline}} {{\n{_embed(shape, context)}\nreturn\n}}"
+    choose = (
+        f"func.func private @choose({declared(shared)}) attributes {{no_inline}} {{\n{_choose(shape, most)}\nreturn\n}}"
+    )
+    return "\n".join([*functions(shape), embed, step, choose, entry])
+
+
+def all_arguments(shape: StepShape, most: int, context: int) -> list[Named]:
+    return [*loop_buffers(shape, most), *loop_given(shape, context), *arguments(shape)]
+
+
+def loop_buffers(shape: StepShape, most: int) -> list[Named]:
+    """`count` of steps; `ids` computed next; for each step what comes after it, if that is `known` (otherwise -1), and
+    what was `chosen`; and the largest logit of each thread's share."""
+    rows = shape.rows
+    return [
+        Named("count", memref((1,), "i32")),
+        Named("ids", memref((rows,), "i32")),
+        Named("known", memref((most, rows), "i32")),
+        Named("chosen", memref((most, rows), "i32")),
+        Named("peaks", memref((rows, MOST_THREADS), "f32")),
+        Named("places", memref((rows, MOST_THREADS), "i32")),
+    ]
+
+
+def loop_given(shape: StepShape, context: int) -> list[Named]:
+    """The embedding, and the angles of all positions."""
+    found = [Named("embedding", memref((shape.vocab, shape.width), shape.kind))]
+    for index, dim in shape.turns.items():
+        found += [Named(f"all_{name}_{index}", memref((context, dim // 2), "f32")) for name in ("cos", "sin")]
+    return found
+
+
+def _lanes(shape: StepShape) -> int:
+    return divisor(shape.vocab, shape.target.lanes)
+
+
+def _unit(shape: StepShape) -> int:
+    last = head(shape)
+    assert last is not None
+    return lcm(last.block, _lanes(shape))
+
+
+def _embed(shape: StepShape, context: int) -> str:
+    """x and the angles of every row, by its id and its length."""
+    rows, width, kind = shape.rows, shape.width, shape.kind
+    lengths, ids = memref((rows,), "i32"), memref((rows,), "i32")
+    copies = [_copied("embedding", memref((shape.vocab, width), kind), "id", "x", rows, width, kind, shape)]
+    for index, dim in shape.turns.items():
+        for name, _ in angles(shape, dim):
+            table = memref((context, dim // 2), "f32")
+            copies.append(
+                _copied(f"all_{name}_{index}", table, "position", f"{name}_{index}", rows, dim // 2, "f32", shape)
+            )
+    return f"""%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%rows = arith.constant {rows} : index
+scf.for %row = %zero to %rows step %one {{
+  %id32 = memref.load %ids[%row] : {ids}
+  %id = arith.index_cast %id32 : i32 to index
+  %length32 = memref.load %lengths[%row] : {lengths}
+  %length = arith.index_cast %length32 : i32 to index
+  %position = arith.subi %length, %one : index
+{chr(10).join(copies)}
+}}"""
+
+
+def _copied(
+    source: str, kind: str, place: str, target: str, rows: int, width: int, element: str, shape: StepShape
+) -> str:
+    """target[row, :] = source[place, :], as float32."""
+    lanes, lines = divisor(width, shape.target.lanes), Lines(f"{target}_")
+    value = lines.wide(lines.load(f"%{source}", f"%{place}, %c", kind, lanes, element), lanes, element)
+    lines.store(value, f"%{target}", "%row, %c", memref((rows, width), "f32"), lanes)
+    return f"""  %end_{target} = arith.constant {width} : index
+  %by_{target} = arith.constant {lanes} : index
+  scf.for %c = %zero to %end_{target} step %by_{target} {{
+{lines.text()}
+  }}"""
+
+
+def _largest(shape: StepShape) -> str:
+    """Each row's largest logit in this thread's share, and the first place it stands at."""
+    lanes, rows = _lanes(shape), shape.rows
+    logits, kind, whole = memref((rows, shape.vocab), "f32"), vector(lanes), vector(lanes, "i32")
+    peaks, places = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "i32")
+    return f"""%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%rows_of_logits = arith.constant {rows} : index
+%lanes = arith.constant {lanes} : index
+%lowest = arith.constant dense<0xFF800000> : {kind}
+%nowhere = arith.constant dense<0> : {whole}
+%steps = arith.constant dense<{list(range(lanes))}> : {whole}
+%beyond = arith.constant dense<2147483647> : {whole}
+scf.for %row = %zero to %rows_of_logits step %one {{
+  %best, %where = scf.for %v = %vocab_begin to %vocab_end step %lanes
+      iter_args(%peak = %lowest, %place = %nowhere) -> ({kind}, {whole}) {{
+    %value = vector.load %logits[%row, %v] : {logits}, {kind}
+    %v32 = arith.index_cast %v : index to i32
+    %base = vector.broadcast %v32 : i32 to {whole}
+    %here = arith.addi %base, %steps : {whole}
+    %above = arith.cmpf ogt, %value, %peak : {kind}
+    %higher = arith.select %above, %value, %peak : vector<{lanes}xi1>, {kind}
+    %found = arith.select %above, %here, %place : vector<{lanes}xi1>, {whole}
+    scf.yield %higher, %found : {kind}, {whole}
+  }}
+  %top = vector.reduction <maximumf>, %best : {kind} into f32
+  %tops = vector.broadcast %top : f32 to {kind}
+  %equal = arith.cmpf oeq, %best, %tops : {kind}
+  %those = arith.select %equal, %where, %beyond : vector<{lanes}xi1>, {whole}
+  %first = vector.reduction <minsi>, %those : {whole} into i32
+  memref.store %top, %peaks[%row, %thread] : {peaks}
+  memref.store %first, %places[%row, %thread] : {places}
+}}"""
+
+
+def _choose(shape: StepShape, most: int) -> str:
+    """Every row's next token, and one position more."""
+    rows = shape.rows
+    peaks, places = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "i32")
+    lengths, ids, steps = memref((rows,), "i32"), memref((rows,), "i32"), memref((most, rows), "i32")
+    return f"""%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%one32 = arith.constant 1 : i32
+%zero32 = arith.constant 0 : i32
+%none = arith.constant 0xFF800000 : f32
+%rows = arith.constant {rows} : index
+scf.for %row = %zero to %rows step %one {{
+  %peak, %place = scf.for %t = %zero to %threads step %one iter_args(%best = %none, %where = %zero32) -> (f32, i32) {{
+    %value = memref.load %peaks[%row, %t] : {peaks}
+    %there = memref.load %places[%row, %t] : {places}
+    %above = arith.cmpf ogt, %value, %best : f32
+    %higher = arith.select %above, %value, %best : f32
+    %found = arith.select %above, %there, %where : i32
+    scf.yield %higher, %found : f32, i32
+  }}
+  %given = memref.load %known[%at, %row] : {steps}
+  %open = arith.cmpi slt, %given, %zero32 : i32
+  %next = arith.select %open, %place, %given : i32
+  memref.store %next, %chosen[%at, %row] : {steps}
+  memref.store %next, %ids[%row] : {ids}
+  %length = memref.load %lengths[%row] : {lengths}
+  %longer = arith.addi %length, %one32 : i32
+  memref.store %longer, %lengths[%row] : {lengths}
+}}"""

@@ -1,0 +1,43 @@
+"""Several compiled decode steps, bound to a model's weights and cache: one call from tokens to the tokens that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.decode_step.several import MOST_THREADS, loop_buffers, loop_given, steps_text
+from compiled_kernels.decode_step.shape import StepShape
+from compiled_kernels.decode_step.step import checked, made
+from compiled_kernels.decode_step.text import buffers, given
+from compiled_kernels.mlir import compile_text
+from compiled_kernels.openmp import Call, library
+
+
+class DecodeSteps:
+    """Up to `most` greedy steps of `shape`; `tensors` holds what `given(shape)` names, `embedding`, and for each table of
+    angles `all_cos_i` and `all_sin_i` [context, dim / 2].
+
+    Fill `ids` [row], `lengths` [row] (of each text, that token included) and `tables`; call with the number of steps;
+    read `chosen` [step, row], what follows each step's token: the largest logit, the first of equal ones, or what
+    `known` [step, row] says, where that is not -1.
+    """
+
+    def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor], most: int, context: int):
+        checked(tensors, [*loop_given(shape, context), *given(shape)])
+        self.shape, self.most = shape, most
+        self.kernel = compile_text(steps_text(shape, most, context), "decode_steps", libraries=(library(),))
+        loop, own = made(loop_buffers(shape, most)), made(buffers(shape))
+        weights = [tensors[name] for name, _ in (*loop_given(shape, context), *given(shape))]
+        first = len(loop_given(shape, context))
+        self._call = Call(self.kernel.address, [*loop.values(), *weights[:first], *own.values(), *weights[first:]])
+        self._count = loop["count"]
+        self.ids, self.known, self.chosen = loop["ids"], loop["known"], loop["chosen"]
+        self.lengths, self.tables = own["lengths"], tuple(own[f"table_{i}"] for i in range(shape.tables))
+
+    def __call__(self, steps: int, threads: int | None = None) -> None:
+        if not 1 <= steps <= self.most:
+            raise ValueError(f"{steps} steps asked for, 1 to {self.most} are compiled")
+        self._count[0] = steps
+        self._call(min(threads or torch.get_num_threads(), MOST_THREADS))

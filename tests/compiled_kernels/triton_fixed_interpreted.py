@@ -1,0 +1,110 @@
+"""What `test_triton.py` runs with TRITON_INTERPRET=1 of kernels with one order of sums. Unwritten memory is NaN.
+
+The interpreter's matrix product is numpy's, which gives a row other bits at another place of the tile; tensor cores do
+not. Here products are summed over the width step by step, for every element alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import compiled_kernels
+from compiled_kernels.linear import triton_fixed as products
+from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from compiled_kernels.masks import Causal, Mask, SlidingWindow, band
+from compiled_kernels.paged_attention import triton as attention
+from compiled_kernels.triton_code.launch import run
+from tests.compiled_kernels.test_operators import DTYPES, SUITES, seeds
+
+
+def in_one_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    sums = np.zeros((a.shape[0], b.shape[1]), dtype)
+    for k in range(a.shape[1]):
+        sums += a[:, k : k + 1].astype(dtype) * b[k : k + 1].astype(dtype)
+    return sums
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_on_tensor_cores() -> Iterator[None]:
+    numpys = np.matmul
+    np.matmul = in_one_order  # type: ignore[assignment]
+    torch.use_deterministic_algorithms(True)  # torch.empty and its kin give NaN
+    yield
+    np.matmul = numpys
+    torch.use_deterministic_algorithms(False)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=seeds, bits=st.sampled_from([0, 8, 4]), dtype=DTYPES, rows=st.integers(2, 70), place=st.integers(0, 69),
+    width=st.sampled_from([16, 48, 96]), outs=st.integers(1, 40), bad=st.sampled_from([None, torch.nan, torch.inf]),
+)  # fmt: skip
+def test_a_row_of_a_product_is_the_same_alone(
+    seed: int, bits: int, dtype: torch.dtype, rows: int, place: int, width: int, outs: int, bad: float | None
+) -> None:
+    """And near the exact one. A companion that is no number spoils nothing."""
+    draw = torch.Generator().manual_seed(seed)
+    weight, x = torch.randn(outs, width, generator=draw).to(dtype), torch.randn(rows, width, generator=draw).to(dtype)
+    stored = {0: (weight, None), 8: quantize_int8(weight), 4: quantize_int4(weight, 16)}[bits]
+    place %= rows
+    if bad is not None:
+        x[(place + 1) % rows] = bad
+    together, alone = (run(*products.plan(each, *stored, None)) for each in (x, x[place : place + 1]))
+    assert torch.equal(together[place : place + 1], alone)
+    dense = {0: lambda: weight, 8: lambda: dequantize_int8(*stored), 4: lambda: dequantize_int4(*stored)}[bits]()
+    exact = compiled_kernels.linear(x[place : place + 1].double(), dense.double())
+    room = (width**0.5 + 4) * torch.finfo(torch.bfloat16 if dtype != torch.float32 else dtype).eps
+    assert (alone.double() - exact).abs().max() <= 4 * room * (1 + exact.abs().max())
+
+
+MASKS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 40), st.integers(0, 9)))
+
+
+def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: object) -> Tensor:
+    """What the first sequence's last query reads, as the end of lengths[0] tokens; beside the second's, if asked."""
+    q, keys, values, table, _, contexts, scale, _, _, softcap, sink_logits, _ = inputs
+    ends = [int(contexts[0]), int(contexts.sum())]
+    rows = torch.cat([q[end - length : end] for end, length in zip(ends, lengths, strict=False)])
+    starts = torch.tensor([0, lengths[0], sum(lengths)][: len(lengths) + 1], dtype=torch.int32)
+    count = len(lengths)
+    window, sinks = band(mask, "triton")
+    given_ = (rows, keys, values, table[:count], starts, contexts[:count], scale, window, sinks, max(lengths) == 1)
+    return run(*attention.plan(*given_, softcap, sink_logits, **plan))[lengths[0] - 1]
+
+
+def scene(seed: int, dtype: torch.dtype, contexts: list[int], share: int) -> tuple:
+    arguments = {
+        "contexts": contexts, "spans": contexts, "groups": 2, "share": share, "dim": 24, "size": 16, "mask": Causal(),
+        "softcap": 0.0, "sinks": True, "alibi": False, "dtype": dtype,
+    }  # fmt: skip
+    return SUITES["paged_attention"].inputs(torch.Generator().manual_seed(seed), **arguments)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=seeds, dtype=DTYPES, context=st.integers(1, 150), other=st.integers(1, 30), share=st.integers(1, 3),
+    mask=MASKS, share_of_span=st.floats(0, 1),
+)  # fmt: skip
+def test_a_token_is_the_same_in_every_span(
+    seed: int, dtype: torch.dtype, context: int, other: int, share: int, mask: Mask, share_of_span: float
+) -> None:
+    """As a decode, at the end of a chunk, in one chunk with all before it; alone, and beside another sequence."""
+    inputs, span = scene(seed, dtype, [context, other], share), 1 + int(share_of_span * (context - 1))
+    decoded = last_of(inputs, mask, [1], fixed=True)
+    for lengths in ([span], [context], [1, 1], [span, other], [1, other]):
+        assert torch.equal(last_of(inputs, mask, lengths, fixed=True), decoded), lengths
+
+
+def test_without_it_a_decode_has_other_bits_than_a_chunk() -> None:
+    """The negative control: a long decode is walked in parts."""
+    inputs = scene(0, torch.float32, [400, 5], 3)
+    assert not torch.equal(last_of(inputs, Causal(), [1]), last_of(inputs, Causal(), [400]))
+    decoded = last_of(inputs, Causal(), [1], fixed=True)
+    assert torch.equal(last_of(inputs, Causal(), [400], fixed=True), decoded)

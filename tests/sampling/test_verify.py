@@ -1,0 +1,316 @@
+"""Drafts change nothing about what is sampled: exactly, by enumeration; and through the chooser, by counting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.request import Request, SamplingParameters, Sequence, UserPart
+from workbench.sampling import Chooser, History, pipeline, uniform
+from workbench.sampling.verify import DRAFT, NO_DRAFT, Draft, judge
+
+VOCAB, WHOLE = 3, 4
+GRID = math.lcm(*range(1, WHOLE + 1))  # p / q has a denominator up to WHOLE: no threshold lies within a cell
+
+
+def chances() -> st.SearchStrategy[tuple[float, ...]]:
+    """Distributions over the vocabulary in quarters."""
+    cuts = st.lists(st.integers(0, WHOLE), min_size=VOCAB - 1, max_size=VOCAB - 1).map(sorted)
+    return cuts.map(lambda cut: tuple((b - a) / WHOLE for a, b in zip([0, *cut], [*cut, WHOLE], strict=True)))
+
+
+def tables(depth: int) -> st.SearchStrategy[dict[tuple[int, ...], tuple[float, ...]]]:
+    """A distribution for what follows each beginning of up to `depth` tokens."""
+    beginnings = [b for n in range(depth + 1) for b in itertools.product(range(VOCAB), repeat=n)]
+    return st.fixed_dictionaries({beginning: chances() for beginning in beginnings})
+
+
+def joint(p, q, drafted: int, rule=judge) -> dict[tuple[int, ...], float]:
+    """The distribution of drafted + 1 tokens that `rule` makes, summed over all drafts and all ways to judge them;
+    `q` None is a draft that is certain, of zeros."""
+    found: dict[tuple[int, ...], float] = dict.fromkeys(itertools.product(range(VOCAB), repeat=drafted + 1), 0.0)
+    for path in itertools.product(range(VOCAB), repeat=drafted) if q else [(0,) * drafted]:
+        rows = None if q is None else torch.tensor([q[path[:i]] for i in range(drafted)], dtype=torch.float64)
+        weight = math.prod(q[path[:i]][path[i]] for i in range(drafted)) if q else 1.0
+        if weight == 0:
+            continue
+        for cells in itertools.product(range(GRID), repeat=drafted):
+            standing, left = rule(
+                Draft(path, rows),
+                lambda i, path=path: torch.tensor(p[path[:i]], dtype=torch.float64),
+                [(cell + 0.5) / GRID for cell in cells],
+            )
+            for token in range(VOCAB):
+                begun = (*path[:standing], token)
+                chance = weight * float(left[token] / left.sum()) / GRID**drafted
+                for rest in itertools.product(range(VOCAB), repeat=drafted - standing):
+                    found[begun + rest] += chance * follow(p, begun, rest)
+    return found
+
+
+def follow(p, begun, rest) -> float:
+    """The chance that the target goes on with `rest`."""
+    return math.prod(p[(*begun, *rest[:i])][rest[i]] for i in range(len(rest)))
+
+
+def lossless(p, q, drafted: int, rule=judge) -> bool:
+    made = joint(p, q, drafted, rule)
+    return all(made[outcome] == pytest.approx(follow(p, (), outcome), abs=1e-12) for outcome in made)
+
+
+@settings(max_examples=40)
+@given(tables(1), tables(0) | st.none())
+def test_one_drafted_token_leaves_the_joint_distribution_of_two_exactly(p, q):
+    assert lossless(p, q, 1)
+
+
+@settings(max_examples=8)
+@given(tables(2), tables(1) | st.none())
+def test_two_drafted_tokens_leave_the_joint_distribution_of_three_exactly(p, q):
+    assert lossless(p, q, 2)
+
+
+def ignores_q(draft, target, uniforms):
+    """Accepts by the target's probability alone, and draws from the target where a token falls. (Were the fallen token
+    left out of that draw, it would be right again, only slower: that is the rule for a certain draft.)"""
+    standing, left = judge(Draft(draft.token_ids), target, uniforms)
+    return standing, left if standing == len(draft) else target(standing)
+
+
+def resamples_from_p(draft, target, uniforms):
+    """Accepts rightly, and draws from the target where a token falls."""
+    standing, left = judge(draft, target, uniforms)
+    return standing, left if standing == len(draft) else target(standing)
+
+
+def one_off(draft, target, uniforms):
+    """Judges each token by the row that follows it."""
+    return judge(draft, lambda place: target(min(place + 1, len(draft))), uniforms)
+
+
+def bonus_of_the_last_row(draft, target, uniforms):
+    """Where all stand, draws from the last judged row again."""
+    standing, left = judge(draft, target, uniforms)
+    return standing, target(standing - 1) if standing == len(draft) else left
+
+
+P = {(): (0.25, 0.25, 0.5), (0,): (0.5, 0.5, 0.0), (1,): (0.0, 0.25, 0.75), (2,): (0.25, 0.0, 0.75)}
+Q = {(): (0.5, 0.25, 0.25)}
+
+
+@pytest.mark.parametrize("wrong", [ignores_q, resamples_from_p, one_off, bonus_of_the_last_row])
+def test_the_law_catches_a_wrong_rule(wrong):
+    assert lossless(P, Q, 1)
+    assert not lossless(P, Q, 1, wrong)
+
+
+def test_a_drawn_draft_may_be_judged_as_if_it_were_certain():
+    """Slower, since it stands less often, and lossless all the same."""
+    assert lossless(P, Q, 1, lambda draft, *rest: judge(Draft(draft.token_ids), *rest))
+
+
+@settings(max_examples=40)
+@given(chances(), chances())
+def test_a_token_stands_as_often_as_the_distributions_overlap(p, q):
+    """The acceptance rate is the sum of min(p, q), the most that any rule can reach."""
+    rows = torch.tensor([q], dtype=torch.float64)
+    stands = sum(
+        q[token] * (judge(Draft((token,), rows), lambda _: torch.tensor(p, dtype=torch.float64), [(c + 0.5) / GRID])[0])
+        for token in range(VOCAB)
+        if q[token]
+        for c in range(GRID)
+    )
+    assert stands / GRID == pytest.approx(sum(map(min, p, q)), abs=1e-12)
+
+
+def test_where_all_stand_one_more_token_comes():
+    logits = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]])
+    for temperature in (0.0, 1e-3):
+        asked = sequence(SamplingParameters(temperature=temperature))
+        chosen = Chooser(3).verify(logits, [asked], [Draft((1, 2))])
+        assert [choice.token_id for choice in chosen[0]] == [1, 2, 0]
+        assert [c.token_id for c in Chooser(3).verify(logits, [asked], [Draft((1, 0))])[0]] == [1, 2]
+
+
+# Through the chooser: a model that knows the last two tokens, and a draft that knows the last one.
+
+SIZE = 5
+DICE = torch.Generator().manual_seed(20)
+MODEL, SMALL = torch.randn(SIZE, SIZE, SIZE, generator=DICE) * 1.5, torch.randn(SIZE, SIZE, generator=DICE)
+PROMPT = (1, 2)
+TRIALS = 1500
+WAYS = {
+    "plain": SamplingParameters(),
+    "temperature": SamplingParameters(temperature=0.6),
+    "top-k and top-p": SamplingParameters(top_k=4, top_p=0.8),
+    "min-p": SamplingParameters(min_p=0.3, temperature=1.4),
+    "penalties": SamplingParameters(repetition_penalty=1.7, presence_penalty=0.8, frequency_penalty=0.9),
+    "bias": SamplingParameters(logit_bias={0: 1.0, 3: -float("inf")}),
+    "own filter": SamplingParameters(
+        filters=(UserPart(path="tests.sampling.parts:Ban", arguments={"token": 2}),), top_p=0.9
+    ),
+}
+
+
+def sequence(sampling: SamplingParameters, output: tuple[int, ...] = (), name: str = "r") -> Sequence:
+    made = Sequence.of(Request(name, PROMPT, sampling), order=0)
+    made.token_ids.extend(output)
+    return made
+
+
+def expected(sampling: SamplingParameters) -> dict[tuple[int, int], float]:
+    """The joint distribution of two tokens, by the filters alone."""
+    first = filtered(sampling, ())
+    return {(a, b): float(first[a] * filtered(sampling, (a,))[b]) for a in range(SIZE) for b in range(SIZE) if first[a]}
+
+
+def filtered(sampling: SamplingParameters, output: tuple[int, ...]) -> torch.Tensor:
+    row = MODEL[(*PROMPT, *output)[-2:]][None]
+    for rule in pipeline(sampling):
+        row = rule(row, [History(PROMPT, output)])
+    for part in sampling.filters:
+        row[:, part.arguments["token"]] = -torch.inf
+    return row[0].double().softmax(-1)
+
+
+def drafted(kind: str, seed: int, output: tuple[int, ...]) -> Draft:
+    """Two tokens: drawn from the small model; the same every time; or none."""
+    if kind == "certain":
+        return Draft((4, 1))
+    ids, rows = [], []
+    for place in range(2):
+        row = SMALL[(*PROMPT, *output, *ids)[-1]].double().softmax(-1)
+        share = uniform(seed, len(output) + place, DRAFT)
+        ids.append(int((row.cumsum(-1) > share).to(torch.uint8).argmax()))
+        rows.append(row)
+    return Draft(tuple(ids), torch.stack(rows))
+
+
+def first_two(way: SamplingParameters, kind: str) -> Counter:
+    """Two tokens of each of many requests that differ in their seeds."""
+    ways = [way.model_copy(update={"seed": seed}) for seed in range(TRIALS)]
+    output: list[tuple[int, ...]] = [()] * TRIALS
+    chooser = Chooser(SIZE)
+    while short := [seed for seed in range(TRIALS) if len(output[seed]) < 2]:
+        asked = [sequence(ways[seed], output[seed], str(seed)) for seed in short]
+        drafts = [NO_DRAFT if kind == "none" else drafted(kind, seed, output[seed]) for seed in short]
+        logits = torch.stack(
+            [
+                MODEL[(*PROMPT, *output[seed], *draft.token_ids[:place])[-2:]]
+                for seed, draft in zip(short, drafts, strict=True)
+                for place in range(1 + len(draft))
+            ]
+        )
+        for seed, choices in zip(short, chooser.verify(logits, asked, drafts), strict=True):
+            assert not any(choice.error for choice in choices)
+            output[seed] += tuple(choice.token_id for choice in choices)
+    return Counter(tokens[:2] for tokens in output)
+
+
+def chi_square_p(counts: Counter, chances: dict) -> float:
+    """How probable it is that counts deviate at least so much, if the chances are right (Wilson and Hilferty, 1931)."""
+    impossible = sum(n for outcome, n in counts.items() if chances.get(outcome, 0) < 1e-12)
+    if impossible:
+        return 0.0
+    total = sum(counts.values())
+    cells = [(counts[outcome], total * chance) for outcome, chance in chances.items() if total * chance >= 5]
+    rest = total - sum(n for n, _ in cells), total - sum(e for _, e in cells)
+    cells += [rest] if rest[1] >= 5 else []
+    deviation, free = sum((n - e) ** 2 / e for n, e in cells), len(cells) - 1
+    z = ((deviation / free) ** (1 / 3) - (1 - 2 / (9 * free))) / math.sqrt(2 / (9 * free))
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+LEVEL = 0.001 / 10  # Bonferroni: all of them together fail a right chooser once in a thousand drawings
+
+
+CASES = [*((name, "drawn") for name in WAYS), ("plain", "certain"), ("penalties", "certain")]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_two_tokens_have_the_targets_joint_distribution(name, kind):
+    assert chi_square_p(first_two(WAYS[name], kind), expected(WAYS[name])) > LEVEL
+
+
+def test_counting_catches_filters_that_do_not_see_drafted_tokens(monkeypatch):
+    from workbench.sampling import asked
+
+    blind = property(lambda own: [History(PROMPT, own.sequence.output_ids)] * len(own.rows))
+    monkeypatch.setattr(asked.Asked, "histories", blind)
+    assert chi_square_p(first_two(WAYS["penalties"], "drawn"), expected(WAYS["penalties"])) < LEVEL
+
+
+def test_counting_catches_a_draft_whose_probabilities_are_ignored(monkeypatch):
+    from workbench.sampling import asked
+
+    monkeypatch.setattr(asked, "judge", ignores_q)
+    assert chi_square_p(first_two(WAYS["plain"], "drawn"), expected(WAYS["plain"])) < LEVEL
+
+
+def test_counting_catches_one_random_number_for_two_uses(monkeypatch):
+    from workbench.sampling import asked
+
+    monkeypatch.setattr(asked, "ACCEPT", b"")
+    assert chi_square_p(first_two(WAYS["plain"], "certain"), expected(WAYS["plain"])) < LEVEL
+
+
+MATCHED = [
+    SamplingParameters(temperature=0),
+    SamplingParameters(temperature=0, repetition_penalty=1.5, logprobs=2),
+    SamplingParameters(sampler=UserPart(path="tests.sampling.parts:Alternating"), top_k=4),
+    SamplingParameters(temperature=0.8, top_p=0.9, logprobs=1, logprobs_of="filtered"),
+]
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(MATCHED), st.integers(0, 50), st.data())
+def test_matched_tokens_are_those_that_come_without_a_draft(way, seed, data):
+    """Greedy and the user's own samplers, and draws where that is asked for: token for token, state and all."""
+    way = way.model_copy(update={"seed": seed})
+    alone, checked = Chooser(SIZE, "match"), Chooser(SIZE, "match")
+    asked, drafted = sequence(way), sequence(way)
+    wanted, found = [], []
+    for _ in range(8):
+        wanted += alone.choose(MODEL[tuple(asked.token_ids[-2:])][None], [asked])
+        asked.token_ids.append(wanted[-1].token_id)
+    while len(found) < 8:
+        right = [choice.token_id for choice in wanted[len(found) :]][: data.draw(st.integers(0, 4))]
+        draft = [token if data.draw(st.integers(0, 3)) else 0 for token in right]
+        known = [*drafted.token_ids, *draft]
+        rows = torch.stack([MODEL[tuple(known[: len(known) - i][-2:])] for i in range(len(draft), -1, -1)])
+        found += checked.verify(rows, [drafted], [Draft(tuple(draft))])[0]
+        drafted.token_ids[2:] = [choice.token_id for choice in found]
+    assert found[:8] == wanted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_broken_row_matters_only_where_it_is_reached(broken, temperature):
+    logits = torch.full((3, 3), 0.0)
+    logits[[0, 1, 2], [1, 2, 0]] = 1000.0
+    logits[broken] = math.nan
+    asked = sequence(SamplingParameters(temperature=temperature, seed=5))
+    for draft, reached in (((1, 2), 3), ((0, 0), 1)):
+        choices = Chooser(3).verify(logits, [asked], [Draft(draft)])[0]
+        assert [bool(c.error) for c in choices] == [row == broken for row in range(min(reached, broken + 1))]
+
+
+def test_rows_with_drafts_do_not_change_rows_beside_them():
+    logits = torch.randn(7, 64, generator=torch.Generator().manual_seed(3))
+    ways = [
+        SamplingParameters(seed=1, top_p=0.9),
+        SamplingParameters(seed=2, top_p=0.9),
+        SamplingParameters(temperature=0),
+    ]
+    asked = [sequence(way, (3,), f"r{i}") for i, way in enumerate(ways)]
+    drafts = [Draft((5, 6)), NO_DRAFT, Draft((int(logits[4].argmax()), 9))]
+    together = Chooser(64).verify(logits, asked, drafts)
+    for number, rows in enumerate((slice(0, 3), slice(3, 4), slice(4, 7))):
+        assert Chooser(64).verify(logits[rows], [asked[number]], [drafts[number]]) == [together[number]]
+    assert len(together[2]) == 2

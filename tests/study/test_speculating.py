@@ -1,0 +1,124 @@
+"""What became of drafted tokens, as figures, tables, pictures and verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from experiments.speculation import AFTER, DRAFT, TARGET, distance, ignores_draft, right
+from workbench.errors import WorkbenchError
+from workbench.study import pareto, report
+from workbench.study.acceptance import acceptance, tokens_a_check
+from workbench.study.comparison import run_comparison
+from workbench.study.experiment import Experiment
+from workbench.study.run import run
+
+CHECKS = st.lists(
+    st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), min_size=1, max_size=30
+)
+
+
+@given(CHECKS)
+def test_figures_of_acceptance_agree_with_one_another(pairs) -> None:
+    found = acceptance([{"drafted": k, "accepted": a} for k, a in pairs], [])
+    assert found["checks"] == len(pairs) == sum(found["acceptance_histogram"])
+    assert sum(n * count for n, count in enumerate(found["acceptance_histogram"])) == found["accepted_tokens"]
+    had = [sum(k > place for k, _ in pairs) for place in range(len(found["acceptance_by_position"]))]
+    stood = sum(share * count for share, count in zip(found["acceptance_by_position"], had, strict=True))
+    assert stood == pytest.approx(found["accepted_tokens"])
+    assert found["draft_acceptance_rate"] * found["drafted_tokens"] == pytest.approx(found["accepted_tokens"])
+    assert found["mean_acceptance_length"] == pytest.approx(1 + found["accepted_tokens"] / len(pairs))
+    assert found["chance"] >= found["draft_acceptance_rate"] - 1e-12  # what follows a fallen token was never tried
+
+
+@given(st.floats(0, 1), st.integers(0, 8))
+def test_tokens_a_check_are_a_geometric_sum(chance: float, drafted: int) -> None:
+    assert tokens_a_check(chance, drafted) == pytest.approx(sum(chance**i for i in range(drafted + 1)), rel=1e-6)
+
+
+CHANCES = st.lists(st.integers(0, 9), min_size=4, max_size=4).filter(any).map(lambda n: [x / sum(n) for x in n])
+
+
+@given(CHANCES, CHANCES)
+def test_the_rule_is_exact_and_its_sketches_are_not(target, draft) -> None:
+    assert distance(right(target, draft), target) < 1e-12
+    assert sum(ignores_draft(target, draft)) == pytest.approx(1)
+
+
+def test_on_the_example_each_sketch_is_far_off() -> None:
+    assert distance(ignores_draft(TARGET, DRAFT), TARGET) > 0.04
+    assert distance(right(AFTER, DRAFT), TARGET) > 0.5
+
+
+WORK = {"kind": "speculation", "prompts": 2, "prompt_tokens": 40, "output_tokens": 12, "loads": [1, 2], "rounds": 1}
+EXPERIMENT = {
+    "question": "faster?", "model": {"name": "demo"}, "lane": "eager", "cache": {"pages": 8},
+    "sampling": {"temperature": 0}, "measure": {"threads": 1},
+    "variants": {
+        "plain": {},
+        "draft of 2": {"speculate": {"kind": "draft", "num_speculative_tokens": 2}},
+        "draft of 3": {"speculate": {"kind": "draft", "num_speculative_tokens": 3}},
+        "lookup": {"speculate": "prompt_lookup"},
+        "plain, sampled": {"sampling.temperature": 1},
+        "draft of 3, sampled": {"sampling.temperature": 1, "speculate": {"kind": "draft"}},
+    },
+    "judge": {"path": "experiments.speculation:judge"},
+}  # fmt: skip
+
+
+def test_speculation_beside_none(tmp_path: Path) -> None:
+    text = tmp_path / "text.py"
+    text.write_text("\n".join(f"def name_{i}(value):\n    return value + {i}\n" for i in range(40)))
+    given = Experiment.of(EXPERIMENT | {"workload": WORK | {"texts": [str(text)]}})
+    record = run_comparison(given, tmp_path, "run", progress=False)
+    rows = {row["variant"]: row for row in record.summary["rows"]}
+    for name in ("draft of 2", "draft of 3", "lookup"):
+        row = rows[name]
+        assert row["same_tokens_share"] == 1  # as the demo's texts part at no tie here
+        assert set(row["speed_up"]) == {"1", "2"} and row["predicted_speed_up"] > 0 and row["cost"] > 0
+        assert 1 <= row["mean_acceptance_length"] <= 1 + row["num_speculative_tokens"]
+    assert "speed_up" not in rows["plain"] and rows["draft of 3, sampled"]["speed_up_alone"] > 0
+    assert [each["claim"] for each in record.summary["verdicts"]] == ["spec-decode", "spec-acceptance"]
+    assert len(record.read_table("runs.parquet").to_pylist()) == len(rows) * 2
+    if pareto.plotting_problem() is None:
+        assert (record.path / "speculation.svg").read_text().startswith("<svg")
+    console = Console(record=True, width=240)
+    report.show(record, console)
+    assert "tokens a check" in console.export_text()
+
+
+def test_texts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(WorkbenchError, match="exceed the model's context of 1024"):
+        run_comparison(Experiment.of(EXPERIMENT | {"workload": WORK | {"prompt_tokens": 1020}}), progress=False)
+
+
+def test_a_run_that_speculates_tells_of_it(tmp_path: Path) -> None:
+    given = Experiment.of(
+        {
+            "question": "what stands?", "model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager",
+            "speculate": {"kind": "prompt_lookup", "min_ngram": 1}, "sampling": {"temperature": 0},
+            "workload": {"kind": "random", "requests": 2, "prompt_tokens": 9, "output_tokens": 60},
+            "measure": {"warmup": 0, "ceilings": False},
+        }
+    )  # fmt: skip
+    assert Experiment.from_yaml(given.to_yaml()) == given
+    record = run(given, tmp_path, progress=False)
+    found = record.summary["speculation"]
+    checks = record.read_table("checks.parquet").to_pylist()
+    assert found["checks"] == len(checks) > 0
+    assert found["accepted_tokens"] == sum(check["accepted"] for check in checks)
+    steps = record.read_table("steps.parquet").to_pylist()
+    assert sum(step["accepted_tokens"] for step in steps) == found["accepted_tokens"]
+    assert sum(step["decode_tokens"] for step in steps) == 2 * 59
+    console = Console(record=True, width=200)
+    report.show(record, console)
+    assert "draft_acceptance_rate" in console.export_text()
+
+
+def test_the_experiment_that_ships_can_be_read() -> None:
+    shipped = Experiment.read(Path(__file__).parents[2] / "experiments" / "speculation.yaml")
+    assert {shipped.variant(name).speculate.kind for name in shipped.variants} == {"none", "draft", "prompt_lookup"}

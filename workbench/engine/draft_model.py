@@ -1,0 +1,195 @@
+"""Drafts by a small model, with a cache of its own that follows what the target has accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.cache.holdings import Holdings
+from workbench.engine.executors import Executor
+from workbench.engine.plan import Span, StepPlan
+from workbench.model.spec import ModelSpec
+from workbench.request import Request, Sequence
+from workbench.sampling.admitted import Admitted, admit
+from workbench.sampling.filters import Filter, History
+from workbench.sampling.samplers import Draw, drawn, uniform
+from workbench.sampling.verify import DRAFT, NO_DRAFT, Draft
+
+
+class Several(Protocol):
+    """Several greedy steps in one call: what follows each sequence's next token to be computed, and what follows that,
+    `steps` times, by sequence; the first of these are `known`."""
+
+    def __call__(self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], /) -> list[list[int]]: ...
+
+
+@dataclass
+class ModelDrafts:
+    """A draft model's tokens for sequences of a target, each chosen as its request says: the largest where it is
+    greedy, otherwise drawn from what the request's own filters leave of the draft's logits.
+
+    `holdings` own the pages that `executor` computes on. A sequence for which there are none left has no draft. With
+    `coupled` a token is drawn with the very number that the target will draw with, so that both tend to agree.
+    """
+
+    spec: ModelSpec
+    executor: Executor
+    holdings: Holdings
+    chunk: int  # tokens that a step computes at most
+    coupled: bool = False
+    several: Several | None = None
+    _followed: dict[str, _Followed] = field(default_factory=dict, repr=False)
+
+    def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]:
+        wanted = {
+            sequence.request_id: min(count, self.spec.context - len(sequence.token_ids))
+            for sequence, count in zip(sequences, counts, strict=True)
+        }
+        followed = [self._follow(sequence) for sequence in sequences if wanted[sequence.request_id] > 0]
+        plain = self.several is not None and all(each.way.plain for each in followed)
+        mine = self._caught_up(followed, wanted, 2 if plain else 1)
+        if plain and mine:
+            self._at_once(mine, wanted)
+        else:
+            self._one_by_one(mine, wanted)
+        drafts = {each.name: each.draft() for each in mine}
+        return [drafts.get(sequence.request_id, NO_DRAFT) for sequence in sequences]
+
+    def forget(self, request_id: str) -> None:
+        followed = self._followed.pop(request_id, None)
+        if followed is not None:
+            self.holdings.release(followed.own)
+
+    def _follow(self, sequence: Sequence) -> _Followed:
+        """The draft's own sequence, as long as the target's."""
+        each = self._followed.get(sequence.request_id)
+        if each is None:
+            own = Sequence.of(Request(sequence.request_id, sequence.request.prompt_ids), sequence.order)
+            own.pages = tuple([] for _ in self.holdings.pools)
+            each = self._followed[sequence.request_id] = _Followed(own, admit(sequence.request, self.spec.vocab))
+        each.keep_to(sequence.token_ids)
+        self.holdings.settle(each.own)
+        return each
+
+    def _one_by_one(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
+        for place in range(max((wanted[each.name] for each in mine), default=0)):
+            ready = [each for each in mine if wanted[each.name] > place]
+            plan = StepPlan(0, tuple(Span(each.own, each.own.computed, 1, True) for each in ready))
+            self._choose(ready, self.executor.forward(plan))
+            for each in ready:
+                each.own.computed += 1
+
+    def _at_once(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
+        """All begin as far back as one of them has to: what is computed again comes out the same."""
+        assert self.several is not None
+        back = max(each.own.waiting_tokens for each in mine)
+        for each in mine:
+            each.own.computed = max(0, each.known - back)
+        back = min(each.own.waiting_tokens for each in mine)  # shorter where a text is shorter still
+        for each in mine:
+            each.own.computed = each.known - back
+        known = [each.own.token_ids[each.known - back + 1 :] for each in mine]
+        steps = back - 1 + max(wanted[each.name] for each in mine)
+        steps = min(steps, *(self.spec.context - each.own.computed for each in mine))
+        found = self.several([each.own for each in mine], steps, known)
+        for each, tokens in zip(mine, found, strict=True):
+            drafted = tokens[back - 1 : back - 1 + wanted[each.name]]
+            each.own.token_ids += drafted
+            each.own.computed = len(each.own.token_ids) - 1
+
+    def _caught_up(self, followed: list[_Followed], wanted: Mapping[str, int], last: int) -> list[_Followed]:
+        """Those with pages for all that the target knows and for what is `wanted`, once the draft has computed all of
+        it but `last` tokens at most. The others have given up their pages."""
+        asked = {each.name for each in followed}
+        while True:
+            for each in list(followed):
+                if not self._room(each.own, wanted[each.name] - 1, asked):
+                    followed.remove(each)
+                    self.forget(each.name)
+            left, spans = self.chunk, []
+            for own in (each.own for each in followed):
+                if own.waiting_tokens > last and (length := min(own.waiting_tokens - 1, left)):
+                    spans.append(Span(own, own.computed, length, False))
+                    left -= length
+            if not spans:
+                return followed
+            self.executor.forward(StepPlan(0, tuple(sorted(spans, key=lambda span: span.length > 1))))
+            for span in spans:
+                span.sequence.computed = span.end
+                self.holdings.settle(span.sequence)
+
+    def _room(self, own: Sequence, more: int, asked: set[str]) -> bool:
+        """Whether `own` has pages now for its next step, with `more` drafted; who is not `asked` for gives way."""
+        while (missing := self.holdings.missing(own, more)) is not None:
+            if self.holdings.short(missing) is None:
+                self.holdings.take(own, more)
+                return True
+            idle = next((name for name in self._followed if name not in asked), None)
+            if idle is None:
+                return False
+            self.forget(idle)
+        return True
+
+    def _choose(self, ready: list[_Followed], logits: Tensor) -> None:
+        """Append a token to each, and note what it was drawn from."""
+        groups: dict[tuple[Filter, ...], list[int]] = {}
+        for row, each in enumerate(ready):
+            groups.setdefault(each.way.filters, []).append(row)
+        for filters, rows in groups.items():
+            left = logits[rows].float()
+            for rule in filters:
+                left = rule(left, [ready[row].history for row in rows])
+            drawing = [place for place, row in enumerate(rows) if ready[row].draws]
+            tokens = left.argmax(-1).tolist()
+            if drawing:
+                chances = left[drawing].double().softmax(-1)
+                use = b"" if self.coupled else DRAFT
+                found = drawn(chances, [ready[rows[place]].uniform(use) for place in drawing])
+                for place, token, row in zip(drawing, found, chances, strict=True):
+                    tokens[place] = token
+                    ready[rows[place]].chances.append(row)
+            for row, token in zip(rows, tokens, strict=True):
+                ready[row].own.token_ids.append(token)
+
+
+@dataclass
+class _Followed:
+    """A sequence of the target as the draft has it: `own.computed` tokens stand in the draft's cache, and its tokens go
+    on after the `known` ones with those drafted, drawn from `chances`."""
+
+    own: Sequence
+    way: Admitted
+    known: int = 0
+    chances: list[Tensor] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.own.request_id
+
+    @property
+    def draws(self) -> bool:
+        return isinstance(self.way.sampler, Draw)
+
+    @property
+    def history(self) -> History:
+        return History(self.own.request.prompt_ids, self.own.output_ids)
+
+    def keep_to(self, token_ids: list[int]) -> None:
+        """What was drafted and did not come to stand is forgotten; all else is as in `token_ids`."""
+        own, same = self.own, self.known
+        while same < min(len(own.token_ids), len(token_ids)) and own.token_ids[same] == token_ids[same]:
+            same += 1
+        own.token_ids[same:] = token_ids[same:]
+        own.computed = min(own.computed, same, len(token_ids) - 1)
+        self.known, self.chances = len(token_ids), []
+
+    def uniform(self, use: bytes) -> float:
+        return uniform(self.way.request.sampling.seed, len(self.own.token_ids) - self.own.prompt_length, use)
+
+    def draft(self) -> Draft:
+        return Draft(tuple(self.own.token_ids[self.known :]), torch.stack(self.chances) if self.chances else None)

@@ -1,0 +1,173 @@
+"""Every step as rows of one compiled function, whatever its spans: what `batch_invariant` asks for.
+
+A token is a row, computed at the end of its own context. Each row's sums have an order of their own: products walk the
+width in one order, attention its context in pages and in parts that the row's position alone decides, norms and gates
+see nothing but the row. So a token has the same bits alone, among others, in a chunk of any length and after a prefix
+that was computed before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from compiled_kernels.decode_step import DecodeStep, StepShape
+from compiled_kernels.decode_step.text import given
+from workbench.batch import TokenBatch
+from workbench.cache.quantized import QuantizedLayer
+from workbench.cache.store import KVStore
+from workbench.engine.alike import Watch
+from workbench.engine.buckets import DECODE_BUCKETS
+from workbench.engine.mlir_step import check_step, step_shape, step_tensors
+from workbench.engine.packing import pack
+from workbench.engine.plan import Span, StepPlan
+from workbench.model.rotary import RotaryTable
+from workbench.model.transformer import Transformer
+
+PARTS = 2  # of every context: the number must not depend on rows or threads
+BLOCK = 1024  # positions whose angles are computed together, always
+
+
+class InvariantExecutor:
+    """Steps as calls of a bucket of rows. A sequence's tokens go through in order, and packed layers settle what each
+    call makes old enough before it."""
+
+    def __init__(self, model: Transformer, store: KVStore, buckets: tuple[int, ...] = DECODE_BUCKETS):
+        """`buckets` are the numbers of rows that are compiled for, ascending. The last is the most of a call: with 64
+        rows, reading the weights anew for each call is little beside multiplying with them."""
+        check_step(model, store)
+        self.buckets = buckets
+        self.model, self.store = model, store
+        self.kernel_seconds: float | None = None
+        self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
+        lags = [layer.rule.lag for layer in store.layers if isinstance(layer, QuantizedLayer)]
+        self._most = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
+        self._made = 0
+        self._look()
+
+    def _look(self) -> None:
+        self._watch = Watch(self.model)
+        self._steps: dict[tuple[str, int], DecodeStep] = {}
+
+    @property
+    def compiles(self) -> int:
+        return self._made
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return {f"{part} {rows}": step.kernel.digest for (part, rows), step in self._steps.items()}
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Tensor:
+        if plan.phase != "decode" and self._watch.changed:
+            self._look()
+        self.kernel_seconds = 0.0
+        found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
+        for places, spans in self._calls(plan):
+            batch = pack(replace(plan, spans=spans), self.store.page_size, self.model.device)
+            rows = self._hidden(batch)[batch.sample_rows]
+            for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
+                found[place].append(mine)
+        sampled = torch.cat([rows for span in found for rows in span]).split(self.buckets[-1])
+        if len(sampled) == 1:
+            return self._logits(sampled[0])
+        return torch.cat([self._logits(rows).clone() for rows in sampled])
+
+    def _calls(self, plan: StepPlan) -> Iterator[tuple[list[int], tuple[Span, ...]]]:
+        """The plan's tokens, a call at a time: parts of spans, and which of the plan's spans they are of."""
+        waiting = list(enumerate(plan.spans))
+        while waiting:
+            room, places, spans, left = self.buckets[-1], [], [], []
+            for place, span in waiting:
+                length = min(span.length, room, self._most)
+                room -= length
+                if length:
+                    places.append(place)
+                    spans.append(_cut(span, span.start, length))
+                if length < span.length:
+                    left.append((place, _cut(span, span.start + length, span.length - length)))
+            yield places, tuple(spans)
+            waiting = left
+
+    def _hidden(self, batch: TokenBatch) -> Tensor:
+        """What the last block leaves of each token, float32, in a buffer: [token, width]."""
+        step = self._step("blocks", batch.rows)
+        self.store.settle(batch)
+        rows = batch.rows
+        step.x[:rows], step.x[rows:] = self.model.embed(batch.ids), 0
+        step.lengths[:rows], step.lengths[rows:] = batch.positions + 1, 1
+        of_row = torch.repeat_interleave(batch.span_starts.diff().long())
+        for mine, table in zip(step.tables, batch.page_tables, strict=True):
+            mine[:rows, : table.shape[1]] = table[of_row]
+            mine[rows:, 0] = 0
+        for turn, mine in step.angles.items():
+            for part, angle in zip(mine, self._angles[turn](batch.positions), strict=True):
+                part[:rows] = angle
+        self._run(step)
+        return step.x[:rows]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[sample, width] -> [sample, vocab], in a buffer."""
+        if not len(x):
+            return x.new_empty(0, self.model.spec.vocab)
+        step = self._step("head", len(x))
+        step.x[: len(x)], step.x[len(x) :] = x, 0
+        self._run(step)
+        logits = step.logits[: len(x)]
+        if not self.model.spec.final_softcap:
+            return logits
+        # torch's vectorized functions treat the end of their input otherwise: rows are capped one by one.
+        return torch.stack([self.model.capped(row.clone()) for row in logits])
+
+    def _run(self, step: DecodeStep) -> None:
+        began = time.perf_counter()
+        step()
+        self.kernel_seconds = (self.kernel_seconds or 0.0) + time.perf_counter() - began
+
+    def _step(self, part: str, rows: int) -> DecodeStep:
+        key = part, next(size for size in self.buckets if size >= rows)
+        if key not in self._steps:
+            shape = self.shape(*key)
+            tensors, names = step_tensors(self.model, self.store), [name for name, _ in given(shape)]
+            self._steps[key] = DecodeStep(shape, {name: tensors[name] for name in names})
+            self._made += 1
+        return self._steps[key]
+
+    def shape(self, part: str, rows: int) -> StepShape:
+        """What the `blocks`, or the `head` alone, are compiled for."""
+        whole = replace(
+            step_shape(self.model, self.store.page_size, rows, self.store.shapes), chunks=PARTS, together=True
+        )
+        return replace(whole, head=None) if part == "blocks" else replace(whole, layers=())
+
+
+class Angles:
+    """Cosines and sines by position, float32, looked up: computed among other positions they could have other bits."""
+
+    def __init__(self, table: RotaryTable):
+        self._table = table
+        self._known = [torch.empty(0), torch.empty(0)]
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [token] -> cos, sin [token, dim / 2]."""
+        while len(self._known[0]) <= int(positions.max()):
+            start = len(self._known[0])
+            found = self._table(torch.arange(start, start + BLOCK, device=positions.device))
+            joined = zip(self._known, found, strict=True)
+            self._known = [torch.cat([known, more.float()]) if start else more.float() for known, more in joined]
+        cos, sin = (known[positions] for known in self._known)
+        return cos, sin
+
+
+def _cut(span: Span, start: int, length: int) -> Span:
+    """The part of a span that begins at position `start`, with those of its logits and drafts that lie in it."""
+    end, known = start + length, span.end - len(span.drafts)
+    scored = max(0, end - max(start, span.end - span.logit_rows))
+    drafts = span.drafts[max(0, start - known) : max(0, end - known)]
+    last = span.samples and end == span.end
+    return replace(span, start=start, length=length, samples=last, scored=scored, drafts=drafts)

@@ -1,0 +1,76 @@
+"""How a runner speculates, as values of an experiment. Names as in vLLM where it has them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from workbench.errors import WorkbenchError
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NoSpeculation(_Part):
+    """One token a step."""
+
+    kind: Literal["none"] = "none"
+
+
+class _Speculation(_Part):
+    """With `length: adaptive` a sequence has two more drafted tokens, `num_speculative_tokens` at most, after a check
+    in which all stood, and one fewer, but one at least, after any other (as in Hugging Face's assisted generation).
+    `accept` is the rule by which they stand: `rejection` as often as the distributions overlap; `match` where they are
+    the very tokens that would come without drafts, so that outputs are equal token for token, seeds included."""
+
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4
+    length: Literal["fixed", "adaptive"] = "fixed"
+    accept: Literal["rejection", "match"] = "rejection"
+
+
+class PromptLookup(_Speculation):
+    """What followed the last tokens where they stood before in the same text: the longest run from `max_ngram` down to
+    `min_ngram` tokens that is found, in its latest place."""
+
+    kind: Literal["prompt_lookup"] = "prompt_lookup"
+    min_ngram: Annotated[int, Field(ge=1)] = 2
+    max_ngram: Annotated[int, Field(ge=1)] = 4
+
+    @model_validator(mode="after")
+    def _in_order(self) -> PromptLookup:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
+        return self
+
+
+class DraftModel(_Speculation):
+    """A small model of the same tokenizer: `demo-draft`, or a folder, on the target's device, in `dtype`, on `lane`."""
+
+    kind: Literal["draft"] = "draft"
+    model: str = "demo-draft"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    lane: str | None = None  # None is the target's
+
+
+def _named(value: Any) -> Any:
+    """A kind alone is enough."""
+    return {"kind": value} if isinstance(value, str) else {"kind": "none"} if value is None else value
+
+
+Speculate = Annotated[
+    Annotated[NoSpeculation | PromptLookup | DraftModel, Field(discriminator="kind")], BeforeValidator(_named)
+]
+_SPECULATE: TypeAdapter[NoSpeculation | PromptLookup | DraftModel] = TypeAdapter(Speculate)
+
+
+def speculation_from(value: Any) -> NoSpeculation | PromptLookup | DraftModel:
+    """A kind, a mapping or the value itself."""
+    try:
+        return _SPECULATE.validate_python(value)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        right = "give none, prompt_lookup or draft, or {kind: draft, model: demo-draft, num_speculative_tokens: 4}"
+        raise WorkbenchError(f"speculate: {place + ': ' if place else ''}{fault['msg']}; {right}") from None

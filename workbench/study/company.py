@@ -1,0 +1,110 @@
+"""One prompt asked again and again while others come and go: how many different answers there are, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.study.company_price import prices
+from workbench.study.company_workload import CompanyWorkload
+from workbench.study.experiment import Experiment
+from workbench.study.findings import Findings
+from workbench.study.run import runner_for
+from workbench.study.variants import every_variant, settings_text
+from workbench.trace.events import Decoded, Finished
+
+Tell = Callable[[str], None]
+OURS = "asked"  # the request that all is about; the others' names end in numbers
+
+
+def company(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
+    """One row a variant: answers in varying company and in the same; and what the mode costs, where a variant is
+    another one with `batch_invariant`."""
+    work, variants = cast(CompanyWorkload, experiment.workload), every_variant(experiment) or {"as given": experiment}
+    rows, asked = [], []
+    for name, variant in variants.items():
+        tell(f"loading: {name}")
+        runner = runner_for(variant)
+        found: list[dict[str, Any]] = []
+        for index, prompt in enumerate(_prompts(work, runner)):
+            tell(f"{name}: prompt {index + 1}")
+            turns = [("varying", turn) for turn in range(work.runs)] + [("same", 0)] * work.repeats
+            for kind, turn in turns:
+                others = _company(work, f"{work.seed}/{index}/{turn}", runner.model.spec.vocab)
+                found.append({"prompt": index, "company": kind, **answer(work, runner, prompt, others)})
+        asked += [{"variant": name, **each} for each in found]
+        rows.append({
+            "variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes),
+            "dtype": str(runner.model.dtype).removeprefix("torch."), "batch_invariant": variant.batch_invariant,
+            **{f"{kind}_{what}": distinct(found, kind, key)
+               for kind in ("varying", "same") for what, key in (("outputs", "token_ids"), ("bits", "logprobs"))},
+            "parted_prompts": sum(count > 1 for count in _counts(found, "varying", "token_ids")),
+        })  # fmt: skip
+    tables = {"asked": asked}
+    if work.price is not None:
+        costs, tables["times"] = prices(work.price, variants, work.seed, tell)
+        for row in rows:
+            row |= costs[row["variant"]]
+    about = {
+        "prompts": len(_counts(asked, "same", "token_ids")),
+        "runs": work.runs,
+        "output_tokens": work.output_tokens,
+    }
+    return Findings(rows, about, tables)
+
+
+def distinct(found: Sequence[dict[str, Any]], kind: str, key: str) -> int:
+    """Different answers to one prompt in companies of a kind: of the prompt that has most."""
+    return max(_counts(found, kind, key))
+
+
+def _counts(found: Sequence[dict[str, Any]], kind: str, key: str) -> list[int]:
+    answers: dict[int, set] = {}
+    for each in found:
+        if each["company"] == kind:
+            answers.setdefault(each["prompt"], set()).add(tuple(each[key]))
+    return [len(each) for each in answers.values()]
+
+
+def answer(
+    work: CompanyWorkload, runner: Runner, prompt: tuple[int, ...], company: tuple[int, list[Request]]
+) -> dict[str, Any]:
+    """The prompt's greedy tokens and their log-probabilities, while the others of `company` are served."""
+    place, requests = company
+    sampling = SamplingParameters(temperature=0.0, max_tokens=work.output_tokens, ignore_eos=True, logprobs=0)
+    requests.insert(place, Request(OURS, prompt, sampling))
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    for event in runner.stream(requests):
+        if isinstance(event, Decoded) and event.request_id == OURS:
+            tokens.append(event.token_id)
+            logprobs.append(cast(float, event.logprob))
+        if isinstance(event, Finished) and event.reason != "length":
+            raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+    return {"token_ids": tokens, "logprobs": logprobs, "others": len(requests) - 1}
+
+
+def _prompts(work: CompanyWorkload, runner: Runner) -> list[tuple[int, ...]]:
+    if isinstance(work.prompts, int):
+        draw, vocab = random.Random(work.seed), runner.model.spec.vocab
+        return [tuple(draw.randrange(vocab) for _ in range(work.prompt_tokens)) for _ in range(work.prompts)]
+    if runner.tokenizer is None:
+        name = runner.model.spec.name
+        raise WorkbenchError(f"workload.prompts: model {name!r} has no tokenizer; say how many prompts, as a number")
+    return [(*runner.tokenizer.begin_ids, *runner.tokenizer.encode(text)) for text in work.prompts]
+
+
+def _company(work: CompanyWorkload, name: str, vocab: int) -> tuple[int, list[Request]]:
+    """Others of random tokens, and how many of them come before the prompt."""
+    draw = random.Random(name)
+    others = []
+    for index in range(draw.randint(0, work.companions)):
+        ids = tuple(draw.randrange(vocab) for _ in range(draw.randint(1, work.companion_tokens)))
+        most = draw.randint(1, work.companion_tokens)
+        sampling = SamplingParameters(temperature=0.0, max_tokens=most, ignore_eos=True)
+        others.append(Request(f"other-{index}", ids, sampling))
+    return draw.randint(0, len(others)), others

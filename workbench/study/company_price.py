@@ -1,0 +1,87 @@
+"""What `batch_invariant` costs: every variant's steps timed in turn, and ratios of those that differ by it alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from statistics import median
+
+from workbench.engine.runner import Runner
+from workbench.request import Request, SamplingParameters
+from workbench.study.company_workload import PricePart
+from workbench.study.experiment import Experiment
+from workbench.study.findings import Rows
+from workbench.study.run import runner_for
+from workbench.trace.events import Stepped
+
+Costs = dict[str, dict[str, float]]
+
+
+def prices(
+    price: PricePart, variants: Mapping[str, Experiment], seed: int, tell: Callable[[str], None]
+) -> tuple[Costs, Rows]:
+    """By variant: seconds of a step (median of the rounds), and `price_...`, the median of each round's ratio to the
+    variant that is the same without the mode. The rounds themselves. One round more, first, does not count."""
+    runners: dict[str, Runner] = {}
+    for name, variant in variants.items():
+        tell(f"loading to be timed: {name}")
+        runners[name] = runner_for(_of_model(variant, price))
+    times: Rows = []
+    for turn in range(price.rounds + 1):
+        for name, runner in runners.items():
+            tell(f"timed, round {turn}: {name}" if turn else f"warm-up: {name}")
+            found = timed(price, runner, f"{seed}/{turn}")
+            if turn:
+                times.append({"variant": name, "round": turn, **found})
+    costs: Costs = {}
+    for name in variants:
+        mine = _rounds(times, name)
+        costs[name] = {f"{what}_s": median(each[what] for each in mine) for what in WORKS}
+        if (plain := _without(name, variants)) is not None:
+            pairs = list(zip(mine, _rounds(times, plain), strict=True))
+            costs[name] |= {f"price_{what}": median(on[what] / off[what] for on, off in pairs) for what in WORKS}
+    return costs, times
+
+
+WORKS = ("prefill", "decode_one", "decode_many")
+
+
+def timed(price: PricePart, runner: Runner, name: str) -> dict[str, float]:
+    """Seconds of one prefill, of a decode step of one sequence, and of one of `batch`."""
+    runner.forget_prefixes()
+    return {
+        "prefill": _steps(runner, name, 1, price.prefill_tokens, 1, "prefill", total=True),
+        "decode_one": _steps(runner, name, 1, price.context, price.tokens, "decode"),
+        "decode_many": _steps(runner, name, price.batch, price.context, price.tokens, "decode"),
+    }
+
+
+def _steps(runner: Runner, name: str, count: int, prompt: int, tokens: int, phase: str, total: bool = False) -> float:
+    """Seconds of all steps of a phase together, or of the median one of those that decode every sequence."""
+    draw, vocab = random.Random(name), runner.model.spec.vocab
+    sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    ids = [tuple(draw.randrange(vocab) for _ in range(prompt)) for _ in range(count)]
+    requests = [Request(f"timed-{index}", each, sampling) for index, each in enumerate(ids)]
+    steps = [event for event in runner.stream(requests) if isinstance(event, Stepped) and event.phase == phase]
+    if total:
+        return sum(step.wall_seconds for step in steps)
+    return median(step.wall_seconds for step in steps if step.decode_tokens == count)
+
+
+def _rounds(times: Rows, name: str) -> Rows:
+    return [each for each in times if each["variant"] == name]
+
+
+def _of_model(variant: Experiment, price: PricePart) -> Experiment:
+    if price.model is None:
+        return variant
+    return variant.model_copy(update={"model": variant.model.model_copy(update={"name": price.model})})
+
+
+def _without(name: str, variants: Mapping[str, Experiment]) -> str | None:
+    """The variant that is the same without the mode."""
+    mine = variants[name]
+    if not mine.batch_invariant:
+        return None
+    plain = mine.model_copy(update={"batch_invariant": False})
+    return next((other for other, variant in variants.items() if variant == plain), None)

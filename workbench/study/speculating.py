@@ -1,0 +1,237 @@
+"""Speculation measured: tokens a second with and without, at several loads, and what became of drafted tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any, cast
+
+from workbench.engine.drafting import drafts_of
+from workbench.engine.drafts import Drafts
+from workbench.engine.runner import Runner
+from workbench.engine.speculation import NoSpeculation
+from workbench.errors import WorkbenchError
+from workbench.model.composition import AttentionPart
+from workbench.request import Request, SamplingParameters
+from workbench.study.acceptance import acceptance, tokens_a_check
+from workbench.study.experiment import CachePart, Experiment, ModelPart
+from workbench.study.findings import Findings
+from workbench.study.held_out import sample, windows
+from workbench.study.quality_texts import texts_of
+from workbench.study.run import runner_for
+from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.variants import every_variant, settings_text
+from workbench.trace.events import Finished
+from workbench.trace.recorder import Recorder
+
+Tell = Callable[[str], None]
+
+
+def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
+    """One row a variant. Of every load and round all variants run in turn, so that what disturbs one disturbs all."""
+    work = cast(SpeculationWorkload, experiment.workload)
+    variants = every_variant(experiment) or {"as given": experiment}
+    runners, drafts = _loaded(variants, tell)
+    asked, about = _requests(variants, runners, work)
+    runs: list[dict[str, Any]] = []
+    checks: list[dict[str, Any]] = []
+    for turn in range(work.rounds + 1):
+        for load in work.loads:
+            for name, runner in runners.items():
+                tell(f"{f'round {turn}' if turn else 'warm-up'}: {load} at once, {name}")
+                runner.speculate(drafts[name])
+                found, mine = _run(runner, asked[name], load)
+                if turn:
+                    marks = {"variant": name, "load": load, "round": turn}
+                    runs.append({**marks, **found})
+                    checks += [{**marks, **check} for check in mine]
+    rows = [_row(experiment, name, variants[name], runs, checks) for name in runners]
+    for row in rows:
+        tell(f"how predictable the texts are: {row['variant']}")
+        row |= _by_text(runners[row["variant"]], asked[row["variant"]], runs, checks, row)
+    _compare(rows, variants, runs)
+    tables = {"runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs], "checks": checks}
+    return Findings(rows, about, tables)
+
+
+def _loaded(variants: dict[str, Experiment], tell: Tell) -> tuple[dict[str, Runner], dict[str, Drafts | None]]:
+    """A runner for each variant, the same where they differ in speculation and sampling alone, and what it drafts."""
+    targets: dict[str, Runner] = {}
+    models: dict[tuple[str, str, str, str], Runner] = {}
+    runners: dict[str, Runner] = {}
+    drafts: dict[str, Drafts | None] = {}
+    for name, variant in variants.items():
+        tell(f"loading: {name}")
+        base = variant.model_copy(update={"speculate": NoSpeculation(), "sampling": SamplingParameters()})
+        key = base.to_yaml()
+        if key not in targets:
+            targets[key] = runner_for(base)
+        runner = runners[name] = targets[key]
+
+        def load(model: str, dtype: str, lane: str, base: Experiment = base, key: str = key) -> Runner:
+            wanted = base.model_copy(
+                update={
+                    "model": ModelPart(name=model, dtype=dtype, device=base.model.device),  # type: ignore[arg-type]
+                    "lane": lane,
+                    "attention": AttentionPart(),
+                    "cache": CachePart(page_size=base.cache.page_size),
+                }
+            )
+            if (known := (key, model, dtype, lane)) not in models:
+                models[known] = runner_for(wanted)
+            return models[known]
+
+        settings = variant.speculate
+        drafts[name] = (
+            None
+            if isinstance(settings, NoSpeculation)
+            else drafts_of(settings, runner.model.spec, runner.tokenizer, base.lane, load)
+        )
+    return runners, drafts
+
+
+def _requests(
+    variants: dict[str, Experiment], runners: dict[str, Runner], work: SpeculationWorkload
+) -> tuple[dict[str, list[Request]], dict[str, Any]]:
+    first = next(iter(runners.values()))
+    if first.tokenizer is None:
+        raise WorkbenchError("workload.kind speculation: the model has no tokenizer, and the prompts are texts")
+    context = work.prompt_tokens + work.output_tokens
+    if context > first.model.spec.context:
+        raise WorkbenchError(
+            f"workload: {work.prompt_tokens} prompt tokens and {work.output_tokens} more exceed the model's context of "
+            f"{first.model.spec.context}"
+        )
+    texts, about = texts_of(work.texts)
+    cut = sample(windows(first.tokenizer, texts, context), work.prompts, work.seed, context)
+    asked = {}
+    for name, variant in variants.items():
+        way = variant.sampling.model_copy(update={"max_tokens": work.output_tokens, "ignore_eos": True, "stop": ()})
+        asked[name] = [
+            Request(f"prompt-{i}", window.ids[: work.prompt_tokens], way.model_copy(update={"seed": way.seed + i}))
+            for i, window in enumerate(cut)
+        ]
+    return asked, about | {"prompts": sorted({window.name for window in cut}), "loads": list(work.loads)}
+
+
+def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run `requests`, `load` of them at once; seconds of steps that decode alone, and what they gave."""
+    recorder = Recorder()
+    runner.instruments.listener = recorder.note
+    tokens: dict[str, tuple[int, ...]] = {}
+    copies = [replace(requests[i % len(requests)], request_id=f"r{i}") for i in range(max(load, len(requests)))]
+    for start in range(0, len(copies), load):
+        for event in runner.stream(copies[start : start + load]):
+            if isinstance(event, Finished):
+                if event.reason != "length":
+                    raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+                tokens[event.request_id] = event.token_ids
+    runner.instruments.listener = None
+    decodes = [step for step in recorder.steps() if step["phase"] == "decode" and step["requests"] == load]
+    # The first of a stream catches up with its prompts where a draft model has not seen them.
+    first = {min((s["step"] for s in decodes), default=0)} | {
+        after["step"] for before, after in zip(decodes, decodes[1:], strict=False) if after["step"] > before["step"] + 1
+    }
+    timed = [step for step in decodes if step["step"] not in first]
+    wall = math.fsum(step["wall_seconds"] for step in timed)
+    given = sum(step["decode_tokens"] for step in timed)
+    names = "wall_seconds", "forward_seconds", "draft_seconds"
+    typical = {f"median_{name}": median(step[name] for step in timed) for name in names} if timed else {}
+    return (
+        {"seconds": wall, "tokens": given, "steps": len(timed), "tokens_per_s": given / wall, **typical}
+        | {"checked": sum(step["drafted_tokens"] > 0 for step in timed), "token_ids": tokens},
+        recorder.checks(),
+    )
+
+
+def _row(
+    experiment: Experiment, name: str, variant: Experiment, runs: list[dict[str, Any]], checks: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Medians over the rounds, by load; of acceptance all checks at the first load together."""
+    mine = [run for run in runs if run["variant"] == name]
+    loads = list(dict.fromkeys(run["load"] for run in mine))
+    spec = variant.speculate
+    alone = [run for run in mine if run["load"] == loads[0]]
+    told = acceptance([c for c in checks if c["variant"] == name and c["load"] == loads[0]], [])
+    speculates = not isinstance(spec, NoSpeculation)
+    return {
+        "variant": name,
+        "settings": settings_text(experiment, name),
+        "temperature": variant.sampling.temperature,
+        "num_speculative_tokens": spec.num_speculative_tokens if speculates else 0,
+        "tokens_per_s": {
+            str(load): median(run["tokens_per_s"] for run in mine if run["load"] == load) for load in loads
+        },
+        "step_ms": 1e3 * median(run["median_wall_seconds"] for run in alone),
+        "draft_ms": 1e3 * median(run["median_draft_seconds"] for run in alone),
+        "forward_ms": 1e3 * median(run["median_forward_seconds"] for run in alone),
+        "checked_share": sum(run["checked"] for run in alone) / sum(run["steps"] for run in alone),
+        **({key: told[key] for key in TOLD} if speculates else {}),
+    }
+
+
+def _by_text(
+    runner: Runner, requests: Sequence[Request], runs: list[dict[str, Any]], checks: list[dict[str, Any]], row: dict
+) -> dict[str, Any]:
+    """Acceptance on the half of the texts that the model itself finds more predictable, and on the other half: by the
+    bits that a token of its continuation takes."""
+    name, load = row["variant"], int(next(iter(row["tokens_per_s"])))
+    mine = [check for check in checks if (check["variant"], check["load"]) == (name, load)]
+    if not mine:
+        return {}
+    run = next(run for run in runs if (run["variant"], run["load"]) == (name, load))
+    bits = {f"r{i}": _bits(runner, each, run["token_ids"][f"r{i}"]) for i, each in enumerate(requests)}
+    order = sorted(bits, key=bits.__getitem__)
+    halves = {"predictable": order[: len(order) // 2], "unusual": order[len(order) // 2 :]}
+    return {
+        "by_text": {
+            half: {
+                "bits_a_token": sum(bits[each] for each in texts) / len(texts),
+                "chance": acceptance([check for check in mine if check["request_id"] in texts], [])["chance"],
+            }
+            for half, texts in halves.items()
+            if texts
+        }
+    }
+
+
+def _bits(runner: Runner, request: Request, output: tuple[int, ...]) -> float:
+    ids = (*request.prompt_ids, *output)
+    logprobs = runner.model.logits(ids[:-1])[len(request.prompt_ids) - 1 :].double().log_softmax(-1)
+    return -float(logprobs[range(len(output)), list(output)].mean()) / math.log(2)
+
+
+TOLD = (
+    "checks", "draft_acceptance_rate", "mean_acceptance_length", "acceptance_by_position", "acceptance_histogram",
+    "chance",
+)  # fmt: skip
+
+
+def _compare(rows: list[dict[str, Any]], variants: dict[str, Experiment], runs: list[dict[str, Any]]) -> None:
+    """Beside each row that speculates, what it is against the one of the same temperature that does not."""
+    for row in rows:
+        plain = next(
+            (r for r in rows if not r["num_speculative_tokens"] and r["temperature"] == row["temperature"]), None
+        )
+        if plain is None or not row["num_speculative_tokens"]:
+            continue
+        row["speed_up"] = {load: value / plain["tokens_per_s"][load] for load, value in row["tokens_per_s"].items()}
+        first = next(iter(row["speed_up"]))
+        row["speed_up_alone"] = row["speed_up"][first]
+        row["cost"] = row["step_ms"] / plain["step_ms"]
+        if row["chance"] is not None:
+            share = row["checked_share"]  # the other steps compute one token
+            given = share * tokens_a_check(row["chance"], row["num_speculative_tokens"]) + 1 - share
+            row["predicted_speed_up"] = given / row["cost"]
+        row["loses_from"] = next((int(load) for load, times in row["speed_up"].items() if times < 1), None)
+        outputs = [
+            {(run["load"], run["round"]): run["token_ids"] for run in runs if run["variant"] == each["variant"]}
+            for each in (row, plain)
+        ]
+        same = [
+            sum(outputs[0][key][name] == ids for name, ids in outputs[1][key].items()) / len(outputs[1][key])
+            for key in outputs[1]
+        ]
+        row["same_tokens_share"] = sum(same) / len(same)
