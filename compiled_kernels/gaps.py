@@ -31,7 +31,6 @@ NO_MASKS = "written by hand for windows with sinks: other masks run on eager and
 GAPS: tuple[Gap, ...] = (
     Gap("expert_linear", Lane.TRITON, "*", "not written: which experts are named decides the work, on the host so far"),
     Gap("expert_linear", Lane.MLIR, "*", "not written; lane auto runs mixtures through inductor"),
-    Gap("quantized_attention", Lane.MLIR, "*fp8*", "FP8 pages have no vector instructions here; INT8 and INT4 have"),
     Gap("quantized_attention", Lane.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
     *(Gap("paged_attention", lane, "*ALiBi*", NO_SCORES) for lane in (Lane.TRITON, Lane.MLIR)),

@@ -36,8 +36,10 @@ FREE_OF_TORCH = (
     "workbench/cache/radix.py",
     "workbench/cache/tables.py",
     "workbench/request.py",
-    "workbench/engine/scheduler.py",
-    "workbench/engine/plan.py",
+    *(f"workbench/engine/{name}.py" for name in (
+        "scheduler", "plan", "granting", "lawful", "limits", "policies", "policy", "queue", "schedule", "serving",
+        "stretch", "tenants", "views",
+    )),  # fmt: skip
     *(
         path.relative_to(ROOT).as_posix()
         for room in ("trace", "traffic", "fleet")

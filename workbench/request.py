@@ -142,6 +142,8 @@ class Request:
     cut_tokens: int = 0  # how many of the oldest prompt tokens `overflow: cut_oldest` removed
     cache_salt: str = ""  # whose prompts these are: only requests with the same salt share cached pages
     fault: str = ""  # why its text could not become ids; it is refused with these words
+    priority: int = 0  # for `policy: priority`: the smaller, the sooner
+    tenant: str = ""  # for `policy: fair`: who shares the machine with other tenants
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class Sequence:
     pages: tuple[list[int], ...] = ()  # one list a table, in the order of the text; NULL_PAGE where given back
     finish_reason: FinishReason | None = None
     set_backs: int = 0
+    since: int = 0  # the step before which it came
+    began: int = 0  # the step in which it was last admitted
     covered: int = 0  # with so many tokens known, no page is missing
     due: int = 0  # with so many tokens computed, a page is full or dead
     saved: Saved | None = None

@@ -57,7 +57,7 @@ def quantized_attention(
     a query at position t reads position p packed where `rule` says so, from page `packed_table[s, p // offset]`,
     else from the recent page in that place. All else is as in `paged_attention`: what nobody may see may be anything.
     Raises LaneError for what `lane` cannot say: triton and mlir know windows whose sinks are not packed, and no score
-    functions; mlir reads INT8 and INT4.
+    functions; mlir reads no dense keys beside packed values.
     """
     cache = keys, values, recent_keys, recent_values, packed_table, recent_table
     rest = scale, mask, rule, softcap, sink_logits, score

@@ -1,4 +1,4 @@
-"""The lane mlir of attention over quantized pages: INT8 and INT4, decodes and longer spans alike, token by token."""
+"""The lane mlir of attention over quantized pages: INT8, INT4 and FP8, decodes and longer spans alike, token by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiled_kernels.mlir_text import THREADS, TYPES, Target, exp_function
 from compiled_kernels.openmp import Call, library
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_text import attention_text, entry_text
-from compiled_kernels.quantized_attention.packed import LEVELS, Packed
+from compiled_kernels.quantized_attention.packed import SCALED, Packed
 
 FEW = 8  # with fewer rows times groups a thread, the context is split too
 
@@ -66,7 +66,7 @@ def quantized_attention(
     tables = packed_table.int().contiguous(), recent_table.int().contiguous()
     sizes = torch.tensor([tokens, tables[0].shape[1], tables[1].shape[1]], dtype=torch.int32)
     logits = () if sink_logits is None else (sink_logits.float(),)
-    pages = *keys.tensors, *values.tensors, recent_keys, recent_values
+    pages = *keys.three, *values.three, recent_keys, recent_values
     arguments = q.contiguous(), *pages, *tables, owners, lengths, sizes, partial, *logits, mixed
     Call(_compiled(shape).address, arguments)()
     return mixed
@@ -89,8 +89,8 @@ def _check(q: Tensor, keys: Packed, values: Packed, recent: Tensor, window: int,
     if q.dtype != recent.dtype or q.dtype not in (torch.float32, torch.bfloat16):
         raise LaneError(f"{what} wants queries and recent keys in one of float32 and bfloat16, "
                         f"not {q.dtype} and {recent.dtype}")  # fmt: skip
-    if keys.kind not in LEVELS or values.kind not in LEVELS:
-        raise LaneError(f"{what} reads INT8 and INT4 pages, not {keys.kind} keys and {values.kind} values")
+    if keys.kind not in SCALED or values.kind not in SCALED:
+        raise LaneError(f"{what} reads keys and values that are both packed, not {keys.kind} and {values.kind}")
     if window and sinks > first:
         raise LaneError(f"{what} keeps a window's {sinks} sinks in full precision; the first {first} positions are")
 

@@ -8,6 +8,9 @@ from compiled_kernels.mlir_text import Lines, number, vector
 from compiled_kernels.quantized_attention.mlir_shape import Side
 
 LARGEST = 32639  # 127 * 256 + 127: the largest fixed-point number whose halves are both signed bytes
+# Bits of e4m3 numbers read as those of float32 are 2**120 too small: weights make up for half of it, sums for the rest,
+# so that neither is ever too small or too large.
+HALF_WAY = 2.0**60
 TINY = 1e-30  # weights below it are zero, where their reciprocal would be none
 
 Weight = Callable[[str], str]  # the column's index -> a vector of float32 weights, `folds` long
@@ -22,28 +25,31 @@ def fold(lines: Lines, side: Side, memories: tuple[str, str], part: str, slot: s
     lanes, kind = side.folds, vector(side.folds)
     bias = lines.filled("0.0", lanes)
     products, columns = [], [lines.index(column) for column in range(0, side.summed, lanes)]
+    read = memories[:1] if side.kind == "fp8" else memories
     for column in columns:
-        for memory in memories:
+        for memory in read:
             fetch(lines, memory, f"{part}, {column}", side.scales)
         weights = weight(column)
-        scale, minimum = (
+        run = [
             lines.wide(lines.load(memory, f"%page, %group, {part}, {column}", side.scales, lanes, "f16"), lanes, "f16")
-            for memory in memories
-        )
+            for memory in read
+        ]
         if given:
             zero = lines.filled("0.0", lanes)
             counts = lines.let(f"arith.cmpf une, {weights}, {zero} : {kind}")
             bits = vector(lanes, "i1")
-            scale, minimum = (
-                lines.let(f"arith.select {counts}, {each}, {zero} : {bits}, {kind}") for each in (scale, minimum)
-            )
-        products.append(lines.let(f"arith.mulf {weights}, {scale} : {kind}"))
-        bias = lines.fma(weights, minimum, bias, lanes)
+            run = [lines.let(f"arith.select {counts}, {each}, {zero} : {bits}, {kind}") for each in run]
+        if side.kind == "fp8":
+            weights = lines.let(f"arith.mulf {weights}, {lines.filled(number(HALF_WAY), lanes)} : {kind}")
+        products.append(lines.let(f"arith.mulf {weights}, {run[0]} : {kind}"))
+        if len(run) > 1:
+            bias = lines.fma(weights, run[1], bias, lanes)
     total = lines.total(bias, lanes)
     if not side.fixed:
         for column, product in zip(columns, products, strict=True):
             lines.store(product, "%folded_" + _name(memories), f"{slot}, {column}", side.folded, lanes)
-        return lines.let("arith.constant 1.0 : f32"), total
+        unit = HALF_WAY if side.kind == "fp8" else 1.0
+        return lines.let(f"arith.constant {number(unit)} : f32"), total
     return _fixed(lines, side, "%folded_" + _name(memories), slot, products), total
 
 

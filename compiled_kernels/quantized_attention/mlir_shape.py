@@ -47,7 +47,7 @@ class Side:
     @property
     def fixed(self) -> bool:
         """Whether weights are fixed-point numbers of 16 bits, multiplied with four codes at a time."""
-        return self.target.byte_dots and not self.exact and self.lanes == 16 and self.folds % 4 == 0
+        return self.kind != "fp8" and self.target.byte_dots and not self.exact and self.lanes == 16 and self.folds % 4 == 0
 
     @property
     def codes(self) -> str:

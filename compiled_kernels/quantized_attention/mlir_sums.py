@@ -104,7 +104,7 @@ def _joined(lines: Lines, after: list[str], heads: int, kept: int) -> list[str]:
 
 def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:
     """One code at a time, as float32."""
-    mark, lanes, words = lines.mark, side.lanes, vector(side.lanes, "i32")
+    mark, lanes = lines.mark, side.lanes
     zero = lines.filled("0.0", lanes)
     names = [f"%s{mark}_{i}" for i in range(len(heads) * len(kept))]
     word, over = f"%w{mark}", (lines.index(0), lines.index(side.words), lines.index(1))
@@ -113,14 +113,9 @@ def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: li
     moved = list(names)
     loaded = _words(lines, side, name, kept, word)
     first = lines.let(f"arith.muli {word}, {lines.index(side.each)} : index")
-    mask = lines.filled("255" if side.kind == "int8" else "15", lanes, "i32")
     for code in range(side.each):
         at = lines.let(f"arith.addi {first}, {lines.index(code)} : index")
-        shift = lines.filled(str(8 * (code % 4) + 4 * (code // 4)), lanes, "i32")
-        numbers = []
-        for each in loaded:
-            bits = lines.let(f"arith.andi {lines.let(f'arith.shrui {each}, {shift} : {words}')}, {mask} : {words}")
-            numbers.append(lines.let(f"arith.sitofp {bits} : {words} to {vector(lanes)}"))
+        numbers = [(_e4m3 if side.kind == "fp8" else _integer)(lines, side, each, code) for each in loaded]
         carried = 0
         for head in heads:
             scalar = lines.let(f"memref.load %folded_{name}[{head.slot}, {at}] : {side.folded}")
@@ -130,3 +125,26 @@ def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: li
                 carried += 1
     lines.close_sums(moved, lanes)
     return after
+
+
+def _integer(lines: Lines, side: Side, word: str, code: int) -> str:
+    """The code of that number in every word, as float32."""
+    words = vector(side.lanes, "i32")
+    shift = lines.filled(str(8 * (code % 4) + 4 * (code // 4)), side.lanes, "i32")
+    mask = lines.filled("255" if side.kind == "int8" else "15", side.lanes, "i32")
+    bits = lines.let(f"arith.andi {lines.let(f'arith.shrui {word}, {shift} : {words}')}, {mask} : {words}")
+    return lines.let(f"arith.sitofp {bits} : {words} to {vector(side.lanes)}")
+
+
+def _e4m3(lines: Lines, side: Side, word: str, code: int) -> str:
+    """The byte of that number in every word, as a float32 that is 2**120 times too small: sign, exponent and fraction
+    are moved to where float32 has them."""
+    words = vector(side.lanes, "i32")
+
+    def moved(bits: int, by: int) -> str:
+        way, shift = ("arith.shli", by) if by >= 0 else ("arith.shrui", -by)
+        there = lines.let(f"{way} {word}, {lines.filled(str(shift), side.lanes, 'i32')} : {words}")
+        return lines.let(f"arith.andi {there}, {lines.filled(str(bits), side.lanes, 'i32')} : {words}")
+
+    both = lines.let(f"arith.ori {moved(-(2**31), 24 - 8 * code)}, {moved(0x7F << 20, 20 - 8 * code)} : {words}")
+    return lines.let(f"arith.bitcast {both} : {words} to {vector(side.lanes)}")

@@ -23,6 +23,7 @@ Kind = Literal["dense", "int8", "int4", "fp8"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BYTES = 4  # of a word
 LEVELS = {"int8": 255, "int4": 15}  # the highest code
+SCALED: tuple[Kind, ...] = ("int8", "int4", "fp8")  # codes with scales
 
 
 class Packed(NamedTuple):
@@ -49,6 +50,12 @@ class Packed(NamedTuple):
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def three(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, scales and minima; where FP8 has no minima its scales stand again, for nobody to read."""
+        assert self.scales is not None
+        return self.codes, self.scales, self.scales if self.minima is None else self.minima
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

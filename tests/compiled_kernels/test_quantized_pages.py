@@ -8,12 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compiled_kernels import Lane, lane_problems
+from compiled_kernels.masks import Causal
 from compiled_kernels.quantized_attention import (
     Packed,
     PageFormat,
+    Settling,
     bits_per_number,
     dequantize,
     quantize,
+    quantized_attention,
     rotate,
     storage,
 )
@@ -146,3 +150,25 @@ def test_a_rotation_spreads_an_outlier() -> None:
 def test_other_widths_are_not_rotated(dim: int) -> None:
     with pytest.raises(ValueError, match=f"a power of two, not {dim}"):
         rotate(torch.zeros(2, dim))
+
+
+@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=str(lane_problems()[Lane.MLIR]))
+@pytest.mark.parametrize("scale", [2.0**-14, 1.0, 60.0])
+def test_the_mlir_lane_reads_every_e4m3_number(scale: float) -> None:
+    """Each of the 254 is a column of the values; all tokens are alike, so that any weights give it back."""
+    codes = torch.arange(256).to(torch.uint8).view(4, 64)
+    codes[codes % 128 == 127] = 0  # NaN
+    keys, values = (PageFormat("fp8", side, 4, 64, 8, 8).empty(2, torch.float32) for side in (True, False))
+    values.codes[1] = codes[:, None, :, None].expand(4, 2, 64, 4)
+    assert values.scales is not None and keys.scales is not None
+    values.scales.fill_(scale)
+    recent = torch.full((2, 2, 4, 8, 64), torch.nan)
+    table, one = torch.ones(1, 2, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    recent[:, 1, :, 0] = codes.view(torch.float8_e4m3fn).float() * scale
+    table[0, 1] = 1  # the ninth token's recent page: its first place
+    lengths = torch.tensor([9], dtype=torch.int32)
+    found = quantized_attention(
+        torch.zeros(1, 4, 64), keys, values, *recent, table, table, one, lengths, 1.0, Causal(), Settling(8, 1), True,
+        Lane.MLIR,
+    )  # fmt: skip
+    torch.testing.assert_close(found[0], recent[1, 1, :, 0], rtol=1e-6, atol=0)

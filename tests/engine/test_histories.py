@@ -1,19 +1,28 @@
-"""Scheduler, pages, prefix index and host under random histories: integers only, every read checked."""
+"""Scheduler, pages, prefix index and host under random histories and any policy: integers only, every read checked.
+
+For a soak, ten thousand of them: HISTORIES=10000 pytest tests/engine/test_histories.py
+"""
 
 from __future__ import annotations
 
+import os
 import random
+from typing import cast, get_args
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine.memory import Memory
+from tests.engine.wild import Wild
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
 from workbench.cache.prefix import Offer, PrefixIndex
 from workbench.cache.tables import Table
 from workbench.engine.plan import StepPlan
+from workbench.engine.policies import FCFS
+from workbench.engine.policy import Policy
+from workbench.engine.schedule import BUILT_IN, Kind, policy_from
 from workbench.engine.scheduler import Limits, Refusal, Scheduler
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 
@@ -30,6 +39,18 @@ LAYOUTS = [
     (FULL, WHOLE_PACKED, WHOLE_RECENT),
     (Table((0,), back=9, lag=3, group=2), Table((0,), back=5)),
 ]
+
+
+POLICIES = ["continuous fcfs"] * 4 + [f"{kind} {name}" for kind in get_args(Kind) for name in BUILT_IN] + ["wild"] * 4
+
+
+def policy_of(name: str, seed: int) -> Policy:
+    """With little patience, so that it is at an end in a short history."""
+    if name == "wild":
+        return Wild(seed)
+    kind, _, policy = name.partition(" ")
+    patience = {} if policy == "fcfs" else {"patience": 12}
+    return policy_from({"kind": policy, **patience}, cast(Kind, kind))
 
 
 class Counted(Holdings):
@@ -53,20 +74,25 @@ class Counted(Holdings):
 class Histories(RuleBasedStateMachine):
     """Submit, step, cancel, break, evict in any order, with or without an index and a host."""
 
+    policy = "continuous fcfs"
+
     @initialize(
-        tables=st.sampled_from(LAYOUTS), pages=st.integers(10, 16), prefix=st.booleans(),
+        policy=st.sampled_from(POLICIES), tables=st.sampled_from(LAYOUTS), pages=st.integers(10, 16),
+        prefix=st.booleans(), saves=st.booleans(),
         host=st.sampled_from([0, 6, 20]), ttl=st.sampled_from([None, 5.0]), seed=st.integers(0, 10**6),
     )  # fmt: skip
     def begin(
-        self, tables: tuple[Table, ...], pages: int, prefix: bool, host: int, ttl: float | None, seed: int
-    ) -> None:
+        self, policy: str, tables: tuple[Table, ...], pages: int, prefix: bool, saves: bool, host: int,
+        ttl: float | None, seed: int,
+    ) -> None:  # fmt: skip
         self.now, self.draw = 0.0, random.Random(seed)
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         index = PrefixIndex(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
-        self.holdings = Counted(pools, tables, BUDGET, index, rooms)
-        self.limits = Limits(max_num_seqs=4, max_num_batched_tokens=BUDGET)
-        self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
+        self.holdings = Counted(pools, tables, BUDGET, index, rooms, saves=saves)
+        self.limits = Limits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
+        self.policy = policy
+        self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)
         self.open: list[Sequence] = []
         self.count = 0
@@ -84,10 +110,10 @@ class Histories(RuleBasedStateMachine):
         self.ask(ids, most, samples, salt, beams)
 
     def ask(self, ids: tuple[int, ...], most: int, samples: int, salt: str, beams: bool = False) -> None:
-        asked = Request(f"r{self.count}", ids, SamplingParameters(max_tokens=most), cache_salt=salt)
+        asked = SamplingParameters(max_tokens=most)
+        theirs = {"cache_salt": salt, "priority": self.draw.randrange(3), "tenant": self.draw.choice("ab")}
         new = [
-            Sequence.of(Request(f"r{self.count + i}", ids, asked.sampling, cache_salt=salt), self.count + i)
-            for i in range(samples)
+            Sequence.of(Request(f"r{self.count + i}", ids, asked, **theirs), self.count + i) for i in range(samples)
         ]
         self.count += samples
         tokens = min(len(ids) + most, CONTEXT) - 1
@@ -113,6 +139,12 @@ class Histories(RuleBasedStateMachine):
         if plan is None:
             assert not self.open, "something waits and nothing is planned"
             return False
+        for sequence, words in plan.faults:
+            assert self.policy == "wild" and words.startswith("policy wild: wishes")
+            if sequence.finish_reason is None:
+                self.end(sequence, FinishReason.ERROR)  # its mates too
+        if not plan.spans:
+            return True
         self.look_over(plan)
         self.memory.compute(plan)
         sampled = [span.sequence for span in plan.spans if span.samples]
@@ -151,6 +183,8 @@ class Histories(RuleBasedStateMachine):
             for t, table in enumerate(self.holdings.tables):
                 held = sum(page != 0 for page in span.sequence.pages[t])
                 assert held <= table.most(len(span.sequence.token_ids), BUDGET, SIZE)
+        if self.policy != "continuous fcfs" or self.limits.chunk < BUDGET:
+            return
         oldest = min((s for s in self.open if s.leader is None), key=lambda s: s.order)
         ours = oldest.mates or [oldest]
         assert any(s.sequence in ours for s in plan.spans) or plan.decode_tokens == BUDGET or plan.tokens == BUDGET
@@ -203,6 +237,8 @@ class Histories(RuleBasedStateMachine):
         """However scarce the pages: everything ends, and nothing is left but what the index keeps."""
         if not hasattr(self, "memory"):
             return
+        if self.policy == "wild":  # under which nothing needs to end
+            self.scheduler.policy = FCFS()
         for _ in range(3_000):
             if not self.one_step():
                 break
@@ -216,4 +252,5 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+HISTORIES = int(os.environ.get("HISTORIES", "300"))
+TestHistories.settings = settings(max_examples=HISTORIES, stateful_step_count=30, deadline=None)

@@ -50,7 +50,7 @@ def agree(found: Rows, right: Rows, bound: float) -> None:
 
 @pytest.mark.skipif(NO_MLIR is not None, reason=str(NO_MLIR))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kinds", [("int8", "int8"), ("int4", "int4"), ("int8", "int4")])
+@pytest.mark.parametrize("kinds", [("int8", "int8"), ("int4", "int4"), ("int8", "int4"), ("fp8", "fp8"), ("int8", "fp8")])
 def test_the_compiled_step_gives_the_modules_rows(kinds, dtype: torch.dtype) -> None:
     """Three layers: full, windowed with sinks, soft-capped with sink logits; the second one kept dense."""
     made = {"keys": kinds[0], "values": kinds[1], **SMALL, "layers": {1: {"format": "dense"}}}
@@ -79,8 +79,8 @@ def test_compiled_blocks_read_packed_pages_between_their_sides() -> None:
 
 
 def test_the_other_lanes_refuse_before_anything_is_computed() -> None:
-    with pytest.raises(WorkbenchError, match="lane 'mlir' cannot carry out this cache: layer 0: it reads INT8"):
-        load("shape:tiny", lane="mlir", cache="fp8")
+    with pytest.raises(WorkbenchError, match="lane 'mlir' cannot carry out this cache: layer 0: it reads keys and values"):
+        load("shape:tiny", lane="mlir", cache={"keys": "dense", "values": "int4"})
     with pytest.raises(WorkbenchError, match="it wants the cache in the model's bfloat16, not in float32"):
         load("shape:tiny", lane="mlir", cache={"format": "int8", "dtype": "float32"})
     assert load("shape:tiny", lane="eager", cache={"format": "int8", "dtype": "float32"}).store.dtype == torch.float32

@@ -20,8 +20,8 @@ from workbench.request import Saved, Sequence
 class Holdings:
     """`chunk` is the most tokens that a step computes of one sequence: so far ahead a windowed table has pages.
 
-    `prefix` keeps full pages for later requests; `host` are the places where pages of a set-back sequence may lie;
-    `budget` is what a sequence may hold where tokens are evicted.
+    `prefix` keeps full pages for later requests; `host` are the places where pages may lie that it gives up and, where
+    it `saves`, those of a sequence that is set back; `budget` is what a sequence may hold where tokens are evicted.
     """
 
     def __init__(
@@ -32,12 +32,13 @@ class Holdings:
         prefix: PrefixIndex | None = None,
         host: Many[PagePool] = (),
         budget: Budget | None = None,
+        saves: bool = True,
     ):
         if len(pools) != len(tables):
             raise ValueError(f"{len(pools)} pools for {len(tables)} tables")
         self.pools, self.tables, self.chunk = tuple(pools), tuple(tables), chunk
         self.prefix, self.host = prefix, Places(host, prefix)
-        self.size, self.budget = self.pools[0].page_size, budget
+        self.size, self.budget, self.saves = self.pools[0].page_size, budget, saves
         self.moves = Moves()
 
     def at_once(self, tokens: int, prompt: int, sequences: int = 1) -> list[int]:
@@ -89,6 +90,13 @@ class Holdings:
             stop = self._stop(table, computed, known)
             counts.append(max(stop, held[t]) - here[t] + copied)
         return counts
+
+    def beyond(self, follower: Sequence) -> list[int]:
+        """Pages to be taken, by table, for the next step of `follower` besides those that it will share."""
+        known, joins = len(follower.token_ids), follower.joins
+        return [
+            max(1, self._stop(table, joins, known) - table.settled(joins) // self.size) for table in self.tables
+        ]
 
     def short(self, counts: list[int], offer: Offer | None = None) -> int | None:
         """The first table that has not so many pages to give, besides those offered."""
@@ -182,7 +190,7 @@ class Holdings:
         """Take every page from `sequence`; where the host has room, what stands in them is saved: so many pages."""
         saved = self.host.recall(sequence)
         if saved is None:
-            saved = self.host.save(sequence.computed, self._written(sequence), self.moves)
+            saved = None if not self.saves else self.host.save(sequence.computed, self._written(sequence), self.moves)
         else:
             sequence.restored_tokens -= saved.computed
         if saved is not None:
@@ -209,9 +217,9 @@ class Holdings:
         sequence.computed = sequence.evicted = sequence.covered = sequence.due = 0
         return freed
 
-    def next_tokens(self, sequence: Sequence) -> int:
-        """How many tokens the next step of a running sequence may compute."""
-        return self._known(sequence, sequence.computed, sequence.evicted) - sequence.held
+    def next_tokens(self, sequence: Sequence, computed: int, evicted: int) -> int:
+        """How many tokens the next step of a sequence may compute, with so many computed, of which some are evicted."""
+        return self._known(sequence, computed, evicted) - (computed - evicted)
 
     def evict(self, sequence: Sequence) -> str:
         """Before its next step `sequence` gives up the tokens that its budget has no room for; what is to be said of

@@ -46,6 +46,7 @@ class Cache:
         prefix: Any,
         offload: Any,
         evict: Any,
+        set_back: str = "auto",
     ) -> Cache:
         """What `Runner` takes under these names; `chunk` is the most tokens that a step computes of one sequence."""
         shapes = model.cache_shapes(cache)
@@ -56,6 +57,8 @@ class Cache:
         pools = tuple(PagePool(count, page_size, order) for count, order in zip(counts, orders, strict=True))
         host = host_pages(store, offload_from(offload))
         rooms = host.rooms if host is not None else ()
+        if set_back == "offload" and host is None:
+            raise WorkbenchError("set_back: offload needs a place for the pages; set offload: memory")
         reuse = prefix_from(prefix)
         index = PrefixIndex(pools, store.tables, reuse.ttl, clock, rooms) if isinstance(reuse, RadixPrefix) else None
         policy, budget = evict_from(evict), None
@@ -66,7 +69,8 @@ class Cache:
                 raise WorkbenchError(f"cache.prefix radix with cache.evict: {told}")
             budget = policy.budget_for(page_size, sum(store.page_bytes(table) for table in range(len(tables))))
         evictor = None if policy is None else Evictor(policy, store)
-        return cls(store, Holdings(pools, store.tables, chunk, index, rooms, budget), host, evictor)
+        holdings = Holdings(pools, store.tables, chunk, index, rooms, budget, set_back != "recompute")
+        return cls(store, holdings, host, evictor)
 
     def move(self, plan: StepPlan, running: Iterable[Sequence]) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
         """The plan once its pages are where they should be, less the requests whose pages could not be had, and why."""

@@ -25,6 +25,7 @@ from workbench.engine.lanes import resolve_lanes
 from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.patience import to_stderr, told_if_long
 from workbench.engine.runner import Runner
+from workbench.engine.schedule import Kind, SetBack, policy_from
 from workbench.engine.scheduler import Limits
 from workbench.engine.trial import measured
 from workbench.errors import WorkbenchError, nearest
@@ -60,6 +61,11 @@ def load(
     seed: int = 0,
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 512,
+    chunk_tokens: int | None = None,
+    chunked_prefill: bool = True,
+    schedule: Kind = "continuous",
+    policy: Any = "fcfs",
+    set_back: SetBack = "auto",
     page_size: int = 64,
     pages: int | Literal["auto"] = "auto",
     cache: str | Mapping[str, Any] | CacheFormat = "dense",
@@ -84,8 +90,12 @@ def load(
     `off` or `radix` (or {"kind": "radix", "ttl": seconds}): pages are found again by their tokens; `offload` is `none`,
     `memory` or {"kind": "file", "path": ...}: where the pages of a sequence that is set back may lie meanwhile; `evict`
     is a policy that keeps each sequence within a budget, as in an experiment ({"kind": "heavy_hitters", "budget": 256},
-    or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `note` receives every event of the runner, `tell` a line
-    on what takes long in loading.
+    or `window`, `sinks_recent`, `snapkv`; see cache/evict.py). `schedule` is `continuous` or `static` (a batch waits
+    for its last), `policy` who is served next: `fcfs`, `prefill_first`, `decode_first`, `shortest_prompt`, `priority`,
+    `fair`, settings ({"kind": "priority", "patience": 100}), or a function from a state to wishes (see
+    engine/policy.py); `chunk_tokens` are a step's prefill tokens at most, and without `chunked_prefill` no prompt is
+    cut; `set_back` is `recompute`, `offload` or `auto` (offload where there is a place). `note` receives every event of
+    the runner, `tell` a line on what takes long in loading.
     """
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
@@ -94,7 +104,11 @@ def load(
     torch_dtype = None if dtype == "auto" else parse_dtype(dtype)
     if compile not in get_args(Unit):
         raise WorkbenchError(f"unknown unit of compilation {compile!r}; known: {', '.join(get_args(Unit))}")
-    prefix, offload, policy = prefix_from(prefix), offload_from(offload), evict_from(evict)
+    prefix, offload, evicts = prefix_from(prefix), offload_from(offload), evict_from(evict)
+    if set_back not in get_args(SetBack):
+        raise WorkbenchError(f"unknown set_back {set_back!r}; known: {', '.join(get_args(SetBack))}")
+    policy = policy_from(policy, schedule)
+    limits = Limits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
     format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
     kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
     source = _source(str(model), AttentionPart.of(attention))
@@ -113,20 +127,21 @@ def load(
         transformer.run_on(lanes.blocks)
     if compile == "step" and lanes.decode is not Lane.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
-    limits = Limits(max_num_seqs, max_num_batched_tokens)
-    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, policy)
+    fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, evicts)
     heap.trim()
     return Runner(
         transformer,
         source.tokenizer(),
         limits=limits,
+        policy=policy,
+        set_back=set_back,
         page_size=page_size,
         pages=fitting if pages == "auto" else pages,
         cache=kept,
         cache_dtype=cache_dtype,
         prefix=prefix,
         offload=offload,
-        evict=policy,
+        evict=evicts,
         overflow=overflow,
         note=note,
         lanes=lanes,

@@ -16,7 +16,7 @@ from compiled_kernels.masks import band
 from compiled_kernels.mlir_text import TYPES, Target
 from compiled_kernels.paged_attention import refusal
 from compiled_kernels.quantized_attention.mlir_tile import PACKED
-from compiled_kernels.quantized_attention.packed import LEVELS
+from compiled_kernels.quantized_attention.packed import SCALED
 from workbench.batch import TokenBatch
 from workbench.cache.pages import pages_for
 from workbench.cache.quantized import QuantizedLayer
@@ -144,8 +144,8 @@ def store_problem(store: KVStore) -> str | None:
     for index, shape in enumerate(store.shapes):
         if not shape.format.packed:
             continue
-        if not set(shape.format.kinds) <= set(LEVELS):
-            return f"layer {index}: a compiled step reads INT8 and INT4 pages, not {shape.format}"
+        if not set(shape.format.kinds) <= set(SCALED):
+            return f"layer {index}: a compiled step reads keys and values that are both packed, not {shape.format}"
         if shape.format.rotate:
             return f"layer {index}: a compiled step does not rotate heads"
     return None
@@ -212,7 +212,7 @@ def _tensors(model: Transformer, blocks: list[Block], store: KVStore) -> dict[st
         if attention.sink_logits is not None:
             found[f"sink_logits_{index}"] = attention.sink_logits.float()
         if isinstance(cache, QuantizedLayer):
-            packed = zip(PACKED, (*cache.keys.tensors, *cache.values.tensors), strict=True)
+            packed = zip(PACKED, (*cache.keys.three, *cache.values.three), strict=True)
             found |= {f"{name}_{index}": _words(tensor) for name, tensor in packed}
             found[f"keys_{index}"], found[f"values_{index}"] = cache.recent_keys, cache.recent_values
         else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from compiled_kernels import Lane
-from compiled_kernels.quantized_attention.packed import LEVELS
+from compiled_kernels.quantized_attention.packed import SCALED
 from workbench.cache.shapes import CacheShape
 from workbench.engine.lanes import Lanes
 from workbench.errors import WorkbenchError
@@ -41,8 +41,8 @@ def problem_of(lane: Lane, shapes: tuple[CacheShape, ...], kept: torch.dtype, mo
         return f"it wants the cache in the model's {_name(model)}, not in {_name(kept)}"
     for layer, shape in enumerate(shapes):
         kinds = shape.format.kinds
-        if shape.format.packed and lane is Lane.MLIR and not set(kinds) <= set(LEVELS):
-            return f"layer {layer}: it reads INT8 and INT4 pages, not {shape.format}; eager and inductor do"
+        if shape.format.packed and lane is Lane.MLIR and not set(kinds) <= set(SCALED):
+            return f"layer {layer}: it reads keys and values that are both packed, not {shape.format}; the other lanes do"
     return None
 
 

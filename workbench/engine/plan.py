@@ -39,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why something happened to a request: `action` is admitted, waiting, cut, evicted or set_back."""
+    """Why something happened to a request: `action` is admitted, waiting, cut, evicted, set_back or refused_wish."""
 
     request_id: str
     action: str
@@ -54,10 +54,16 @@ class StepPlan:
     spans: tuple[Span, ...]
     decisions: tuple[Decision, ...] = ()
     moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
+    faults: tuple[tuple[Sequence, str], ...] = ()  # who must end with an error, and which
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
         """The plan less the spans of `sequences`, which ended before it began."""
         return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
+
+    def halves(self) -> tuple[StepPlan, StepPlan]:
+        """The first half of the spans, one at least, and the others."""
+        middle = max(1, len(self.spans) // 2)
+        return replace(self, spans=self.spans[:middle]), replace(self, spans=self.spans[middle:])
 
     @property
     def tokens(self) -> int:

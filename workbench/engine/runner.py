@@ -15,11 +15,13 @@ import torch
 
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake
+from workbench.engine.apart import forward_apart
 from workbench.engine.cache import Cache
 from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments
 from workbench.engine.lanes import Lanes
+from workbench.engine.schedule import SetBack, policy_from
 from workbench.engine.scheduler import Limits, Scheduler
 from workbench.engine.served import Served
 from workbench.errors import WorkbenchError
@@ -39,6 +41,8 @@ class Runner:
         tokenizer: Tokenizer | None = None,
         *,
         limits: Limits | None = None,
+        policy: Any = "fcfs",
+        set_back: SetBack = "auto",
         page_size: int = 64,
         pages: int | tuple[int, ...] = 256,
         cache: CacheFormat | None = None,
@@ -54,11 +58,13 @@ class Runner:
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """`pages` are those of each table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in
-        what type where they are not packed (the model's unless given); `page_orders` gives, for each table, the order
-        in which its pages are first used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict`
-        is a policy of `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's;
-        `compile` is the lane inductor's unit."""
+        """`policy` says who is served next: a name or setting of `engine.schedule`, or a function from State to Wishes;
+        `set_back` whether the pages of who gives way are computed again or go to the host. `pages` are those of each
+        table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in what type where they are not
+        packed (the model's unless given); `page_orders` gives, for each table, the order in which its pages are first
+        used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict` is a policy of
+        `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's; `compile` is the
+        lane inductor's unit."""
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
@@ -66,9 +72,10 @@ class Runner:
         self.cache = Cache.of(
             model, limits.max_num_batched_tokens, clock, page_size=page_size, pages=pages, cache=cache,
             cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
+            set_back=set_back,
         )  # fmt: skip
         self.store = self.cache.store
-        self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context)
+        self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         fast = executor_for(model, self.store, self.lanes, compile)
         self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
@@ -167,23 +174,28 @@ class Runner:
         plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
         planned, held = self.clock(), self.instruments.held()
         self.served.planned(plan, planned)
-        for sequence, fault in faults:
+        for sequence, fault in (*plan.faults, *faults):
             self.served.broke([sequence], fault)
         if not plan.spans:
             return
+        whole = plan
         try:
             logits = self.executor.forward(plan)
-            computed = self.clock()
+        except Exception:
+            plan, logits, broken = forward_apart(self.executor.forward, plan)
+            for sequence, error in broken:
+                self.served.broke([sequence], error)
+        computed = self.clock()
+        try:
             choices = self.served.choose(logits, [span.sequence for span in plan.spans if span.samples])
         except Exception as error:  # the requests of this step end with it; those that waited go on
-            computed = self.clock()
             self.served.broke([span.sequence for span in plan.spans], error)
         else:
             now = self.clock()
             self.scheduler.commit(plan, {name: c.token_id for name, c in choices.items() if not c.error})
             self.served.computed(plan, choices, now)
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
-        stepped = self.instruments.step(plan, held, began, planned, computed, compiles, kernels)
+        stepped = self.instruments.step(whole, held, began, planned, computed, compiles, kernels)
         if box is not None:
             box.append(stepped)
 

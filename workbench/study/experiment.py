@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from workbench.cache.evict import EvictPart
 from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
+from workbench.engine.limits import Limits
+from workbench.engine.policies import FCFS
+from workbench.engine.schedule import Kind, PolicySetting, SetBack
 from workbench.errors import WorkbenchError, explain
 from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
@@ -48,11 +51,19 @@ class CachePart(CacheFormat):
 class SchedulePart(Part):
     """How requests share the steps."""
 
-    kind: Literal["continuous"] = "continuous"
-    policy: Literal["fcfs"] = "fcfs"
+    kind: Kind = "continuous"  # static: a batch waits for its last, and nobody joins it
+    policy: PolicySetting = FCFS()  # who is served next
     max_num_seqs: Count = 16
     max_num_batched_tokens: Count = 512
+    chunked_prefill: bool = True  # a prompt may be cut where a step's tokens end
+    chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
+    set_back: SetBack = "auto"  # what becomes of the pages of who gives way; auto: offload, where there is a place
     overflow: Literal["refuse", "cut_oldest"] = "refuse"
+
+    @model_validator(mode="after")
+    def _possible(self) -> SchedulePart:
+        Limits(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_tokens, self.chunked_prefill)
+        return self
 
 
 class PromptsWorkload(Part):

@@ -29,7 +29,7 @@ class Submitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Planned(Event):
-    """One decision of the scheduler: `action` is admitted, waiting, cut, set_back, and why."""
+    """One decision of the scheduler: `action` is admitted, waiting, cut, refused_wish, and why."""
 
     kind: ClassVar[str] = "planned"
     step: int = 0

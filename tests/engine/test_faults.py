@@ -1,0 +1,203 @@
+"""What breaks ends alone, on the real runner: the others' tokens are what they would have been, and at rest every page
+is free or in the prefix index."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
+from workbench.engine.policy import State, Wishes
+from workbench.engine.runner import Runner, generate
+from workbench.engine.schedule import BUILT_IN
+from workbench.errors import WorkbenchError
+from workbench.request import Request, UserPart
+from workbench.trace.events import Event, Finished, Submitted
+
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
+
+
+class Raising:
+    """A user's sampler that breaks at its third token."""
+
+    def start(self) -> int:
+        return 0
+
+    def choose(self, logits: Tensor, uniform: float, state: int) -> tuple[int, int]:
+        if state == 2:
+            raise RuntimeError("no more")
+        return int(logits.argmax()), state + 1
+
+
+RAISING = UserPart(path="tests.engine.test_faults:Raising")
+
+
+def failing(runner: Runner, fails, error: Exception) -> None:
+    """Every forward that computes a span of which `fails` says so raises."""
+    forward = runner.executor.forward
+
+    def computed(plan):
+        if any(fails(span) for span in plan.spans):
+            raise error
+        return forward(plan)
+
+    runner.executor.forward = computed  # type: ignore[method-assign]
+
+
+def at_rest(runner: Runner) -> None:
+    scheduler = runner.scheduler
+    assert not runner.busy and scheduler.pages_used == 0 and not scheduler._queue.by_id
+    assert not runner.served.sequences and not runner.served._chooser._admitted
+    for pool in scheduler.pools:
+        assert pool.free + len(pool.idle) == pool.pages
+    runner.forget_prefixes()
+    assert all(pool.free == pool.pages for pool in scheduler.pools)
+
+
+def test_an_allocation_that_fails_ends_who_asks_for_it() -> None:
+    requests = [request(f"r{i}", 5 + i, 6) for i in range(4)]
+    alone = finals(runner_of(MODEL), requests)
+    runner = runner_of(MODEL)
+    failing(runner, lambda span: span.sequence.request_id == "r2" and span.end > 8, MemoryError("no room"))
+    done = generate(runner, requests)
+    assert done["r2"].reason == "error" and done["r2"].error == "MemoryError: no room"
+    assert {name: done[name].token_ids for name in alone if name != "r2"} == {
+        name: ids for name, ids in alone.items() if name != "r2"
+    }
+    at_rest(runner)
+
+
+def test_an_allocation_that_fails_once_ends_nobody() -> None:
+    requests = [request(f"r{i}", 5 + i, 6) for i in range(4)]
+    alone, runner, calls = finals(runner_of(MODEL), requests), runner_of(MODEL), iter(range(1000))
+    failing(runner, lambda span: next(calls) == 9, RuntimeError("out of memory"))
+    assert finals(runner, requests) == alone
+    at_rest(runner)
+
+
+def test_a_sampler_that_raises_ends_alone() -> None:
+    good = [request(f"r{i}", 5 + i, 6) for i in range(3)]
+    alone = finals(runner_of(MODEL), good)
+    runner = runner_of(MODEL)
+    done = generate(runner, [*good, request("bad", 4, 6, temperature=1.0, sampler=RAISING)])
+    assert done["bad"].reason == "error" and "no more" in done["bad"].error and len(done["bad"].token_ids) == 2
+    assert {name: done[name].token_ids for name in alone} == alone
+    at_rest(runner)
+
+
+def test_beams_end_together() -> None:
+    requests = [request("r0", 6, 5), request("beams", 5, 5, beams=3, n=2, temperature=1.0)]
+    alone = finals(runner_of(MODEL), requests[:1])
+    runner = runner_of(MODEL)
+    failing(runner, lambda span: span.sequence.request_id == "beams#1" and span.end > 6, MemoryError("no room"))
+    done = generate(runner, requests)
+    assert {done[name].reason for name in done if name != "r0"} == {"error"}
+    assert done["r0"].token_ids == alone["r0"]
+    at_rest(runner)
+
+
+def test_a_wrong_wish_ends_the_request_it_names() -> None:
+    requests = [request(f"r{i}", 5 + i, 6) for i in range(3)]
+    alone = finals(runner_of(MODEL), requests)
+
+    def wrong(state: State) -> Wishes:
+        wishes = [(entry.id, min(entry.todo, 4)) for entry in (*state.running, *state.waiting)]
+        if state.step == 3:
+            wishes = [(name, -1 if name == "r1" else tokens) for name, tokens in wishes] + [("nobody", 1)]
+        return Wishes(wishes)
+
+    told: list[Event] = []
+    runner = runner_of(MODEL, policy=wrong, note=told.append)
+    done = generate(runner, requests)
+    assert done["r1"].reason == "error" and "wishes -1 tokens for r1" in done["r1"].error
+    assert {name: done[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
+    assert any("neither runs nor waits" in getattr(event, "reason", "") for event in told)
+    at_rest(runner)
+
+
+def test_a_policy_that_raises_ends_nobody() -> None:
+    """The step is not planned; with another policy everything goes on from where it was."""
+    requests = [request(f"r{i}", 5 + i, 6) for i in range(3)]
+    alone = finals(runner_of(MODEL), requests)
+
+    def broken(state: State) -> Wishes:
+        raise KeyError("oh")
+
+    runner, ends = runner_of(MODEL), {}
+    for each in requests:
+        runner.submit(each)
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Finished):
+            ends[event.request_id] = event
+
+    runner.instruments.listener = heard
+    runner.step()
+    right, runner.scheduler.policy = runner.scheduler.policy, broken
+    for _ in range(2):
+        with pytest.raises(WorkbenchError, match="policy .*broken: raised KeyError: 'oh'; nothing was planned"):
+            runner.step()
+    runner.scheduler.policy = right
+    while runner.busy:
+        runner.step()
+    assert {name: event.token_ids for name, event in ends.items()} == alone
+    at_rest(runner)
+
+
+@given(
+    seed=st.integers(0, 10**6), policy=st.sampled_from([*BUILT_IN]), kind=st.sampled_from(["continuous", "static"]),
+    pages=st.sampled_from([14, 40]), prefix=st.sampled_from(["off", "radix"]),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_histories_with_faults(seed: int, policy: str, kind: str, pages: int, prefix: str) -> None:
+    """Requests that break in every way, that are cancelled, and that are well, under any policy: the last are as alone,
+    and everybody has one end with one reason."""
+    from workbench.engine.schedule import policy_from
+
+    draw = random.Random(seed)
+    ways = [draw.choice(["well", "well", "sampler", "nan", "memory", "cancelled"]) for _ in range(6)]
+    requests: list[Request] = []
+    for number, way in enumerate(ways):
+        own = {"temperature": 1.0, "sampler": RAISING} if way == "sampler" else {}
+        n = draw.choice([1, 1, 2]) if way == "well" else 1
+        requests.append(request(f"{way} {number}", draw.randrange(2, 14), draw.randrange(3, 8), n=n, **own))
+    well = [each for each in requests if each.request_id.startswith("well")]
+    alone = finals(runner_of(MODEL), well)
+    runner = runner_of(MODEL, pages=pages, prefix=prefix, policy=policy_from(policy, kind))  # type: ignore[arg-type]
+    failing(runner, lambda span: span.sequence.request_id.startswith("memory") and span.samples, MemoryError("full"))
+    forward = runner.executor.forward
+
+    def with_nan(plan):
+        rows = forward(plan).clone()
+        for row, span in enumerate(span for span in plan.spans if span.samples):
+            if span.sequence.request_id.startswith("nan"):
+                rows[row] = torch.nan
+        return rows
+
+    runner.executor.forward = with_nan  # type: ignore[method-assign]
+    ends: dict[tuple[str, int], Finished] = {}
+    began = 0
+    for count, event in enumerate(runner.stream(requests)):
+        began += isinstance(event, Submitted)
+        if isinstance(event, Finished):
+            assert (event.request_id, event.sample) not in ends, "two ends"
+            ends[event.request_id, event.sample] = event
+        if count % 5 == 4:
+            for each in requests:
+                if each.request_id.startswith("cancelled") and draw.random() < 0.5:
+                    runner.cancel(each.request_id)
+    assert len(ends) == began == sum(each.sampling.n for each in requests)
+    for (name, sample), event in ends.items():
+        way = name.split()[0]
+        if way == "well":
+            assert event.token_ids == alone[name if not sample else f"{name}#{sample}"] and event.reason == "length"
+        elif way == "cancelled":
+            assert event.reason in ("cancelled", "length")
+        else:
+            assert event.reason == "error" and event.error
+    at_rest(runner)

@@ -1,0 +1,223 @@
+"""What each schedule does, in plans of integers; what the scheduler makes of wishes; and the words for it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
+from workbench.cache.holdings import Holdings
+from workbench.cache.pages import PagePool
+from workbench.cache.tables import Table
+from workbench.engine.policies import FCFS
+from workbench.engine.policy import Policy, State, Wishes
+from workbench.engine.schedule import BUILT_IN, Kind, policy_from
+from workbench.engine.scheduler import Limits, Scheduler
+from workbench.errors import WorkbenchError
+from workbench.request import FinishReason, Request, SamplingParameters, Sequence
+from workbench.study.experiment import Experiment
+from workbench.trace.events import Finished
+
+
+class Line:
+    """A scheduler, and steps in which everybody chooses a token."""
+
+    def __init__(self, policy: object, kind: Kind = "continuous", pages: int = 100, **limits):
+        made: Policy = policy_from(policy, kind)
+        limited = Limits(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, **limits})
+        holdings = Holdings((PagePool(pages, 4),), (Table(),), limited.max_num_batched_tokens)
+        self.scheduler, self.count = Scheduler(holdings, limited, 200, made), 0
+        self.said: list[str] = []
+
+    def submit(self, prompt: int, most: int = 20, **theirs) -> str:
+        new = Request(f"r{self.count}", tuple(range(prompt)), SamplingParameters(max_tokens=most), **theirs)
+        self.scheduler.submit(Sequence.of(new, self.count))
+        self.count += 1
+        return new.request_id
+
+    def step(self) -> dict[str, int]:
+        """Of whom how many tokens were computed."""
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self.said = [f"{decision.request_id} {decision.reason}" for decision in plan.decisions]
+        self.scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+        for span in plan.spans:
+            if len(span.sequence.output_ids) >= span.sequence.request.sampling.max_tokens:
+                self.scheduler.finish(span.sequence, FinishReason.LENGTH)
+        return {span.sequence.request_id: span.length for span in plan.spans}
+
+
+def test_static_lets_nobody_join_until_all_have_ended() -> None:
+    line = Line("fcfs", "static")
+    for prompt, most in ((10, 2), (10, 6), (10, 3)):
+        line.submit(prompt, most)
+    assert line.step() == {"r0": 10, "r1": 6}
+    assert line.step() == {"r1": 4, "r2": 10}, "it is gathered, and nobody decodes meanwhile"
+    assert line.step() == {"r0": 1, "r1": 1, "r2": 1}
+    line.submit(3)
+    assert line.step() == {"r1": 1, "r2": 1}
+    assert line.said == ["r3 not admitted: a batch runs, and 2 sequences in it have not ended"]
+    while line.scheduler.running:
+        assert "r3" not in line.step()
+    assert line.step() == {"r3": 3}
+
+
+def test_continuous_lets_join_whoever_fits() -> None:
+    line = Line("fcfs")
+    line.submit(4)
+    line.step()
+    line.submit(20)
+    assert line.step() == {"r0": 1, "r1": 15}
+    assert line.step() == {"r0": 1, "r1": 5}
+
+
+def test_a_chunk_is_kept_to_beside_decodes() -> None:
+    line = Line("fcfs", chunk_tokens=5)
+    line.submit(4)
+    line.step()
+    line.submit(12)
+    line.submit(12)
+    assert [line.step() for _ in range(3)] == [{"r0": 1, "r1": 5}, {"r0": 1, "r1": 5}, {"r0": 1, "r1": 2, "r2": 3}]
+
+
+def test_without_chunked_prefill_a_prompt_is_computed_at_once() -> None:
+    line = Line("fcfs", chunked_prefill=False)
+    line.submit(10)
+    line.submit(10)
+    assert line.step() == {"r0": 10} and line.said[-1].startswith("r1 not admitted")
+    assert line.step() == {"r0": 1, "r1": 10}
+    with pytest.raises(WorkbenchError, match="17 prompt tokens do not fit into one step of 16"):
+        line.submit(17)
+    with pytest.raises(WorkbenchError, match="chunk_tokens has no meaning"):
+        Limits(chunk_tokens=3, chunked_prefill=False)
+
+
+def test_prefill_first_and_decode_first() -> None:
+    eager, patient = Line("prefill_first"), Line({"kind": "decode_first", "patience": 6})
+    for line in (eager, patient):
+        line.submit(4)
+        line.step()
+        line.submit(20)
+    assert [eager.step() for _ in range(2)] == [{"r1": 16}, {"r0": 1, "r1": 4}]
+    assert [patient.step() for _ in range(6)] == [{"r0": 1}] * 6
+    assert patient.step() == {"r0": 1, "r1": 15}, "who has waited long enough is prefilled beside"
+
+
+def test_short_prompts_urgent_requests_and_tenants_go_first() -> None:
+    short, urgent, fair = (Line(name, max_num_batched_tokens=6) for name in ("shortest_prompt", "priority", "fair"))
+    for prompt in (6, 5, 2):
+        short.submit(prompt)
+    assert short.step() == {"r2": 2, "r1": 4}
+    for priority in (2, 1, 0):
+        urgent.submit(6, priority=priority)
+    assert [next(iter(urgent.step())) for _ in range(1)] == ["r2"]
+    for tenant in ("a", "a", "a", "b"):
+        fair.submit(6, most=1, tenant=tenant)
+    assert [fair.step() for _ in range(4)] == [{"r0": 6}, {"r3": 6}, {"r1": 6}, {"r2": 6}]
+
+
+def test_a_tenant_that_was_away_has_no_credit() -> None:
+    line = Line("fair", max_num_batched_tokens=6)
+    for _ in range(4):
+        line.submit(6, most=1, tenant="a")
+    line.step(), line.step()
+    for tenant in ("b", "b"):
+        line.submit(6, most=1, tenant=tenant)
+    assert [next(iter(line.step())) for _ in range(4)] == ["r2", "r4", "r3", "r5"], "b begins where a is"
+
+
+def test_the_least_urgent_gives_way() -> None:
+    line = Line("priority", pages=7)
+    line.submit(8, priority=0)
+    line.submit(8, priority=5)
+    line.submit(4, priority=1)
+    said: list[str] = []
+    for _ in range(6):
+        line.step()
+        said += [words for words in line.said if "gives way" in words]
+    assert said[0].startswith("r1 ") and "the last in turn gives way" in said[0]
+
+
+def test_a_policy_is_asked_only_where_there_is_something_to_decide() -> None:
+    asked: list[int] = []
+
+    class Counting(FCFS):
+        def __call__(self, state: State) -> Wishes:
+            asked.append(state.step)
+            return super().__call__(state)
+
+    line = Line(Counting(), max_num_seqs=2)
+    for _ in range(3):
+        line.submit(4, most=9)
+    for _ in range(8):
+        line.step()
+    assert asked == [0, 1] or asked == [0]
+    line.step()
+    line.step()
+    assert len(asked) > 1, "somebody ended, and the third may begin"
+
+
+@pytest.mark.parametrize("kind", ["continuous", "static"])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_tokens_are_the_same_under_every_policy(name: str, kind: Kind) -> None:
+    model = model_of(spec_of())
+    requests = [request(f"r{i}", 5 + 3 * i, 6, n=1 + i % 2, temperature=1.0) for i in range(5)]
+    alone = finals(runner_of(model), requests)
+    for pages, offload in ((14, "none"), (14, "memory"), (40, "none")):
+        assert finals(runner_of(model, policy=policy_from(name, kind), pages=pages, offload=offload), requests) == alone
+
+
+def test_set_back_by_recomputing_although_there_is_a_host() -> None:
+    model = model_of(spec_of())
+    requests = [request(f"r{i}", 9, 12) for i in range(4)]
+    restored = {}
+    for set_back in ("recompute", "offload"):
+        runner = runner_of(model, pages=14, offload="memory", set_back=set_back)
+        ends = [event for event in runner.stream(requests) if isinstance(event, Finished)]
+        restored[set_back] = sum(end.restored_tokens for end in ends)
+    assert restored["recompute"] == 0 < restored["offload"]
+    with pytest.raises(WorkbenchError, match="set_back: offload needs a place"):
+        runner_of(model, set_back="offload")
+
+
+def test_a_schedule_is_a_value_of_an_experiment(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from workbench.engine.policies import FCFS\n\n\nclass Mine:\n"
+        "    def __init__(self, step):\n        self.step = step\n"
+        "    def __call__(self, state):\n        return FCFS()(state)\n"
+    )
+    text = "question: q\nworkload: {kind: random}\nschedule: {policy: fair, kind: static, chunk_tokens: 64}\n"
+    experiment = Experiment.from_yaml(text)
+    assert experiment.schedule.policy.kind == "fair" and Experiment.from_yaml(experiment.to_yaml()) == experiment
+    own = experiment.with_(f"schedule.policy={{path: '{file}:Mine', arguments: {{step: 3}}}}").schedule.policy
+    assert type(policy_from(own)).__name__ == "Mine" and policy_from(own).step == 3  # type: ignore[attr-defined]
+    for wrong, words in (
+        ("schedule.policy=shortest", "schedule.policy.kind: 'shortest' is unknown"),
+        ("schedule.policy={kind: fair, patince: 3}", "patince: unknown key; did you mean 'patience'?"),
+        ("schedule.chunk_tokens=4096", "chunk_tokens must be within"),
+        ("schedule.kind=statik", "schedule.kind: "),
+    ):
+        with pytest.raises(WorkbenchError, match=words.replace("?", r"\?")):
+            experiment.with_(wrong)
+
+
+def test_sixty_four_sequences_are_scheduled_in_200_microseconds_where_the_policy_is_asked() -> None:
+    """Places are free and the first that waits does not fit: there is something to decide in every step."""
+    seqs, size = 64, 64
+    holdings = Holdings((PagePool(seqs * 8, size),), (Table(),), 4096)
+    scheduler = Scheduler(holdings, Limits(seqs + 8, 4096), 65_536)
+    lengths = [256 + order for order in range(seqs)] + [20_000] * 20
+    for order, length in enumerate(lengths):
+        ids = tuple(range(length))
+        scheduler.submit(Sequence.of(Request(f"r{order}", ids, SamplingParameters(max_tokens=200)), order))
+    spent: list[float] = []
+    for _ in range(150):
+        began = time.thread_time()
+        plan = scheduler.plan()
+        spent.append(time.thread_time() - began)
+        assert plan is not None
+        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+    assert len(scheduler.running) == seqs
+    assert min(sum(spent[place : place + 20]) / 20 for place in range(20, 130, 10)) < 200e-6

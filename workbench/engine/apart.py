@@ -1,0 +1,44 @@
+"""A step that failed, computed in parts, so that only who makes it fail ends with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from workbench.engine.plan import StepPlan
+from workbench.request import Sequence
+
+
+def forward_apart(
+    forward: Callable[[StepPlan], Tensor], plan: StepPlan
+) -> tuple[StepPlan, Tensor, list[tuple[Sequence, Exception]]]:
+    """`plan` without those whose tokens cannot be computed even alone (and without their mates), the logits of the
+    others [sample, vocab], and why those cannot.
+
+    What fails is halved until one sequence is left. Positions are written again with the same keys and values, and
+    nothing else has changed: `commit` comes later. A failure that does not come back ends nobody.
+    """
+    broken: list[tuple[Sequence, Exception]] = []
+    rows: dict[Sequence, Tensor] = {}
+    parts = list(reversed(plan.halves()))
+    while parts:
+        part = parts.pop()
+        if not part.spans:
+            continue
+        try:
+            logits = forward(part).clone()  # what a step gives is valid until the next
+        except Exception as error:
+            if len(part.spans) == 1:
+                broken.append((part.spans[0].sequence, error))
+            else:
+                parts += reversed(part.halves())
+            continue
+        counts = [span.logit_rows for span in part.spans]
+        rows |= zip((span.sequence for span in part.spans), logits.split(counts), strict=True)
+    ended = {mate for sequence, _ in broken for mate in (sequence, *sequence.mates)}
+    kept = tuple(span for span in plan.spans if span.sequence not in ended)
+    logits = torch.cat([rows[span.sequence] for span in kept]) if kept else torch.empty(0, 0)
+    return replace(plan, spans=kept), logits, broken

@@ -1,0 +1,162 @@
+"""The policies that come with the workbench. Each is a value: the name under `schedule.policy`, and its settings.
+
+Nobody starves under any of them. `fcfs` serves in order of arrival. Under the others whoever has been here for
+`patience` steps is overdue, and who is overdue goes before all who are not, in order of arrival: so the oldest of all
+gets all it needs `patience` steps after it came, at the latest, and when it ends the next one is the oldest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from workbench.engine.policy import Entry, Policy, State, Wishes
+from workbench.engine.serving import in_turn, overdue, parted, serve, turn_of
+
+Steps = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    steady: ClassVar[bool] = True
+
+
+class FCFS(_Part):
+    """First come, first served: decodes, then prefills in the tokens that are left (Sarathi-Serve's mixed steps)."""
+
+    kind: Literal["fcfs"] = "fcfs"
+
+    def __call__(self, state: State) -> Wishes:
+        decodes, prefills = parted(state.running)
+        return serve(state, chain(decodes, prefills, state.waiting))
+
+
+class PrefillFirst(_Part):
+    """Prefills before decodes, which get what is left of the step: the first token comes soon, the others may stall."""
+
+    kind: Literal["prefill_first"] = "prefill_first"
+    patience: Steps = 1000
+
+    def __call__(self, state: State) -> Wishes:
+        decodes, prefills = parted(state.running)
+        late, others = overdue(state, self.patience, decodes)
+        return serve(state, chain(late, prefills, state.waiting, others))
+
+
+class DecodeFirst(_Part):
+    """As long as anything decodes nobody is prefilled, but for who has been here for `patience` steps: even gaps
+    between tokens, and a first token that comes late."""
+
+    kind: Literal["decode_first"] = "decode_first"
+    patience: Steps = 64
+
+    def __call__(self, state: State) -> Wishes:
+        decodes, prefills = parted(state.running)
+        if not decodes:
+            return serve(state, chain(prefills, state.waiting))
+        late, _ = overdue(state, self.patience, chain(prefills, state.waiting))
+        wishes = serve(state, chain(decodes, late))
+        if late or not state.waiting:
+            return wishes
+        head = state.waiting[0]
+        words = f"{len(decodes)} sequences decode, and it has waited {state.step - head.since} of {self.patience} steps"
+        return replace(wishes, tokens=(*wishes.tokens, (head.id, 0)), because={head.id: words})
+
+
+class ShortestPrompt(_Part):
+    """Short prompts are admitted and prefilled first."""
+
+    kind: Literal["shortest_prompt"] = "shortest_prompt"
+    patience: Steps = 1000
+
+    def __call__(self, state: State) -> Wishes:
+        decodes, prefills = parted(state.running)
+        behind = in_turn(state, self.patience, chain(prefills, state.waiting), lambda entry: entry.todo)
+        return serve(state, chain(decodes, behind))
+
+
+class Priority(_Part):
+    """The smaller `Request.priority`, the sooner; the largest gives way first when pages run out."""
+
+    kind: Literal["priority"] = "priority"
+    patience: Steps = 1000
+
+    def __call__(self, state: State) -> Wishes:
+        decodes, prefills = parted(state.running)
+        behind = in_turn(state, self.patience, chain(prefills, state.waiting), _priority)
+        keep = sorted(state.running, key=turn_of(state, self.patience, _priority))
+        return serve(state, chain(decodes, behind), keep)
+
+
+class Fair(_Part):
+    """Next comes the tenant for whom the fewest tokens were computed, with its oldest request (the virtual token
+    counter of Sheng et al., 2024)."""
+
+    kind: Literal["fair"] = "fair"
+    patience: Steps = 1000
+
+    def __call__(self, state: State) -> Wishes:
+        decodes, prefills = parted(state.running)
+        return serve(state, chain(decodes, prefills, self._by_tenant(state)))
+
+    def _by_tenant(self, state: State) -> Iterator[Entry]:
+        late, rest = overdue(state, self.patience, state.waiting)
+        queues: dict[str, list[Entry]] = {}
+        for entry in reversed(rest):
+            queues.setdefault(entry.tenant, []).append(entry)
+        served = {tenant: state.served[tenant] for tenant in {entry.tenant for entry in state.waiting}}
+        for entry in late:
+            served[entry.tenant] += entry.todo
+            yield entry
+        heap = [(served[tenant], queue[-1].order, tenant) for tenant, queue in queues.items()]
+        heapq.heapify(heap)
+        while heap:
+            tokens, _, tenant = heapq.heappop(heap)
+            entry = queues[tenant].pop()
+            yield entry
+            if queues[tenant]:
+                heapq.heappush(heap, (tokens + entry.todo, queues[tenant][-1].order, tenant))
+
+
+class Static:
+    """A batch waits for its last: nobody joins once anybody in it has decoded. `inner` says who comes into it.
+
+    It is gathered for as long as its prompts take, which may be several steps; nobody decodes meanwhile.
+    """
+
+    def __init__(self, inner: Policy):
+        self.inner = inner
+        self.steady = getattr(inner, "steady", False)
+        self.patience = getattr(inner, "patience", None)
+        self.kind = f"static {getattr(inner, 'kind', type(inner).__qualname__)}"
+
+    def __call__(self, state: State) -> Wishes:
+        if state.running and self._complete(state):
+            wishes = self.inner(replace(state, waiting=()))
+            if not state.waiting:
+                return wishes
+            head, count = state.waiting[0], len(state.running)
+            words = f"a batch runs, and {count} sequences in it have not ended"
+            return replace(wishes, tokens=(*wishes.tokens, (head.id, 0)), because={head.id: words})
+        wishes = self.inner(state)
+        decodes = {entry.id for entry in state.running if entry.decodes}
+        if any(tokens and name not in decodes for name, tokens in wishes.tokens):  # the batch is still being gathered
+            return replace(wishes, tokens=[(name, 0 if name in decodes else n) for name, n in wishes.tokens])
+        return wishes
+
+    def _complete(self, state: State) -> bool:
+        if any(entry.known > entry.prompt + 1 for entry in state.running):
+            return True
+        # Prompts that end with their prefill make room for others: without a bound it would be gathered for ever. Whole
+        # prompts fill the steps they are laid into by half at least.
+        prompts = sum(entry.known for entry in state.running)
+        return state.step - min(entry.began for entry in state.running) > 2 * -(-prompts // state.chunk)
+
+
+def _priority(entry: Entry) -> int:
+    return entry.priority

@@ -1,0 +1,135 @@
+"""The scheduler's sequences as a policy sees them: numbers, and nothing that could be changed."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from workbench.cache.holdings import Holdings
+from workbench.cache.pages import NULL_PAGE
+from workbench.cache.prefix import Offer
+from workbench.engine.limits import Limits
+from workbench.engine.policy import Counts, Entry, State
+from workbench.engine.tenants import Tenants
+from workbench.request import Sequence
+
+
+class _Worked(dict):
+    """Values that are worked out when they are first asked for."""
+
+    def __init__(self, work: Callable[[str], Any]):
+        super().__init__()
+        self._work = work
+
+    def __missing__(self, key: str) -> Any:
+        value = self[key] = self._work(key)
+        return value
+
+
+class Views:
+    """Entries of sequences that wait are kept from step to step: nothing in them changes while they wait."""
+
+    def __init__(self, holdings: Holdings, limits: Limits, tenants: Tenants):
+        self.holdings, self.limits, self.tenants = holdings, limits, tenants
+        self._waiting: list[Entry] = []
+        self._tuple: tuple[Entry, ...] | None = ()
+        self._offers: dict[str, Offer] = {}
+
+    def waits(self, sequence: Sequence) -> None:
+        bisect.insort(self._waiting, self._entry(sequence, runs=False), key=_order)
+        self._tuple = None
+
+    def waits_no_more(self, sequence: Sequence) -> None:
+        del self._waiting[bisect.bisect_left(self._waiting, sequence.order, key=_order)]
+        self._tuple = None
+
+    def changed(self, sequence: Sequence) -> None:
+        """One that waits has fewer followers, or pages."""
+        self.waits_no_more(sequence)
+        self.waits(sequence)
+
+    def offer(self, sequence: Sequence) -> Offer:
+        """What the cache offers it; looked up once as long as no page changes hands."""
+        if sequence.request_id not in self._offers:
+            self._offers[sequence.request_id] = self.holdings.match(sequence)
+        return self._offers[sequence.request_id]
+
+    def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
+        """Pages that `sequence` must be given to begin, by table, with those of its mates, who go on with it."""
+        lacks = self.holdings.lacks(sequence, offer)
+        for mate in sequence.followers if sequence.mates else ():
+            lacks = [pages + more for pages, more in zip(lacks, self.holdings.beyond(mate), strict=True)]
+        return lacks
+
+    def forget_offers(self) -> None:
+        """Pages change hands."""
+        self._offers.clear()
+
+    def state(self, step: int, running: list[Sequence], waiting: list[Sequence], by_id: dict[str, Sequence]) -> State:
+        self.forget_offers()
+        holdings, limits = self.holdings, self.limits
+        free = [pool.available for pool in holdings.pools]
+        entries = []
+        for sequence in running:
+            uncovered = len(sequence.token_ids) - sequence.evicted > sequence.covered
+            if uncovered and (missing := holdings.missing(sequence)):
+                free = [pages - count for pages, count in zip(free, missing, strict=True)]
+            entries.append(self._entry(sequence, True))
+        if self._tuple is None:
+            self._tuple = tuple(self._waiting)
+        served = _Worked(lambda tenant: total()[tenant])
+        totals: list[Counter[str]] = []
+
+        def total() -> Counter[str]:
+            if not totals:
+                totals.append(self.tenants.served((*running, *waiting)))
+            return totals[0]
+
+        return State(
+            step, tuple(entries), self._tuple, tuple(free),
+            needs=MappingProxyType(_Worked(lambda name: self._needs(by_id[name]))),
+            gives=MappingProxyType(_Worked(lambda name: self._gives(by_id[name]))),
+            cached=MappingProxyType(_Worked(lambda name: self._cached(by_id[name]))),
+            served=MappingProxyType(served),
+            max_num_seqs=limits.max_num_seqs, budget=limits.max_num_batched_tokens, chunk=limits.chunk,
+            whole=not limits.chunked_prefill,
+        )  # fmt: skip
+
+    def _entry(self, sequence: Sequence, runs: bool) -> Entry:
+        request, known, computed = sequence.request, len(sequence.token_ids), sequence.computed
+        todo, followers = known - computed, len(sequence.followers)
+        if self.holdings.budget is not None:
+            todo = self.holdings.next_tokens(sequence, computed, sequence.evicted)
+        if followers:  # the next of them joins there, which may be at once
+            todo = max(1, min(follower.joins for follower in sequence.followers) - computed)
+        return Entry(
+            request.request_id, sequence.order, sequence.since, request.tenant, request.priority,
+            len(request.prompt_ids), known, computed, todo, runs, 1 + followers,
+            1 + followers if sequence.mates else 1, sequence.set_backs, sequence.began,
+        )  # fmt: skip
+
+    def _needs(self, sequence: Sequence) -> Counts:
+        holdings = self.holdings
+        if any(sequence.pages):
+            return tuple(holdings.missing(sequence) or [0] * len(holdings.pools))
+        offer = self.offer(sequence)
+        lacks = self.lacks(sequence, offer)
+        # Idle pages that it is offered are among those that could be had, and will not be.
+        idle = [pool.available - holdings.available(t, offer) for t, pool in enumerate(holdings.pools)]
+        return tuple(pages + kept for pages, kept in zip(lacks, idle, strict=True))
+
+    def _gives(self, sequence: Sequence) -> Counts:
+        return tuple(
+            sum(page != NULL_PAGE and pool.holders(page) - pool.kept(page) == 1 for page in pages)
+            for pool, pages in zip(self.holdings.pools, sequence.pages, strict=True)
+        )
+
+    def _cached(self, sequence: Sequence) -> int:
+        return sequence.saved.computed if sequence.saved is not None else self.offer(sequence).tokens
+
+
+def _order(entry: Entry) -> int:
+    return entry.order
