@@ -84,7 +84,7 @@ def results(fleet: Fleet, promise: Promise, began: float) -> dict[str, Any]:
             for name in ("ttft_s", "tpot_s", "e2el_s", "queue_s", "longest_gap_s")
         },
         "goodput": goodput(figures, promise, seconds),
-        "cache_hit_rate": cached / prompt if prompt else None,
+        "cache_hit_rate": cached / prompt if prompt and any(i.machine.prefix for i in fleet.instances) else None,
         "cache_waste": waste(fleet.instances),
         "instances": [instance_figures(instance, fleet.now) for instance in fleet.instances],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workbench.cache.settings import RadixPrefix
+from workbench.cache.settings import NoOffload, RadixPrefix
 from workbench.engine.load import CACHE_MEMORY, DTYPES
 from workbench.engine.scheduler import Limits
 from workbench.errors import WorkbenchError
@@ -101,6 +101,8 @@ def simulated(experiment: Experiment) -> SimulatedExecutor:
         raise WorkbenchError("executor: this is simulated; write `executor: {kind: simulated}`")
     if experiment.sampling.n > 1:
         raise WorkbenchError(f"sampling.n {experiment.sampling.n}: a simulated run has one sample a request; give 1")
+    if experiment.cache.evict is not None or not isinstance(experiment.cache.offload, NoOffload):
+        raise WorkbenchError("cache: evict and offload are not simulated; take them out, or run with executor: real")
     return experiment.executor
 
 
