@@ -110,5 +110,6 @@ def told(run: Fleet) -> tuple[list[tuple], list[tuple]]:
         tally = vars(instance.tally).copy()
         del tally["moves"]
         pools = instance.scheduler.pools
-        instances.append((tuple(tally.items()), tuple((pool.free, len(pool.idle)) for pool in pools)))
+        kept = [pool.available if instance.machine.ttl else (pool.free, len(pool.idle)) for pool in pools]
+        instances.append((tuple(tally.items()), kept))  # what is over is given up when somebody looks, and not before
     return jobs, instances
