@@ -38,7 +38,7 @@ FREE_OF_TORCH = (
     "workbench/request.py",
     *(f"workbench/engine/{name}.py" for name in (
         "scheduler", "plan", "granting", "lawful", "limits", "policies", "policy", "queue", "schedule", "serving",
-        "tenants", "views",
+        "stretch", "tenants", "views",
     )),  # fmt: skip
     *(
         path.relative_to(ROOT).as_posix()

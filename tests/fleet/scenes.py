@@ -9,6 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from workbench.cache.tables import Table
+from workbench.engine.policies import FCFS, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt, Static
+from workbench.engine.policy import State, Wishes
 from workbench.engine.scheduler import Limits
 from workbench.fleet.fleet import Failure, Fleet, Pool, Transfer
 from workbench.fleet.machine import Machine
@@ -18,6 +20,13 @@ from workbench.traffic.arrival import Arrival
 from workbench.traffic.source import Closed, Open
 
 TICK = 1 / SECOND
+
+
+def _fcfs_by_hand(state: State) -> Wishes:
+    """A policy that promises nothing: it is asked before every step."""
+    return FCFS()(state)
+
+
 BLOCK = 4
 
 TICKS = st.integers(0, 3)
@@ -25,6 +34,9 @@ FORMS = st.builds(
     Form, step=st.integers(1, 6), prefill=TICKS, decode=TICKS, sampled=TICKS, head=TICKS,
     pairs=st.tuples(TICKS, TICKS), read=st.tuples(TICKS, TICKS),
 )  # fmt: skip
+POLICIES = st.sampled_from(
+    [None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), Static(FCFS()), _fcfs_by_hand]
+)
 ROUTERS = st.sampled_from([RoundRobin(), LeastLoaded(), PrefixAware(request_tokens=3), SessionSticky()])
 
 
@@ -40,7 +52,7 @@ def machines(draw: Any, arrives: bool = False) -> Machine:
     ttl = draw(st.sampled_from([None, 50 * TICK])) if prefix else None
     return Machine(
         times, tables, pages, tuple(8 for _ in tables), draw(st.sampled_from([2, 4])), draw(st.integers(20, 60)),
-        limits, prefix, ttl, arrives, draw(st.sampled_from([0.0, 0.25])),
+        limits, draw(POLICIES), prefix, ttl, arrives, draw(st.sampled_from([0.0, 0.25])),
     )  # fmt: skip
 
 
@@ -98,5 +110,6 @@ def told(run: Fleet) -> tuple[list[tuple], list[tuple]]:
         tally = vars(instance.tally).copy()
         del tally["moves"]
         pools = instance.scheduler.pools
-        instances.append((tuple(tally.items()), tuple((pool.free, len(pool.idle)) for pool in pools)))
+        kept = [pool.available if instance.machine.ttl else (pool.free, len(pool.idle)) for pool in pools]
+        instances.append((tuple(tally.items()), kept))  # what is over is given up when somebody looks, and not before
     return jobs, instances

@@ -124,6 +124,10 @@ class Scheduler:
                     self.holdings.cut(sequence)
                 self.holdings.settle(sequence)
 
+    def skip(self, steps: int) -> None:
+        """So many steps were taken as the last one was planned, without being planned one by one."""
+        self._steps += steps
+
     def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
         """End `sequence`, whether it runs or waits; its pages are free at once. Returns them, by table."""
         if sequence.finish_reason is not None:

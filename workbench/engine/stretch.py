@@ -12,11 +12,13 @@ def alike(scheduler: Scheduler, plan: StepPlan) -> int:
     """How many steps from `plan` on are planned as it is, unless somebody comes or ends: at least 1.
 
     All that run decode and none lacks a page, fills one or leaves one behind before the last of these steps is over;
-    who waits, if anybody, was not admitted now and so will not be, since nothing becomes free.
+    who waits, if anybody, has no place, and the policy promises (see `Policy`) that it has no more to say then.
     """
     if not plan.decode_only or plan.moves or len(plan.spans) != len(scheduler.running):
         return 1
-    if scheduler.waiting and any(decision.action != "waiting" for decision in plan.decisions):
+    if not getattr(scheduler.policy, "steady", False) or scheduler.holdings.budget is not None:
+        return 1
+    if scheduler.waiting and (plan.decisions or len(scheduler.running) < scheduler.limits.max_num_seqs):
         return 1
     steps = scheduler.context
     for span in plan.spans:
@@ -28,11 +30,12 @@ def alike(scheduler: Scheduler, plan: StepPlan) -> int:
     return max(1, steps)
 
 
-def ahead(plan: StepPlan, steps: int, token: int) -> StepPlan:
+def ahead(scheduler: Scheduler, plan: StepPlan, steps: int, token: int) -> StepPlan:
     """The last of `steps` steps that are planned as `plan` is, once those before it are over: each chose `token`."""
     if steps == 1:
         return plan
     more = steps - 1
+    scheduler.skip(more)
     spans = []
     for span in plan.spans:
         sequence = span.sequence

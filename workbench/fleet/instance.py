@@ -90,7 +90,7 @@ class Instance:
         """Take `job`, with its keys and values where it was `handed_over`; why it cannot be taken, or nothing."""
         self.now = now
         sampling = _sampling(job.until)
-        request = Request(job.name, job.prompt, sampling, cache_salt=job.arrival.tenant)
+        request = Request(job.name, job.prompt, sampling, cache_salt=job.arrival.tenant, tenant=job.arrival.tenant)
         sequence = Sequence(request, self._orders, [*job.prompt, *(NO_TOKEN - job.number,) * job.produced])
         self._orders += 1
         if handed_over:
@@ -130,7 +130,7 @@ class Instance:
         assert move is not None
         self.now = move.end
         self._count(move)
-        plan = ahead(move.plan, move.steps, NO_TOKEN)
+        plan = ahead(self.scheduler, move.plan, move.steps, NO_TOKEN)
         first, longest = move.run.elapsed(1), move.run.last(move.steps)
         chosen, done = {}, []
         for span in plan.spans:

@@ -9,6 +9,7 @@ from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
 from workbench.cache.prefix import PrefixIndex
 from workbench.cache.tables import Table
+from workbench.engine.policy import Policy
 from workbench.engine.scheduler import Limits, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.fleet.hardware import Hardware
@@ -30,6 +31,7 @@ class Machine:
     page_size: int
     context: int
     limits: Limits = Limits()
+    policy: Policy | None = None  # first come first served unless given
     prefix: bool = False
     ttl: float | None = None  # seconds that a cached prefix lives after its last use
     arrives: bool = False
@@ -41,7 +43,7 @@ class Machine:
         rooms = tuple(PagePool(PLACES * pages, self.page_size) for pages in self.pages) if self.arrives else ()
         index = PrefixIndex(pools, self.tables, self.ttl, clock, rooms) if self.prefix else None
         holdings = Holdings(pools, self.tables, self.limits.max_num_batched_tokens, index, rooms)
-        return Scheduler(holdings, self.limits, self.context)
+        return Scheduler(holdings, self.limits, self.context, self.policy)
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -63,6 +65,7 @@ def machine_of(
     ttl: float | None = None,
     arrives: bool = False,
     times: StepTimes | None = None,
+    policy: Policy | None = None,
 ) -> Machine:
     """`gpus` of `hardware` that serve a model. What weights leave of `memory_share` of their memory is cache, unless
     `cache_bytes` says how much, or `pages` how many pages each table has. Tables share it in the proportion in which
@@ -79,6 +82,6 @@ def machine_of(
             f"{hardware.name} with {hardware.memory / 1e9:.0f} GB each; give more gpus, or a smaller model"
         )
     return Machine(
-        times or roofline(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context, limits, prefix,
-        ttl, arrives, SECOND / (hardware.host * gpus),
+        times or roofline(sizes, hardware, gpus), sizes.tables, counts, page_bytes, page_size, context, limits,
+        policy, prefix, ttl, arrives, SECOND / (hardware.host * gpus),
     )  # fmt: skip

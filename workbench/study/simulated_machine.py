@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from workbench.cache.settings import NoOffload, RadixPrefix
 from workbench.engine.load import CACHE_MEMORY, DTYPES
+from workbench.engine.schedule import policy_from
 from workbench.engine.scheduler import Limits
 from workbench.errors import WorkbenchError
 from workbench.fleet.fitted import fitted
@@ -69,13 +70,16 @@ def machine_for(experiment: Experiment) -> Machine:
     return machine_of(
         sizes,
         hardware,
-        Limits(schedule.max_num_seqs, schedule.max_num_batched_tokens),
+        Limits(
+            schedule.max_num_seqs, schedule.max_num_batched_tokens, schedule.chunk_tokens, schedule.chunked_prefill
+        ),
         gpus=executor.gpus,
         page_size=cache.page_size,
         memory_share=executor.memory,
         pages=None if cache.pages == "auto" else cache.pages,
         prefix=isinstance(prefix, RadixPrefix),
         ttl=prefix.ttl if isinstance(prefix, RadixPrefix) else None,
+        policy=policy_from(schedule.policy, schedule.kind),
         times=_times(executor, sizes, hardware),
     )
 

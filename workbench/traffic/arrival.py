@@ -55,7 +55,7 @@ def request_of(
     asked = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}
     return Request(
         request_id, prompt_ids(arrival, vocab, request_id), sampling.model_copy(update=asked), arrival=arrival.time,
-        cache_salt=arrival.tenant,
+        cache_salt=arrival.tenant, tenant=arrival.tenant,
     )  # fmt: skip
 
 
