@@ -107,6 +107,8 @@ def simulated(experiment: Experiment) -> SimulatedExecutor:
         raise WorkbenchError(f"sampling.n {experiment.sampling.n}: a simulated run has one sample a request; give 1")
     if experiment.cache.evict is not None or not isinstance(experiment.cache.offload, NoOffload):
         raise WorkbenchError("cache: evict and offload are not simulated; take them out, or run with executor: real")
+    if experiment.speculate.kind != "none":
+        raise WorkbenchError("speculate: a clock cannot tell which proposals are accepted; run with executor: real")
     return experiment.executor
 
 
