@@ -18,7 +18,7 @@ MODEL = model_of(spec_of(layer(), layer(window=9), end_ids=(3,)))
 
 
 def soak(requests: int = 60, **settings) -> dict:
-    given = {"pages": 26, "prefix": "radix", "policy": "priority", "max_num_seqs": 8, **settings}
+    given = {"pages": 12, "prefix": "radix", "policy": "priority", "max_num_seqs": 8, **settings}
     return Soak(runner_of(MODEL, **given), 1).run(asked(requests, VOCAB, CONTEXT, 1, text=False), requests)
 
 
@@ -42,7 +42,7 @@ def test_pages_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return release(self, sequence, broken)
 
     monkeypatch.setattr(Holdings, "release", kept)
-    assert any("neither free nor in the prefix index" in fault for fault in soak(40)["faults"])
+    assert any("neither free nor in the prefix index" in fault for fault in soak(40, pages=80)["faults"])
 
 
 def test_a_second_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
