@@ -51,7 +51,7 @@ class Soak:
     def run(self, requests: Iterable[Request], count: int) -> dict[str, Any]:
         """Everything to its end, and what is to be said of it; `count` is how many requests there are."""
         samples: list[tuple[int, float]] = []
-        began, coming, every = time.perf_counter(), iter(requests), max(1, count // SAMPLES)
+        began, coming, every = time.perf_counter(), iter(requests), max(10, count // SAMPLES)
         more = True
         while more or self.runner.busy:
             while more and len(self._open) < CLIENTS:

@@ -51,5 +51,5 @@ def _wishes(draw: random.Random, vocab: int, text: bool) -> dict[str, Any]:
     if draw.random() < 0.2:
         wishes |= draw.choice(SEVERAL)
         if "beams" in wishes:  # they take the model's distribution as it is
-            wishes |= {"temperature": 1.0, "top_k": 0}
+            wishes |= {"temperature": 1.0, "top_k": 0, "stop": ()}
     return wishes
