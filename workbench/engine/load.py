@@ -134,7 +134,7 @@ def load(
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
     if batch_invariant:
-        check_cache(shapes, cache_dtype, transformer.dtype, policy)
+        check_cache(shapes, cache_dtype, transformer.dtype, evicts)
     lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO and not batch_invariant)
     if lane == AUTO and not batch_invariant:
         with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
