@@ -6,6 +6,7 @@ from collections import Counter
 
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.radix import Node
+from workbench.cache.tables import Table
 from workbench.engine.plan import StepPlan
 from workbench.engine.scheduler import Scheduler
 from workbench.request import Sequence
@@ -69,14 +70,11 @@ class Memory:
     def _read(self, sequence: Sequence, start: int, end: int) -> None:
         for t, table in enumerate(self.holdings.tables):
             held = sequence.pages[t]
-            for query in range(start, end):
-                for position in range(table.settled(query + 1)):
-                    if table.back is not None and position <= query - table.back and position >= table.first:
-                        continue
-                    page = held[position // self.size]
-                    assert page != NULL_PAGE, f"query {query} needs position {position} of a page given back"
-                    found = self.pages[t].get(page, {}).get(position % self.size)
-                    assert found == self._name(sequence, position), f"query {query} finds {found} at {position}"
+            for position, query in _seen(table, start, end).items():
+                page = held[position // self.size]
+                assert page != NULL_PAGE, f"query {query} needs position {position} of a page given back"
+                found = self.pages[t].get(page, {}).get(position % self.size)
+                assert found == self._name(sequence, position), f"query {query} finds {found} at {position}"
             live = sum(page != NULL_PAGE for page in held)
             self.most_held[t] = max(self.most_held[t], live)
 
@@ -101,6 +99,17 @@ class Memory:
             assert len(places) == len(set(places)) == room.used
         for s in self.scheduler.waiting:
             assert (s.computed == 0) == (not any(any(pages) for pages in s.pages))
+
+
+def _seen(table: Table, start: int, end: int) -> dict[int, int]:
+    """The positions in a table's pages that queries from `start` to `end` see, each with one that sees it."""
+    seen: dict[int, int] = {}
+    for query in range(start, end):
+        settled = table.settled(query + 1)
+        oldest = 0 if table.back is None else max(0, query - table.back + 1)
+        for position in (*range(min(oldest, table.first, settled)), *range(oldest, settled)):
+            seen[position] = query
+    return seen
 
 
 def nodes(prefix) -> list[Node]:

@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from tests.engine.history import BUDGET, CONTEXT, FULL, SIZE, Counted
 from tests.engine.memory import Memory, Name
-from tests.engine.test_histories import BUDGET, CONTEXT, FULL, SIZE, Counted, Histories
+from tests.engine.test_histories import Histories
 from workbench.cache.budget import Budget
 from workbench.cache.pages import PagePool
 from workbench.cache.tables import Table

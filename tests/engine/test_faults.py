@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.tiny import finals, layer, model_of, request, runner_of, spec_of
+from workbench.engine.drafts import Drafts
+from workbench.engine.lookup import LookupDrafts
 from workbench.engine.policy import State, Wishes
 from workbench.engine.runner import Runner, generate
 from workbench.engine.schedule import BUILT_IN
@@ -117,6 +119,32 @@ def test_a_wrong_wish_ends_the_request_it_names() -> None:
     assert done["r1"].reason == "error" and "wishes -1 tokens for r1" in done["r1"].error
     assert {name: done[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
     assert any("neither runs nor waits" in getattr(event, "reason", "") for event in told)
+    at_rest(runner)
+
+
+@pytest.mark.parametrize("kind", ["submitted", "planned", "prefilled", "decoded", "verified", "set_back"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_listener_cancels_what_it_is_told_of(kind: str, n: int) -> None:
+    """In the midst of a step or of a submission: it ends once, nothing is told of it after that, the others go on."""
+    asked = [request("r0", 6, 12), request("r1", 9, 12, n=n), request("r2", 12, 9), request("r3", 15, 12, n=n)]
+    alone = finals(runner_of(MODEL, pages=80), asked)
+    runner = runner_of(MODEL, pages=14, drafts=Drafts(LookupDrafts(1, 2), 3, MODEL.spec.context))
+    told: list[Event] = []
+
+    def heard(event: Event) -> None:
+        told.append(event)
+        if event.kind == kind and event.request_id != "r0":
+            runner.cancel(event.request_id)
+
+    runner.instruments.listener = heard
+    done = generate(runner, asked)
+    assert any(end.reason == "cancelled" for end in done.values())
+    for name, end in done.items():
+        cut = end.reason == "cancelled"
+        assert end.token_ids == alone[name][: len(end.token_ids) if cut else None]
+        mine = [event for event in told if (event.request_id, event.sample) == (end.request_id, end.sample)]
+        assert [event.kind for event in mine].count("finished") == 1 and mine[-1].kind == "finished"
+        assert mine[0].kind == "submitted"
     at_rest(runner)
 
 

@@ -73,6 +73,10 @@ class StepPlan:
         """The plan less the spans of `sequences`, which ended before it began."""
         return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
 
+    def going(self) -> StepPlan:
+        """The plan less the spans of what ended since it was made: a listener may cancel what it is told of."""
+        return self.without([span.sequence for span in self.spans if span.sequence.finish_reason is not None])
+
     def halves(self) -> tuple[StepPlan, StepPlan]:
         """The first half of the spans, one at least, and the others."""
         middle = max(1, len(self.spans) // 2)

@@ -194,6 +194,7 @@ class Runner:
         self.served.planned(plan, planned)
         for sequence, fault in (*plan.faults, *faults):
             self.served.broke([sequence], fault)
+        plan = plan.going()
         if not plan.spans:
             return
         whole, accepted = plan, 0

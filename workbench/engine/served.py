@@ -64,6 +64,7 @@ class Served:
         self._searches: dict[str, Search] = {}  # by each of their beams
         self._tell, self._mail = tell, Mail(tell)
         self._submitted = 0
+        self._coming: dict[str, bool] = {}  # requests that are being told of, and whether a listener cancelled them
 
     def submit(self, request: Request, box: deque[Event], arrival: float | None) -> int:
         """Queue `request`, or end it at once; how many Finished events are to come, or came: one a sample."""
@@ -81,6 +82,7 @@ class Served:
         asked, sequences = request.sampling, []
         if not asked.beams and asked.samples > asked.n:
             self._mail.hold(request.request_id, BestOf(asked.samples, asked.n))
+        self._coming[request.request_id] = False
         for number, sample in enumerate(samples):
             sequence = Sequence.of(sample, self._submitted)
             self._submitted += 1
@@ -94,6 +96,8 @@ class Served:
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, _told(error))
+        if self._coming.pop(request.request_id):
+            self.cancel(request.request_id)
         return len(samples)
 
     def _admit(self, request: Request, sequences: list[Sequence]) -> None:
@@ -111,6 +115,9 @@ class Served:
 
     def cancel(self, request_id: str) -> None:
         """End a request with all its samples; unknown ids are ignored."""
+        if request_id in self._coming:  # not all of it is known yet
+            self._coming[request_id] = True
+            return
         for name in reversed(self._mail.samples(request_id)):
             sequence = self.sequences.get(name)
             if sequence is not None:
@@ -124,6 +131,8 @@ class Served:
         """Tell what the scheduler decided."""
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
+            if name not in self.sequences:  # a listener has cancelled it
+                continue
             if action == "set_back":
                 self._mail.send(SetBack(now, name, step=plan.step, reason=reason))
             else:
@@ -177,14 +186,17 @@ class Served:
         """The step of `plan` is over: tell how far each request is, and end those that are done."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
+            if sequence.finish_reason is not None:  # a listener may have cancelled it
+                continue
             if not span.decodes:
                 self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
-            if name not in read or sequence.finish_reason is not None:  # a listener may have cancelled it
+            if name not in read or sequence.finish_reason is not None:
                 continue
             if span.drafts:
                 drafted, accepted = len(span.drafts), read[name].accepted
                 self._mail.send(Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted))
-            self._decoded(sequence, read[name], plan.step, now)
+            if sequence.finish_reason is None:
+                self._decoded(sequence, read[name], plan.step, now)
 
         searches = (self._searches.get(span.sequence.request_id) for span in plan.spans) if self._searches else ()
         for search in {id(search): search for search in searches if search is not None}.values():

@@ -1,0 +1,181 @@
+"""Many requests of every sort on the real runner: `python -m experiments.soak [--requests 5000] [--json] [--out DIR]`.
+
+Few pages, so that sequences are set back; cancels at any event, in the midst of a step too. It fails where a request
+has no end or two, a page stays with nobody, or memory grows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments import flat_memory
+from experiments.soak_requests import asked
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+from workbench.request import FinishReason, Request
+from workbench.study.dated_record import write_dated
+from workbench.study.environment import environment
+from workbench.trace.events import Event, Finished, SetBack, Stepped
+
+CLIENTS = 24  # requests under way
+SAMPLES = 60  # of memory
+CANCELLED = 0.15  # of the requests
+LATEST = 20  # event of its own at which a request is cancelled
+
+
+class Soak:
+    """Sends requests through `runner`, cancels some, and counts what becomes of them. Nothing is kept of what ended."""
+
+    def __init__(self, runner: Runner, seed: int = 0):
+        self.runner, self.draw = runner, random.Random(f"{seed}/cancels")
+        self.reasons: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.ended = self.sequences = self.steps = self.set_backs = self.tokens = self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self._open: dict[str, set[int]] = {}  # samples that have ended, of requests that have not
+        self._owed: dict[str, int] = {}
+        self._cancels: dict[str, int] = {}  # after so many more of its events
+        runner.instruments.listener = self.heard
+
+    def run(self, requests: Iterable[Request], count: int) -> dict[str, Any]:
+        """Everything to its end, and what is to be said of it; `count` is how many requests there are."""
+        samples: list[tuple[int, float]] = []
+        began, coming, every = time.perf_counter(), iter(requests), max(1, count // SAMPLES)
+        more = True
+        while more or self.runner.busy:
+            while more and len(self._open) < CLIENTS:
+                request = next(coming, None)
+                more = request is not None
+                if request is not None:
+                    self._submit(request)
+            self.runner.step()
+            if self.ended >= every * (len(samples) + 1) and (size := flat_memory.resident()) is not None:
+                samples.append((self.ended, size))
+        seconds = time.perf_counter() - began
+        self.faults += [f"{name} has no end" for name in self._open] + leftovers(self.runner)
+        return {
+            "requests": self.ended, "sequences": self.sequences, "reasons": dict(sorted(self.reasons.items())),
+            "steps": self.steps, "set_backs": self.set_backs, "seconds": seconds, "output_tokens": self.tokens,
+            "output_tokens_per_second": self.tokens / seconds, "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens, "faults": self.faults, "resident_mib": samples,
+            "memory": asdict(flat_memory.judge(samples, count)),
+        }  # fmt: skip
+
+    def _submit(self, request: Request) -> None:
+        name = request.request_id
+        self._open[name], self._owed[name] = set(), request.sampling.samples
+        if self.draw.random() < CANCELLED:
+            self._cancels[name] = self.draw.randint(1, LATEST)
+        owed = self.runner.submit(request)
+        if name in self._open:
+            self._owed[name] = owed
+        self._close(name)
+
+    def heard(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self.steps += 1
+        name = event.request_id
+        if not name:
+            return
+        if name not in self._open:
+            self.faults.append(f"{name} has a {event.kind} after its end")
+            return
+        self.set_backs += isinstance(event, SetBack)
+        if isinstance(event, Finished):
+            self._end(event)
+        elif name in self._cancels:
+            self._cancels[name] -= 1
+            if self._cancels[name] == 0:
+                self.runner.cancel(name)
+
+    def _end(self, event: Finished) -> None:
+        name = event.request_id
+        if event.sample in self._open[name]:
+            self.faults.append(f"{name}, sample {event.sample}, ends twice")
+        if event.reason not in list(FinishReason) or (event.reason == FinishReason.ERROR):
+            self.faults.append(f"{name}, sample {event.sample}, ends with {event.reason!r}: {event.error}")
+        self._open[name].add(event.sample)
+        self.sequences += 1
+        self.reasons[event.reason] += 1
+        self.tokens += len(event.token_ids)
+        self.prompt_tokens += event.prompt_tokens
+        self.cached_tokens += event.cached_tokens
+        self._close(name)
+
+    def _close(self, name: str) -> None:
+        if name in self._open and len(self._open[name]) == self._owed[name]:
+            self.ended += 1
+            self._cancels.pop(name, None)
+            del self._open[name], self._owed[name]
+
+
+def leftovers(runner: Runner) -> list[str]:
+    """What a runner at rest keeps that it should not: pages with nobody, sequences, samplers' states."""
+    found = []
+    for table, pool in enumerate(runner.scheduler.pools):
+        if pool.free + len(pool.idle) != pool.pages:
+            lost = pool.pages - pool.free - len(pool.idle)
+            found.append(f"table {table}: {lost} of {pool.pages} pages are neither free nor in the prefix index")
+    runner.forget_prefixes()
+    for table, pool in enumerate(runner.scheduler.pools):
+        if pool.free != pool.pages:
+            found.append(f"table {table}: {pool.pages - pool.free} pages stay when the prefix index is empty")
+    kept = {"sequences": runner.served.sequences, "samplers": runner.served.chooser._admitted}
+    return found + [f"{len(values)} {what} are kept" for what, values in kept.items() if values]
+
+
+def told(record: dict[str, Any]) -> str:
+    memory, reasons = record["memory"], ", ".join(f"{count} {name}" for name, count in record["reasons"].items())
+    flat = {True: "flat", False: "NOT FLAT", None: "too few samples to judge"}[memory["flat"]]
+    lines = [
+        f"{record['requests']} requests, {record['sequences']} sequences: {reasons}",
+        f"{record['output_tokens']} tokens in {record['seconds']:.1f} s "
+        f"({record['output_tokens_per_second']:.0f} a second), {record['steps']} steps, {record['set_backs']} "
+        f"set-backs, {record['cached_tokens']} of {record['prompt_tokens']} prompt tokens found in the prefix index",
+        f"memory {flat}: {memory['slope']:+.2f} MiB a thousand requests, last third less first "
+        f"{memory['difference']:+.2f} MiB, {memory['samples']} samples",
+    ]
+    return "\n".join([*lines, *(f"FAULT: {fault}" for fault in record["faults"][:20])])
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=1)] = 5000,
+    model: Annotated[str, typer.Option()] = "demo",
+    lane: Annotated[str, typer.Option()] = "auto",
+    policy: Annotated[str, typer.Option()] = "priority",
+    speculate: Annotated[str, typer.Option()] = "none",
+    pages: Annotated[int, typer.Option(help="so few that sequences are set back")] = 96,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="the record on standard output")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
+) -> None:
+    """Send many requests of every sort through a runner, and see that nothing is lost, kept or left without an end."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    runner = load(
+        model, lane=lane, policy=policy, speculate=speculate, page_size=16, pages=pages, prefix="radix",
+        max_num_batched_tokens=256,
+    )  # fmt: skip
+    spec = runner.model.spec
+    given = asked(requests, spec.vocab, spec.context, seed, text=runner.tokenizer is not None)
+    settings = {"model": model, "lane": str(runner.lanes), "policy": policy, "speculate": speculate, "pages": pages}
+    record = {"experiment": "soak", "date": date, "settings": settings | {"seed": seed}, "environment": environment()}
+    record |= Soak(runner, seed).run(given, requests)
+    print(json.dumps(record, indent=2) if as_json else told(record))
+    if out is not None:
+        print(write_dated(record, out, "soak"), file=sys.stderr)
+    raise typer.Exit(1 if record["faults"] or record["memory"]["flat"] is False else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

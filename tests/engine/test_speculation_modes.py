@@ -1,0 +1,133 @@
+"""Speculation under every policy and under `batch_invariant`: the same tokens, and there the same bits."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiled_kernels import Lane, lane_problems
+from tests.engine.test_speculation import Guesses, check_pages, drafts, plain, run_checked, tokens
+from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from workbench.engine.invariant import InvariantExecutor
+from workbench.engine.plan import StepPlan
+from workbench.engine.runner import Runner
+from workbench.engine.schedule import BUILT_IN, Kind, policy_from
+from workbench.trace.events import Decoded, Verified
+
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=9)))
+ASKED = [request(f"r{i}", 3 + 5 * i, 6 + 3 * (i % 3)) for i in range(5)]
+WANTED = plain(MODEL, ASKED, pages=80)
+ANSWERS = {name: end.token_ids for name, end in WANTED.items()}
+needs_mlir = pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"{lane_problems()[Lane.MLIR]}")
+
+
+@pytest.mark.parametrize("kind", ["continuous", "static"])
+@pytest.mark.parametrize("policy", BUILT_IN)
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 99), pages=st.integers(18, 40), right=st.floats(0, 1), budget=st.integers(5, 20))
+def test_every_policy_gives_the_same_tokens(
+    policy: str, kind: str, seed: int, pages: int, right: float, budget: int
+) -> None:
+    """With little patience, few pages, and budgets that cut prompts and drafts."""
+    patience = {} if policy == "fcfs" else {"patience": 6}
+    runner = runner_of(
+        MODEL, policy=policy_from({"kind": policy, **patience}, cast(Kind, kind)), pages=pages,
+        max_num_batched_tokens=budget, prefix="radix", drafts=drafts(Guesses(ANSWERS, seed, right)),
+    )  # fmt: skip
+    assert tokens(run_checked(runner, ASKED)) == tokens(WANTED)
+    runner.forget_prefixes()
+    assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
+
+
+class Bits:
+    """Keeps, for each request, the logits after each text that was known or drafted, and asserts that they have the
+    same bits every time."""
+
+    def __init__(self, runner: Runner, known: dict | None = None):
+        self.inner, self.known = runner.executor, {} if known is None else known
+        self.met = self.drafted = 0
+        self.differing: list[tuple] = []
+        runner.executor = self  # type: ignore[assignment]
+
+    compiles, kernel_seconds, artifacts = 0, None, {}
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        logits = self.inner.forward(plan)
+        rows = iter(logits.clone())
+        for span in plan.spans:
+            for place in range(len(span.drafts) + 1) if span.samples else ():
+                text = (*span.sequence.token_ids, *span.drafts[:place])
+                row = next(rows)
+                self.drafted += place > 0
+                if text in self.known:
+                    self.met += 1
+                    self.differing += [] if torch.equal(self.known[text], row) else [text]
+                self.known.setdefault(text, row)
+        return logits
+
+
+def invariant_runner(**more) -> Runner:
+    runner = runner_of(MODEL, prefix="radix", **more)
+    runner.executor = InvariantExecutor(MODEL, runner.store, (1, 3, 8))
+    return runner
+
+
+@needs_mlir
+def test_checks_have_the_bits_of_single_tokens_under_batch_invariant() -> None:
+    """Each row of a check is bit for bit that of a run without drafts, alone; and so are the outputs."""
+    alone: dict = {}
+    single = {}
+    for each in ASKED:
+        runner = invariant_runner(pages=80)
+        Bits(runner, alone)
+        single |= tokens(run_checked(runner, [each]))
+    for right, pages, budget in ((0.8, 80, 16), (0.5, 24, 7)):
+        runner = invariant_runner(
+            pages=pages, max_num_batched_tokens=budget, policy="shortest_prompt",
+            drafts=drafts(Guesses({name: end[0] for name, end in single.items()}, 1, right)),
+        )  # fmt: skip
+        bits = Bits(runner, dict(alone))
+        assert tokens(run_checked(runner, ASKED)) == single
+        assert bits.drafted and bits.met >= sum(len(end[0]) for end in single.values()) and bits.differing == []
+
+
+def test_without_it_some_bit_differs() -> None:
+    """The negative control: what the test above compares can differ."""
+    alone: dict = {}
+    for each in ASKED:
+        runner = runner_of(MODEL, pages=80)
+        Bits(runner, alone)
+        run_checked(runner, [each])
+    runner = runner_of(MODEL, pages=80, drafts=drafts(Guesses(ANSWERS, 1, 0.8)))
+    bits = Bits(runner, alone)
+    run_checked(runner, ASKED)
+    assert bits.differing
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_cancels_under_every_policy(policy: str) -> None:
+    """Amid drafts: pages come back, and the others' tokens stay."""
+    runner = runner_of(MODEL, policy=policy, pages=24, drafts=drafts(Guesses(ANSWERS, 3)))
+    box: deque = deque()
+    for each in ASKED:
+        runner.submit(each, box)
+    cancelled, ends = False, {}
+    while runner.busy:
+        runner.step(box)
+        check_pages(runner)
+        if not cancelled and any(isinstance(event, Verified) for event in box):
+            runner.cancel("r1")
+            cancelled = True
+    for event in box:
+        if event.kind == "finished":
+            ends[event.request_id] = event
+    assert cancelled and any(isinstance(event, Decoded) for event in box)
+    for name, end in ends.items():
+        assert end.token_ids == ANSWERS[name][: len(end.token_ids)]
+        assert name == "r1" or len(end.token_ids) == len(ANSWERS[name])
+    assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
