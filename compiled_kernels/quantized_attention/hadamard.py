@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 
 def rotate(x: Tensor) -> Tensor:
-    """x [..., dim] H / sqrt(dim), rounded once to the type of x. Twice is once back: H is symmetric.
+    """x [..., dim] H / sqrt(dim), rounded once to the type of x; H is Sylvester's, so that twice is once back.
 
-    Raises ValueError where dim is not a power of two.
+    By butterflies (the fast Walsh-Hadamard transform) in float64, not a product of matrices: a product's bits depend on
+    how many rows it has, and a bit decides a code that lies between two. ValueError where dim is no power of two.
     """
-    exact = torch.promote_types(x.dtype, torch.float32)
-    return (x.to(exact) @ matrix(x.shape[-1], exact, x.device)).to(x.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def matrix(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The normalized Hadamard matrix (Sylvester): symmetric, and its own inverse."""
+    dim = x.shape[-1]
     if dim < 1 or dim & (dim - 1):
         raise ValueError(f"a Hadamard rotation needs a head width that is a power of two, not {dim}")
-    made = torch.ones(1, 1, dtype=torch.float64)
-    while made.shape[0] < dim:
-        made = torch.cat([torch.cat([made, made], 1), torch.cat([made, -made], 1)])
-    return (made * dim**-0.5).to(dtype=dtype, device=device)
+    turned, half = x.double(), 1
+    while half < dim:
+        above, below = turned.unflatten(-1, (dim // (2 * half), 2, half)).unbind(-2)
+        turned = torch.stack([above + below, above - below], dim=-2).flatten(-3)
+        half *= 2
+    return (turned * dim**-0.5).to(x.dtype)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from experiments import (
+    batching,
+    chunked_prefill,
     disaggregation,
     kv_evict,
     kv_groups,
@@ -26,7 +28,7 @@ from workbench.study.verdict import Verdict, row_of, verdicts
 EXPERIMENTS = Path(kv_precision.__file__).parent
 NAMES = (
     "kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism", "disaggregation", "routing",
-    "paging_waste",
+    "paging_waste", "batching", "chunked_prefill",
 )  # fmt: skip
 
 
@@ -253,5 +255,61 @@ def evictions(bits: dict[str, tuple[float, float]], left: tuple[float, float], p
 def test_eviction(rows: list[dict], outcomes: list[str]) -> None:
     found = kv_evict.judge(rows)
     assert [each.claim for each in found] == ["kv-evict-bounded", "kv-heavy-hitters", "kv-sinks", "kv-snapkv"]
+    assert [each.outcome for each in found] == outcomes
+    assert all(each.rule and each.because and each.says for each in found)
+
+
+def batches(rates: tuple[float, ...], tpot: tuple[float, float], static: float, ttft: float) -> list[dict]:
+    """Tokens a second of 1 to 16 at once and of the static batch, TPOT of one and of 16, TTFT of continuous where the
+    static batch has 1."""
+    rows = [
+        {"variant": name, "output_tokens_per_s": rate, "tpot_s_p50": tpot[0], "e2el_s_p50": 1.0}
+        for name, rate in zip(batching.SIZES.values(), rates, strict=True)
+    ]
+    rows[-1] |= {"tpot_s_p50": tpot[1], "ttft_s_p50": ttft, "ttft_s_p99": 2.0}
+    return [*rows, {"variant": "static", "output_tokens_per_s": static, "e2el_s_p50": 1.0}
+            | {"ttft_s_p50": 1.0, "ttft_s_p99": 2.0}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes"),
+    [
+        (batches((1, 2, 3, 4, 5), (0.1, 0.2), 2.4, 0.5), ["holds", "holds"]),
+        (batches((1, 2, 3, 4, 5), (0.1, 0.2), 2.4, 1.5), ["holds-with-limits", "holds"]),
+        (batches((1, 2, 3, 4, 5), (0.1, 0.1), 4.0, 0.5), ["holds-with-limits", "holds-with-limits"]),
+        (batches((1, 2, 3, 2.9, 5), (0.1, 0.2), 4.9, 0.5), ["refuted", "holds-with-limits"]),
+        (batches((1, 1.2, 1.3, 1.4, 1.5), (0.1, 0.2), 0.5, 0.5), ["holds", "holds-with-limits"]),
+        (batches((1, 1, 1, 1, 1), (0.1, 1.6), 2.0, 0.5), ["refuted", "refuted"]),
+    ],
+)
+def test_batches(rows: list[dict], outcomes: list[str]) -> None:
+    found = batching.judge(rows)
+    assert [each.claim for each in found] == ["continuous-vs-static", "batch-amortises"]
+    assert [each.outcome for each in found] == outcomes
+    assert all(each.rule and each.because and each.says for each in found)
+
+
+def interruptions(gaps: tuple[float, float, float], tail: float, median: float) -> list[dict]:
+    """The longest gaps of whole prompts and both chunks, and what a long prompt makes of the short ones' TTFT."""
+    others = {"ttft_s": 1.0, "behind_ttft_s": 1.0, "seconds": 3.0, "short_ttft_s_p99": 0.1, "short_ttft_s_p50": 0.05}
+    names = (chunked_prefill.UNDISTURBED, chunked_prefill.WHOLE, *chunked_prefill.CHUNKED)
+    rows = [{"variant": n, "longest_gap_s": g, **others} for n, g in zip(names, (0.05, *gaps), strict=True)]
+    rows[1] |= {"short_ttft_s_p99": 0.1 * tail, "short_ttft_s_p50": 0.05 * median}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes"),
+    [
+        (interruptions((2.0, 0.9, 0.5), 20, 1.1), ["holds", "holds"]),
+        (interruptions((2.0, 0.6, 0.9), 4, 1.1), ["holds", "holds-with-limits"]),
+        (interruptions((2.0, 1.9, 1.5), 20, 3.0), ["holds-with-limits"] * 2),
+        (interruptions((2.0, 1.9, 1.9), 20, 15), ["refuted", "refuted"]),
+        (interruptions((2.0, 2.5, 3.0), 1.0, 1.0), ["refuted", "refuted"]),
+    ],
+)
+def test_a_long_prompt(rows: list[dict], outcomes: list[str]) -> None:
+    found = chunked_prefill.judge(rows)
+    assert [each.claim for each in found] == ["chunked-prefill", "queue-p99"]
     assert [each.outcome for each in found] == outcomes
     assert all(each.rule and each.because and each.says for each in found)

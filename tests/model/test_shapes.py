@@ -39,7 +39,7 @@ def test_only_llama_31_scales_its_rotary() -> None:
     scaled = {
         name: spec.rotary.scaling for name, spec in SHAPES.items() if spec.rotary.scaling.kind != "default"
     }
-    assert list(scaled) == ["llama-3.1-8b"]
+    assert list(scaled) == ["llama-3.1-8b", "llama-3.1-70b"]
     scaling = scaled["llama-3.1-8b"]
     assert (scaling.kind, scaling.factor, scaling.low_factor, scaling.high_factor) == (
         "llama3",

@@ -24,7 +24,7 @@ def test_a_full_layer_holds_what_its_pages_hold(tokens: int, chunk: int, page: i
     assert sequences_at_once(tables, pages, page, tokens, chunk, fit) == fit
 
 
-@settings(max_examples=100)
+@settings(max_examples=25)
 @given(
     st.integers(1, 60), st.integers(1, 24), st.integers(1, 8), st.integers(1, 6),
     st.integers(2, 30), st.booleans(),

@@ -26,7 +26,7 @@ from workbench.trace.recorder import Recorder
 
 FILES = {
     "experiment.yaml", "environment.json", "requests.parquet", "steps.parquet", "tokens.parquet",
-    "decisions.parquet", "summary.json", "trace.json", "manifest.json",
+    "checks.parquet", "decisions.parquet", "summary.json", "trace.json", "manifest.json",
 }  # fmt: skip
 slow = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -8,9 +8,12 @@ import pytest
 
 from workbench.errors import WorkbenchError
 from workbench.study.comparison import run_comparison
+from workbench.study.comparison_text import tables
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
+from workbench.study.run import run
 from workbench.study.shared_prefix import shared_prefix
+from workbench.study.side_by_side import side_by_side
 
 TINY = {"model": {"name": "shape:tiny", "dtype": "float32"}, "lane": "eager", "cache": {"page_size": 8}}
 PREFIX = {
@@ -57,7 +60,45 @@ def test_requests_as_they_are(tmp_path: Path) -> None:
     assert all(each["output_tokens_per_s"] > 0 for each in (together, alone))
     tokens = record.read_table("tokens.parquet").to_pylist()
     assert len(tokens) == 2 * 3 * 5
-    assert record.summary["picture"] is None
+    picture = record.summary["picture"]
+    assert "problem" in picture or (record.path / picture["svg"]).read_text().startswith("<svg")
+
+
+def test_rounds_are_in_turn_and_find_nothing_of_one_another() -> None:
+    told: list[str] = []
+    found = side_by_side(
+        Experiment.of(
+            {
+                "question": "faster?", **TINY, "sampling": {"temperature": 0},
+                "workload": {
+                    "kind": "traffic", "lengths": {"kind": "exponential", "prompt": 30, "output": 6},
+                    "arrivals": {"kind": "at_once"}, "requests": 9,
+                },
+                "schedule": {"max_num_seqs": 3},
+                "variants": {
+                    "static": {"schedule.kind": "static"}, "continuous": {}, "reused": {"cache.prefix": "radix"},
+                },
+                "measure": {"rounds": 2},
+            }
+        ),
+        told.append,
+    )  # fmt: skip
+    assert told[3:] == [f"round {turn}: {name}" for turn in (1, 2) for name in ("static", "continuous", "reused")]
+    static, continuous, _ = found.rows
+    assert static["output_tokens"] == continuous["output_tokens"] > 9
+    steps = [row["variant"] for row in found.tables["steps"]]
+    assert steps.count("static") > steps.count("continuous")  # nobody takes the place of who has left
+    for table in ("requests", "steps", "tokens"):
+        assert {row["round"] for row in found.tables[table]} == {1, 2}
+    assert all(row["cached_tokens"] == 0 for row in found.tables["requests"])
+    assert all(row["longest_gap_s_p99"] > 0 and row["service_s_p50"] <= row["e2el_s_p50"] for row in found.rows)
+    assert len(tables(found.rows)) == 1
+
+
+def test_rounds_are_for_variants() -> None:
+    values = {"question": "?", **TINY, "workload": {"kind": "random"}, "measure": {"rounds": 2}}
+    with pytest.raises(WorkbenchError, match=r"measure\.rounds"):
+        run(Experiment.of(values))
 
 
 def test_a_variant_that_fails_is_told() -> None:

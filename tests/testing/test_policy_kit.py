@@ -118,5 +118,5 @@ def test_a_policy_of_a_file_is_checked_by_its_path(tmp_path) -> None:
 def test_a_policy_that_cannot_be_is_refused() -> None:
     with pytest.raises(WorkbenchError, match="policy: .*shortest_prompt.*did you mean 'shortest_prompt'"):
         check_policy("shortest_promt")
-    with pytest.raises(WorkbenchError, match=r"must take \(state\)"):
+    with pytest.raises(WorkbenchError, match=r"not callable; it needs __call__\(self, state\)"):
         check_policy("os.path:sep")

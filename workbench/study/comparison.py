@@ -18,6 +18,8 @@ from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
+from workbench.study.interruption import interruption
+from workbench.study.interruption_workload import InterruptionWorkload
 from workbench.study.machine import cpu_times, others_cpu_share
 from workbench.study.quality import quality
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
@@ -74,6 +76,8 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return company(experiment, tell)
     if isinstance(experiment.workload, SpeculationWorkload):
         return speculating(experiment, tell)
+    if isinstance(experiment.workload, InterruptionWorkload):
+        return interruption(experiment, tell)
     if isinstance(experiment.executor, SimulatedExecutor):
         return simulated_variants(experiment, tell)
     if experiment.sweep is not None:
@@ -89,10 +93,8 @@ def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[st
         name, picture = "company", company_chart
     elif isinstance(experiment.workload, SpeculationWorkload):
         name, picture = "speculation", speculation_chart
-    elif isinstance(experiment.executor, SimulatedExecutor):
-        name, picture = "curves", curves
     else:
-        return None
+        name, picture = "curves", curves
     if problem := pareto.plotting_problem():
         return {"problem": problem}
     folder.write_text(f"{name}.svg", picture.svg(found.rows, experiment.question))

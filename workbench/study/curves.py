@@ -1,4 +1,4 @@
-"""The picture of simulated variants: curves over a swept setting, or bars."""
+"""The picture of variants of a schedule: curves over a swept setting, or bars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ BARS = (
     ("cache_waste", "pages in use in which nothing stands"),
     ("sequences_mean", "sequences at once"),
     ("output_tokens_per_s", "output tokens a second"),
+    ("longest_gap_s", "longest gap between tokens of those running, s"),
+    ("ttft_s", "TTFT, s"),
+    ("behind_ttft_s", "TTFT of the short request behind it, s"),
+    ("ttft_s_p50", "TTFT p50, s"),
     ("ttft_s_p99", "TTFT p99, s"),
+    ("tpot_s_p50", "time per output token p50, s"),
+    ("e2el_s_p50", "E2EL p50, s"),
+    ("seconds", "from the first arrival to the last token, s"),
 )
 
 

@@ -21,6 +21,7 @@ from workbench.model.quantized import Format
 from workbench.request import SamplingParameters, UserPart
 from workbench.study import yaml_text
 from workbench.study.company_workload import CompanyWorkload
+from workbench.study.interruption_workload import InterruptionWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
@@ -88,7 +89,7 @@ class RandomWorkload(Part):
 
 
 # Those whose run is a table of variants.
-COMPARISONS = QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload
+COMPARISONS = QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
@@ -110,6 +111,7 @@ class MeasurePart(Part):
     """What is run besides the run that is recorded."""
 
     warmup: Annotated[int, Field(ge=0)] = 1  # runs before, which compile and touch everything once
+    rounds: Count = 1  # that are measured of each variant, in turn; a row has their medians
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     ceilings: bool = True  # measure what this machine could do, for the roofline
     promise: Promise = Promise()

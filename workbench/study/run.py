@@ -40,6 +40,8 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         from workbench.study.comparison import run_comparison  # which runs variants by what is here
 
         return run_comparison(experiment, out, name, progress)
+    if experiment.measure.rounds > 1:
+        raise WorkbenchError("measure.rounds: is for variants, which are measured in turn; give some, or leave it 1")
     if isinstance(experiment.executor, SimulatedExecutor):
         from workbench.study.simulated_run import run_simulated
 

@@ -3,47 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
+from workbench.engine.runner import Runner
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
-from workbench.study.metrics import summarize
+from workbench.study.metrics import per_request, percentile, summarize
 from workbench.study.run import play, runner_for
 from workbench.study.variants import every_variant, settings_text
-from workbench.study.workload import requests_of
+from workbench.study.workload import clients_of, requests_of
 from workbench.trace.recorder import Recorder
+
+SPREADS = ("ttft_s", "tpot_s", "e2el_s")
+TABLES = ("requests", "steps", "tokens")
 
 
 def side_by_side(experiment: Experiment, tell: Callable[[str], None]) -> Findings:
-    """One row a variant: latencies, rates and cache of its run, after as many warm-ups as the experiment asks for."""
+    """One row a variant: latencies, rates and cache, medians over rounds in turn, after as many warm-ups as the
+    experiment asks for. No round finds what another left in a prefix index."""
     variants = every_variant(experiment)
-    runners = {}
+    runners: dict[str, Runner] = {}
     for name, variant in variants.items():
         tell(f"loading and warming up: {name}")
-        runners[name] = runner = runner_for(variant)
-        requests = requests_of(variant, runner.tokenizer, runner.model.spec.vocab)
+        runners[name] = runner_for(variant)
         for _ in range(variant.measure.warmup):
-            play(runner, requests, name, False)
-    rows: list[dict[str, Any]] = []
-    tables: dict[str, list[dict[str, Any]]] = {"requests": [], "steps": [], "tokens": []}
-    for name, variant in variants.items():
-        tell(name)
-        runner, recorder = runners[name], Recorder()
-        runner.instruments.listener = recorder.note
-        play(runner, requests_of(variant, runner.tokenizer, runner.model.spec.vocab), name, False)
-        runner.instruments.listener = None
-        summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
-        rows.append({
-            "variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes),
-            **{f"{key}_p50": summary[key]["p50"] for key in ("ttft_s", "tpot_s", "e2el_s")},
-            "output_tokens_per_s": summary["output_tokens_per_s"],
-            "decode_tokens_per_s": summary["phases"]["decode"]["tokens_per_s"],
-            "kv_bytes_peak": summary["kv_bytes_peak"],
-        })  # fmt: skip
-        for table, found in (
-            ("requests", recorder.requests()),
-            ("steps", recorder.steps()),
-            ("tokens", recorder.tokens()),
-        ):
-            tables[table] += [{"variant": name, **row} for row in found]
-    return Findings(rows, {}, tables)
+            _played(runners[name], variant, name)
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
+    tables: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
+    for turn in range(experiment.measure.rounds):
+        for name, variant in variants.items():
+            tell(f"round {turn + 1}: {name}")
+            recorder = Recorder()
+            runners[name].instruments.listener = recorder.note
+            _played(runners[name], variant, name)
+            runners[name].instruments.listener = None
+            found = {table: getattr(recorder, table)() for table in TABLES}
+            rounds[name].append(_figures(**found))
+            for table in TABLES:
+                tables[table] += [{"variant": name, "round": turn + 1, **row} for row in found[table]]
+    rows = []
+    for name, runner in runners.items():
+        marks = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
+        rows.append(marks | _median(rounds[name]))
+    return Findings(rows, {"rounds": experiment.measure.rounds}, tables)
+
+
+def _played(runner: Runner, variant: Experiment, title: str) -> None:
+    runner.forget_prefixes()
+    requests = requests_of(variant, runner.tokenizer, runner.model.spec.vocab)
+    play(runner, requests, title, False, clients_of(variant))
+
+
+def _figures(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
+    """Of one round. Service is what E2EL leaves without the queue."""
+    summary = summarize(requests, steps, tokens)
+    each = per_request(requests, tokens)
+    service = [one["e2el_s"] - one["queue_s"] for one in each if one["e2el_s"] is not None]
+    return {
+        **{f"{key}_{q}": summary[key][q] for key in SPREADS for q in ("p50", "p99")},
+        "service_s_p50": percentile(service, 50),
+        "longest_gap_s_p99": percentile([max(one["itl_s"]) for one in each if one["itl_s"]], 99),
+        "output_tokens": summary["tokens"]["output"],
+        "output_tokens_per_s": summary["output_tokens_per_s"],
+        "kv_bytes_peak": summary["kv_bytes_peak"],
+    }
+
+
+def _median(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    known = {key: [one[key] for one in rounds if one[key] is not None] for key in rounds[0]}
+    return {key: median(values) if values else None for key, values in known.items()}

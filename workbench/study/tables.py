@@ -54,10 +54,10 @@ SCHEMAS = {
         pages_idle=COUNT,
         compiles=COUNT,
         context_tokens=COUNT,
-        kernel_seconds=SECONDS,
         drafted_tokens=COUNT,
         accepted_tokens=COUNT,
         draft_seconds=SECONDS,
+        kernel_seconds=SECONDS,
     ),
     "tokens.parquet": _schema(
         request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT

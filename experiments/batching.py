@@ -1,0 +1,64 @@
+"""Verdicts on batches: the rules of `batching.yaml`, written before the run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from workbench.study.verdict import Rows, Verdict, row_of
+
+BEATS, SOME = 2.0, 1.1  # times the tokens a second
+SIZES = {1: "at most 1", 2: "at most 2", 4: "at most 4", 8: "at most 8", 16: "continuous"}
+RATE, SERVICE = "output_tokens_per_s", "tpot_s_p50"
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    return [joining(rows), amortised(rows)]
+
+
+def joining(rows: Rows) -> Verdict:
+    static, continuous = row_of(rows, "static"), row_of(rows, "continuous")
+    times = continuous[RATE] / static[RATE]
+    sooner = continuous["ttft_s_p50"] <= static["ttft_s_p50"] and continuous["e2el_s_p50"] <= static["e2el_s_p50"]
+    holds = times >= BEATS and sooner
+    return Verdict(
+        claim="continuous-vs-static",
+        says="Letting requests join and leave mid-flight beats waiting for the whole batch",
+        rule=(
+            f"the same requests, all there at once, outputs of exponentially distributed lengths, at most 16 run: at "
+            f"least {BEATS:g} times the output tokens a second, and neither TTFT nor E2EL longer in the median: holds; "
+            f"{SOME:g} times: with limits; less: refuted"
+        ),
+        outcome="holds" if holds else "holds-with-limits" if times >= SOME else "refuted",
+        because=(
+            f"{continuous[RATE]:,.0f} against {static[RATE]:,.0f} tokens/s: {times:.2f} times; "
+            + "; ".join(
+                f"{told} {continuous[key]:.2f} against {static[key]:.2f} s"
+                for told, key in (("TTFT p50", "ttft_s_p50"), ("p99", "ttft_s_p99"), ("E2EL p50", "e2el_s_p50"))
+            )
+        ),
+    )
+
+
+def amortised(rows: Rows) -> Verdict:
+    """A request's latency is told by the time of its tokens: with its wait, E2EL falls as the queue moves faster."""
+    found = [row_of(rows, name) for name in SIZES.values()]
+    times = found[-1][RATE] / found[0][RATE]
+    grows = all(after[RATE] > before[RATE] for before, after in pairwise(found))
+    slower = found[-1][SERVICE] / found[0][SERVICE]
+    holds = times >= BEATS and grows and slower > 1
+    rates = ", ".join(f"{row[RATE]:,.0f}" for row in found)
+    tokens = ", ".join(f"{row[SERVICE] * 1e3:.2f}" for row in found)
+    return Verdict(
+        claim="batch-amortises",
+        says="Each weight is read once for all in the batch: throughput grows with it, each request's latency too",
+        rule=(
+            f"at most {', '.join(map(str, SIZES))} requests at once: tokens a second grow each time and {BEATS:g} "
+            f"times in all, and the time per output token of a request is longer in the largest batch than alone: "
+            f"holds; {SOME:g} times in all: with limits; less: refuted"
+        ),
+        outcome="holds" if holds else "holds-with-limits" if times >= SOME else "refuted",
+        because=(
+            f"{rates} tokens/s, {times:.1f} times in all; TPOT p50 {tokens} ms, {slower:.2f} times; E2EL p50 with the "
+            f"wait {found[0]['e2el_s_p50']:.2f} and {found[-1]['e2el_s_p50']:.2f} s"
+        ),
+    )

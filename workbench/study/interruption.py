@@ -1,0 +1,105 @@
+"""A long prompt that arrives while others decode: how long their tokens stop, and how long all of them wait."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any, cast
+
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.study.experiment import Experiment
+from workbench.study.findings import Findings
+from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.metrics import percentile
+from workbench.study.run import runner_for
+from workbench.study.variants import every_variant, settings_text
+from workbench.trace.events import Decoded, Event, Finished
+
+Tell = Callable[[str], None]
+LONG, BEHIND = "long", "behind"  # the others' names are numbers
+MEDIANS = ("longest_gap_s", "gap_s_p50", "ttft_s", "behind_ttft_s", "seconds")
+
+
+def interruption(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
+    """One row a variant, medians over rounds in turn, after one that does not count."""
+    variants = every_variant(experiment) or {"as given": experiment}
+    runners: dict[str, Runner] = {}
+    for name, variant in variants.items():
+        tell(f"loading: {name}")
+        runners[name] = runner_for(variant)
+    rounds: list[dict[str, Any]] = []
+    for turn in range(cast(InterruptionWorkload, experiment.workload).rounds + 1):
+        for name, runner in runners.items():
+            tell(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
+            runner.forget_prefixes()
+            found = interrupted(runner, cast(InterruptionWorkload, variants[name].workload), turn)
+            if turn:
+                rounds.append({"variant": name, "round": turn, **found})
+    rows = []
+    for name, runner in runners.items():
+        mine = [each for each in rounds if each["variant"] == name]
+        short = [ttft for each in mine for ttft in (*each["running_ttft_s"], each["behind_ttft_s"])]
+        rows.append({
+            "variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes),
+            **{key: median(each[key] for each in mine) for key in MEDIANS},
+            "short_ttft_s_p50": percentile(short, 50), "short_ttft_s_p99": percentile(short, 99),
+            "output_tokens_per_s": median(each["output_tokens"] / each["seconds"] for each in mine),
+        })  # fmt: skip
+    return Findings(rows, {"workload": experiment.workload.model_dump(mode="json")}, {"rounds": rounds})
+
+
+def interrupted(runner: Runner, work: InterruptionWorkload, turn: int) -> dict[str, Any]:
+    """One round: gaps of the requests that ran before the long prompt came, from its arrival on; TTFT of the long one,
+    of the short one behind it, and of those that ran; seconds from the first arrival to the last end."""
+    draw, vocab, box = random.Random(f"{work.seed}/{turn}"), runner.model.spec.vocab, deque[Event]()
+    arrived: dict[str, float] = {}
+    times: dict[str, list[float]] = defaultdict(list)
+    owed: set[str] = set()
+
+    def ask(name: str, prompt: int, output: int) -> None:
+        sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)
+        ids = tuple(draw.randrange(vocab) for _ in range(prompt))
+        arrived[name] = runner.clock()
+        owed.add(name)
+        runner.submit(Request(name, ids, sampling), box, arrived[name])
+
+    running = [str(number) for number in range(work.running)]
+    try:
+        for name in running:
+            ask(name, work.prompt_tokens, work.output_tokens)
+        while owed:
+            runner.step(box)
+            while box:
+                event = box.popleft()
+                if isinstance(event, Decoded):
+                    times[event.request_id].append(event.time)
+                elif isinstance(event, Finished):
+                    owed.discard(event.request_id)
+                    if event.reason != "length":
+                        raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
+            if LONG not in arrived and all(len(times[name]) >= work.after for name in running):
+                if not all(name in owed for name in running):
+                    raise WorkbenchError(
+                        f"{work.running} requests do not run at once: one ended before all had {work.after} tokens; "
+                        "raise schedule.max_num_seqs or workload.output_tokens"
+                    )
+                ask(LONG, work.long_tokens, 1)
+                ask(BEHIND, work.prompt_tokens, work.output_tokens)
+    finally:
+        for name in owed:
+            runner.cancel(name)
+    gaps = [(before, after - before) for name in running for before, after in pairwise(times[name])]
+    return {
+        "longest_gap_s": max(gap for before, gap in gaps if before + gap > arrived[LONG]),
+        "gap_s_p50": percentile([gap for before, gap in gaps if before + gap <= arrived[LONG]], 50),
+        "ttft_s": times[LONG][0] - arrived[LONG],
+        "behind_ttft_s": times[BEHIND][0] - arrived[BEHIND],
+        "running_ttft_s": [times[name][0] - arrived[name] for name in running],
+        "output_tokens": sum(map(len, times.values())),
+        "seconds": max(each[-1] for each in times.values()) - arrived[running[0]],
+    }
