@@ -155,7 +155,7 @@ def main(
     lane: Annotated[str, typer.Option()] = "auto",
     policy: Annotated[str, typer.Option()] = "priority",
     speculate: Annotated[str, typer.Option()] = "none",
-    pages: Annotated[int, typer.Option(help="so few that sequences are set back")] = 96,
+    pages: Annotated[int, typer.Option(help="so few that sequences are set back")] = 48,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="the record on standard output")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
