@@ -128,10 +128,11 @@ class Served:
         return self._mail.names(box)
 
     def planned(self, plan: StepPlan, now: float) -> None:
-        """Tell what the scheduler decided."""
+        """Tell what the scheduler decided, of ids that nobody has, too: a policy may have named one."""
+        served = {decision.request_id for decision in plan.decisions} & self.sequences.keys()
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
-            if name not in self.sequences:  # a listener has cancelled it
+            if name in served and name not in self.sequences:  # a listener has cancelled it
                 continue
             if action == "set_back":
                 self._mail.send(SetBack(now, name, step=plan.step, reason=reason))
