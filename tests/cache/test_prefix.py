@@ -34,6 +34,7 @@ class Holder:
 
     def __init__(self, key: int, salt: str, ids: list[int], pages: tuple[list[int], ...], computed: int):
         self.key, self.salt, self.ids, self.pages, self.computed = key, salt, ids, pages, computed
+        self.over = False  # the index was cleared under it
         self.known = computed // SIZE  # pages of tokens that the index has heard of
 
 
@@ -57,19 +58,30 @@ class Index(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, 12), salt=st.sampled_from(["", "", "b"]))
     def start(self, length: int, salt: str) -> None:
-        ids = self.tokens(length)
+        self.come(self.count, salt, self.tokens(length))
+        self.count += 1
+
+    def come(self, key: int, salt: str, ids: list[int]) -> None:
         offer = self.index.match(ids, salt)
         self.forget_given_up()
         wanted, pages = self.expected(ids, salt)
         assert (offer.tokens, offer.pages) == (wanted, pages)
         assert offer.tokens < len(ids), "the last token is always computed"
-        self.index.take(self.count, offer)
+        self.index.take(key, offer)
         for end in range(SIZE, offer.tokens + 1, SIZE):
             self.used[salt, tuple(ids[:end])] = self.now
         self.forget_given_up()
         held = tuple(list(pages) for pages in offer.pages)
-        self.holders.append(Holder(self.count, salt, ids, held, offer.tokens))
-        self.count += 1
+        self.holders.append(Holder(key, salt, ids, held, offer.tokens))
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def come_again(self, data: st.DataObject) -> None:
+        """Set back, and begun anew on what is still known: what it entered before is still its own."""
+        holder = data.draw(st.sampled_from(self.holders))
+        self.holders.remove(holder)
+        self.leave(holder)
+        self.come(holder.key, holder.salt, holder.ids)
 
     def expected(self, ids: list[int], salt: str) -> tuple[int, tuple[list[int], ...]]:
         """The longest prefix whose every needed page is known, and used within its time at every page before."""
@@ -112,7 +124,10 @@ class Index(RuleBasedStateMachine):
             pages += fresh
         holder.computed = end
         adopted = self.index.enter(holder.key, holder.ids, holder.salt, end, holder.pages)
-        self.note_entered(holder, {(t, place) for t, place, _ in adopted})
+        if holder.over:
+            assert not adopted
+        else:
+            self.note_entered(holder, {(t, place) for t, place, _ in adopted})
         for t, place, page in adopted:
             assert self.known[t][holder.salt, tuple(holder.ids[: (place + 1) * SIZE])][0] == page
             if page in self.idle[t]:
@@ -177,13 +192,17 @@ class Index(RuleBasedStateMachine):
         if broken:
             all_known = [(t, key, *found) for t, known in enumerate(self.known) for key, found in known.items()]
             mine = [(t, key, page) for t, key, page, by in all_known if by == holder.key]
-            self.index.discard(holder.key)
+            self.index.end(holder.key, broken=True)
             for t, key, page in mine:
                 assert not self.pools[t].kept(page), "what broke is still offered"
                 del self.known[t][key]
         else:
-            self.index.leave(holder.key)
-        for place in range(holder.computed // SIZE):
+            self.index.end(holder.key)
+        self.leave(holder)
+
+    def leave(self, holder: Holder) -> None:
+        self.index.leave(holder.key)
+        for place in range(0 if holder.over else holder.computed // SIZE):
             self.used[holder.salt, tuple(holder.ids[: (place + 1) * SIZE])] = self.now
         for t, pages in enumerate(holder.pages):
             self.release(t, [page for page in reversed(pages) if page != NULL_PAGE])
@@ -200,7 +219,7 @@ class Index(RuleBasedStateMachine):
         self.forget_given_up()
         assert self.index.pages == 0 and not any(self.known) and not self.index.tree.roots
         for holder in self.holders:
-            holder.known = 0
+            holder.over = True
 
     @invariant()
     def holders_are_counted(self) -> None:
@@ -220,13 +239,14 @@ class Index(RuleBasedStateMachine):
         if not hasattr(self, "index"):
             return
         for holder in self.holders:
+            self.index.end(holder.key)
             self.index.leave(holder.key)
             for t, pages in enumerate(holder.pages):
                 self.pools[t].release(page for page in reversed(pages) if page != NULL_PAGE)
         for t, pool in enumerate(self.pools):
             self.index.evict(t, PAGES)
             assert pool.free == PAGES
-        assert not self.index.tree.roots and not self.index._leases
+        assert not self.index.tree.roots and not self.index._leases and not self.index._entered
 
 
 TestIndex = Index.TestCase

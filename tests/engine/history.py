@@ -83,6 +83,7 @@ class History:
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)
         self.open: list[Sequence] = []
+        self.samples: set[Sequence] = set()  # but the first of each request: others may come to run before them
         self.count = 0
 
     def submit(self, shared: int, own: int, most: int, samples: int, beams: bool, salt: str, which: int) -> None:
@@ -107,6 +108,7 @@ class History:
             self.scheduler.submit(new[0], new[1:], together=beams)
             assert fits and len(ids) < CONTEXT
             self.open += new
+            self.samples.update([] if beams else new[1:])
         except Refusal:
             assert not fits or len(ids) >= CONTEXT
 
@@ -120,6 +122,7 @@ class History:
         if plan is None:
             assert not self.open, "something waits and nothing is planned"
             return False
+        self.memory.move(plan)
         for sequence, words in plan.faults:
             assert self.policy == "wild" and words.startswith("policy wild: wishes")
             if sequence.finish_reason is None:
@@ -168,6 +171,8 @@ class History:
             return
         oldest = min((s for s in self.open if s.leader is None), key=lambda s: s.order)
         ours = oldest.mates or [oldest]
+        if oldest in self.samples and oldest not in self.scheduler.running:
+            return
         assert any(s.sequence in ours for s in plan.spans) or plan.decode_tokens == BUDGET or plan.tokens == BUDGET
 
     def end(self, ended: Sequence, reason: FinishReason) -> None:

@@ -27,13 +27,16 @@ class Memory:
         self.writers: list[dict[int, Sequence]] = [{} for _ in self.holdings.tables]  # who wrote to a page last
         self.most_held = [0] * len(self.holdings.tables)
 
-    def compute(self, plan: StepPlan) -> None:
+    def move(self, plan: StepPlan) -> None:
+        """What a step begins with; nobody has written since it was planned, whoever has ended."""
         for t, page, place in plan.moves.saves:
             self.host[t][place] = dict(self.pages[t].get(page, {}))
         for t, page, target in plan.moves.copies:
             self.pages[t][target] = dict(self.pages[t].get(page, {}))
         for _, t, place, page in plan.moves.loads:
             self.pages[t][page] = dict(self.host[t][place])
+
+    def compute(self, plan: StepPlan) -> None:
         for span in plan.spans:
             self._write(span.sequence, span.start, span.end)
         for span in plan.spans:

@@ -29,7 +29,7 @@ class EvictingMemory(Memory):
         self.stays: dict[tuple[int, Sequence], list[Name]] = {}
         self.draw, self.evictions = draw, 0
 
-    def compute(self, plan: StepPlan) -> None:
+    def move(self, plan: StepPlan) -> None:
         for sequence, held, kept, pages in plan.moves.evictions:
             for t, mine in enumerate(pages):
                 names = self.stays[t, sequence]
@@ -41,7 +41,7 @@ class EvictingMemory(Memory):
                 for slot, name in enumerate(self.stays[t, sequence]):
                     self.pages[t][mine[slot // self.size]][slot % self.size] = name
             self.evictions += 1
-        super().compute(plan)
+        super().move(plan)
 
     def _standing(self, t: int, pages: list[int], held: int) -> list[Name | None]:
         return [self.pages[t].get(pages[slot // self.size], {}).get(slot % self.size) for slot in range(held)]
@@ -80,6 +80,7 @@ class EvictingHistories(Histories):
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT)
         self.memory: Memory = EvictingMemory(self.scheduler, self.draw)
         self.open: list[Sequence] = []
+        self.samples: set[Sequence] = set()
         self.count = 0
 
     def look_over(self, plan: StepPlan) -> None:

@@ -210,12 +210,15 @@ class Holdings:
         sequence.saved = saved
         return 0 if saved is None else sum(place != NULL_PAGE for places in saved.places for place in places)
 
-    def release(self, sequence: Sequence, broken: bool = False) -> list[list[int]]:
-        """`sequence` holds nothing any more; the pages that became free, by table. A `broken` one's are forgotten."""
+    def end(self, sequence: Sequence, broken: bool = False) -> list[list[int]]:
+        """`sequence` will not come again: as `release`, and what a `broken` one ever computed is forgotten."""
+        dropped = self.prefix.end(sequence.order, broken) if self.prefix is not None else [[] for _ in self.pools]
+        return [ours + theirs for ours, theirs in zip(dropped, self.release(sequence), strict=True)]
+
+    def release(self, sequence: Sequence) -> list[list[int]]:
+        """`sequence` holds nothing any more; the pages that became free, by table."""
         freed: list[list[int]] = [[] for _ in self.pools]
-        if self.prefix is not None and broken:
-            freed = self.prefix.discard(sequence.order)
-        elif self.prefix is not None:
+        if self.prefix is not None:
             self.prefix.leave(sequence.order)
         for t, (pool, pages) in enumerate(zip(self.pools, sequence.pages, strict=True)):
             # The last first: what leads to a page is given up after it.

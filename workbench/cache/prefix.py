@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from workbench.cache.moves import Moves
 from workbench.cache.pages import NULL_PAGE, PagePool
@@ -43,11 +43,12 @@ class Offer:
 
 @dataclass
 class Lease:
-    """One sequence's path in the tree, how many of its pages have been looked at by table, and which it entered."""
+    """One sequence's path in the tree, and how many of its pages have been looked at by table. `over`: the tree was
+    cleared under it; what it holds is from before, and none of it is entered again."""
 
     path: list[Node]
     done: list[int]
-    entered: list[tuple[Node, int]] = field(default_factory=list)
+    over: bool = False
 
 
 class PrefixIndex:
@@ -67,6 +68,7 @@ class PrefixIndex:
         self.ttl, self.clock = ttl, clock
         self.tree = Tree(pools, tables, host)
         self._leases: dict[int, Lease] = {}
+        self._entered: dict[int, dict[tuple[Node, int], None]] = {}  # by each sequence, with its table, until it ends
 
     @property
     def pages(self) -> int:
@@ -99,14 +101,15 @@ class PrefixIndex:
 
     def fetched(self, key: int, node: Node, table: int, page: int) -> None:
         """What a node had on the host will stand in `page`, which sequence `key` holds."""
-        self._keep(self._leases[key], node, table, page)
+        self._keep(key, node, table, page)
 
     def fork(self, key: int, other: int, tokens: int) -> None:
         """Sequence `other` goes on from the first `tokens` tokens of `key`."""
         lease = self._leases.get(key)
         if lease is not None:
             path = lease.path[: tokens // self.size]
-            self._lease(other, path, len(path) * self.size).entered = list(lease.entered)
+            self._lease(other, path, len(path) * self.size).over = lease.over
+            self._entered.setdefault(other, {}).update(self._entered.get(key, {}))
 
     def enter(
         self, key: int, ids: Sequence[int], salt: str, computed: int, held: tuple[list[int], ...]
@@ -117,16 +120,20 @@ class PrefixIndex:
         each such, which the caller holds from now on in place of its own.
         """
         lease = self._leases.get(key) or self._lease(key, [], 0)
-        adopted = []
+        adopted: list[tuple[int, int, int]] = []
+        if lease.over:
+            return adopted
         self.tree.lengthen(lease.path, ids, salt, computed // self.size, self.clock())
         for t, (table, pages) in enumerate(zip(self.tables, held, strict=True)):
             full = table.settled(computed) // self.size
             for place in range(lease.done[t], full):
                 page, node = pages[place], lease.path[place]
-                if page == NULL_PAGE or node.pages[t] == page:
+                if page == NULL_PAGE:
                     continue
-                if node.pages[t] == NULL_PAGE:
-                    self._keep(lease, node, t, page)
+                if node.pages[t] == page:  # entered by another that shares it
+                    self._entered.setdefault(key, {})[node, t] = None
+                elif node.pages[t] == NULL_PAGE:
+                    self._keep(key, node, t, page)
                 else:
                     self.pools[t].share([node.pages[t]])
                     adopted.append((t, place, node.pages[t]))
@@ -134,7 +141,7 @@ class PrefixIndex:
         return adopted
 
     def leave(self, key: int) -> None:
-        """Sequence `key` is gone; what it entered stays. Called before its pages are released."""
+        """Sequence `key` gives up its pages, which are released after this; what it entered stays."""
         lease = self._leases.pop(key, None)
         if lease is None or not lease.path:
             return
@@ -144,15 +151,18 @@ class PrefixIndex:
         lease.path[-1].users -= 1
         self.tree.prune(lease.path[-1])
 
-    def discard(self, key: int) -> list[list[int]]:
-        """Sequence `key` broke: what it entered may be broken too. Returns the pages that became free, by table."""
+    def end(self, key: int, broken: bool = False) -> list[list[int]]:
+        """Sequence `key` will not come again, and leaves after this. What a `broken` one ever entered, before it was
+        set back too, may be broken: it is forgotten. Returns the pages that became free, by table."""
         freed: list[list[int]] = [[] for _ in self.pools]
-        lease = self._leases.get(key)
-        for node, t in lease.entered if lease is not None else ():
+        entered = self._entered.pop(key, {})
+        for node, t in entered if broken else ():
+            if node.places[t] == NULL_PAGE and node.pages[t] == NULL_PAGE:
+                continue  # given up since, and maybe no longer in the tree
             self.tree.free_place(node, t)
             if node.pages[t] != NULL_PAGE:
                 freed[t] += self.tree.drop(node, t)
-        self.leave(key)
+            self.tree.prune(node)
         return freed
 
     def evict(self, table: int, count: int, moves: Moves | None = None) -> None:
@@ -185,11 +195,12 @@ class PrefixIndex:
         return self.tree.place(table)
 
     def clear(self) -> None:
-        """Give up every page; sequences under way keep theirs."""
+        """Give up every page; sequences under way keep theirs, and enter no more of them."""
         for lease in self._leases.values():
             if lease.path:
                 lease.path[-1].users -= 1
-            lease.path, lease.done, lease.entered = [], [0] * len(self.pools), []
+            lease.path, lease.over = [], True
+        self._entered.clear()
         self.tree.clear()
 
     def _unbroken(self, path: list[Node], table: int) -> tuple[int, int]:
@@ -236,9 +247,9 @@ class PrefixIndex:
                     self.tree.lost(node, t)
         return now
 
-    def _keep(self, lease: Lease, node: Node, table: int, page: int) -> None:
+    def _keep(self, key: int, node: Node, table: int, page: int) -> None:
         self.tree.keep(node, table, page)
-        lease.entered.append((node, table))
+        self._entered.setdefault(key, {})[node, table] = None
 
     def _over(self, node: Node, now: float) -> bool:
         return self.ttl is not None and now - node.used > self.ttl

@@ -138,7 +138,7 @@ class Scheduler:
             sequence.mates.remove(sequence)
         if sequence.leader is not None:
             self._queue.lost(sequence)
-            return []
+            return self.holdings.end(sequence, broken=reason is FinishReason.ERROR)
         self._queue.changed = True
         del self._queue.by_id[sequence.request_id]
         if sequence in self.running:
@@ -148,7 +148,7 @@ class Scheduler:
         if sequence.followers:  # the next sample leads the others
             heirs, sequence.followers = sequence.followers, []
             self._queue.add(*heirs)
-        return self.holdings.release(sequence, broken=reason is FinishReason.ERROR)
+        return self.holdings.end(sequence, broken=reason is FinishReason.ERROR)
 
     def branch(self, mates: list[Sequence], going: list[tuple[Sequence, int]]) -> list[Sequence]:
         """Between two steps, when all `mates` have computed what they know: each of `going` is one of them, whose text
