@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from workbench.sweep.point import POINT
-from workbench.sweep.settings import LocalPart, RayPart, SlurmPart
+from workbench.sweep.settings import LocalPart, PlaceSetting, RayPart, SlurmPart
 
 ROOT = Path(__file__).resolve().parents[2]  # a checkout that is not installed can be imported from here
 
@@ -43,7 +43,7 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
-def place_from(setting: LocalPart | RayPart | SlurmPart) -> Place:
+def place_from(setting: PlaceSetting) -> Place:
     """The place that a setting describes; what it needs is imported here."""
     match setting:
         case LocalPart():

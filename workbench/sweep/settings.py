@@ -1,10 +1,10 @@
-"""Where a sweep's points run, as values: `--executor local`, or with settings, `--executor "{kind: ray, workers: 4}"`."""
+"""Where a sweep's points run, as values: `--executor local`, or with settings `--executor "{kind: ray, workers: 4}"`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from workbench.errors import WorkbenchError, explain, nearest
 from workbench.study import yaml_text
@@ -53,11 +53,11 @@ class SlurmPart(PlacePart):
     local: bool = False  # processes of this machine in place of Slurm's jobs, by the same road
 
 
-PlaceSetting = Annotated[LocalPart | RayPart | SlurmPart, Field(discriminator="kind")]
-PLACES: dict[str, type[PlacePart]] = {"local": LocalPart, "ray": RayPart, "slurm": SlurmPart}
+PlaceSetting = LocalPart | RayPart | SlurmPart
+PLACES: dict[str, type[LocalPart] | type[RayPart] | type[SlurmPart]] = {"local": LocalPart, "ray": RayPart, "slurm": SlurmPart}
 
 
-def place_setting(text: str, **changes: Any) -> LocalPart | RayPart | SlurmPart:
+def place_setting(text: str, **changes: Any) -> PlaceSetting:
     """From the words of `--executor`; `changes` that are not None go over them. WorkbenchError says what is wrong."""
     try:
         values = yaml_text.read(text)
@@ -70,10 +70,6 @@ def place_setting(text: str, **changes: Any) -> LocalPart | RayPart | SlurmPart:
         raise WorkbenchError(f"--executor {text}: {named} of {', '.join(PLACES)}{nearest(str(kind), PLACES)}")
     values |= {name: value for name, value in changes.items() if value is not None}
     try:
-        return TypeAdapter(PlaceSetting).validate_python(values)
-    except ValidationError:
-        try:
-            PLACES[kind].model_validate(values)  # whose errors have no tag of the union in their paths
-        except ValidationError as error:
-            raise explain(error, f"--executor {text}", PLACES[kind]) from None
-        raise
+        return PLACES[kind].model_validate(values)
+    except ValidationError as error:
+        raise explain(error, f"--executor {text}", PLACES[kind]) from None
