@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,8 @@ from workbench.study.record import Record
 from workbench.study.run_folder import RunFolder
 from workbench.sweep.carry_out import NAME, carry_out
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.places import place_from, worker_environment
+from workbench.sweep.local import LocalPlace
+from workbench.sweep.places import place_from
 from workbench.sweep.point import OUTCOME, POINT, Outcome, Point
 from workbench.sweep.run import rows_of, run_sweep
 from workbench.sweep.settings import LocalPart, place_setting
@@ -152,57 +152,52 @@ def test_a_point_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 def test_killed_with_nine_and_resumed(tmp_path: Path) -> None:
     """The command itself, its process killed while a worker is at it: the points that were done are not run again."""
-    file = write(tmp_path)
-    words = [sys.executable, "-m", "workbench", "sweep"]
-    first = subprocess.Popen(
-        [*words, str(file), "--set", SIZES, "--out", str(tmp_path / "runs")], env=worker_environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    _wait(lambda: list(tmp_path.glob(f"runs/*/points/*/{OUTCOME}")))
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
+    file, out = write(tmp_path), tmp_path / "runs"
+    child = os.fork()
+    if not child:
+        main(["sweep", str(file), "--set", "workload.output_tokens=2,3", "--out", str(out), "--json"])
+        os._exit(0)
+    _wait(lambda: list(out.glob(f"*/points/*/{OUTCOME}")))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
     (folder,) = (tmp_path / "runs").iterdir()
     before = {point: (point / OUTCOME).read_bytes() for point in folder.glob("points/*") if (point / OUTCOME).exists()}
-    assert 1 <= len(before) < 3
+    assert len(before) == 1
     assert main(["sweep", "--resume", str(folder), "--json"]) == 0
     assert {row.state for row in rows_of(SweepFolder.read(folder))} == {"done"}
     assert all((point / OUTCOME).read_bytes() == outcome for point, outcome in before.items())
     complete = [run for run in folder.glob(f"points/*/{NAME}-*") if not (run / "INCOMPLETE").exists()]
-    assert len(complete) == 3
+    assert len(complete) == 2
 
 
-def test_a_local_worker_that_is_killed_has_no_outcome(tmp_path: Path) -> None:
+def test_a_local_worker_that_is_killed_has_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = planned(tmp_path, SIZES)
     sweep.write()
     ended: list[Path] = []
     place = place_from(LocalPart(jobs=2))
-    before = os.environ.get("PYTHONPATH")
     broken = tmp_path / "broken"
     (broken / "sitecustomize.py").parent.mkdir()
     (broken / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    os.environ["PYTHONPATH"] = str(broken)
-    try:
-        place.run([point.folder for point in sweep.points], ended.append)
-    finally:
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    place.run([point.folder for point in sweep.points], ended.append)
     assert sorted(ended) == sorted(point.folder for point in sweep.points)
     assert {Outcome.read(folder) for folder in ended} == {None}
 
 
-def test_an_exception_ends_local_workers(tmp_path: Path) -> None:
-    sweep = planned(tmp_path, SIZES)
-    sweep.write()
-
+def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(folder: Path) -> None:
         raise KeyboardInterrupt
 
     started: list[subprocess.Popen] = []
-    place = place_from(LocalPart(jobs=3))
-    start = place._start  # type: ignore[attr-defined]
-    place._start = lambda point: started.append(start(point)) or started[-1]  # type: ignore[attr-defined]
-    (sweep.points[0].folder / POINT).unlink()  # which ends at once, long before the others
+
+    def start(point: Path) -> subprocess.Popen:
+        started.append(subprocess.Popen(["true"] if point.name == "quick" else ["sleep", "600"]))
+        return started[-1]
+
+    place = LocalPlace(LocalPart(jobs=3))
+    monkeypatch.setattr(place, "_start", start)
     with pytest.raises(KeyboardInterrupt):
-        place.run([point.folder for point in sweep.points], interrupted)
+        place.run([tmp_path / name for name in ("slow", "quick", "slower", "later")], interrupted)
     assert len(started) == 3 and all(worker.poll() is not None for worker in started)
 
 
