@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from tests.sweep.points import write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
+from workbench.study.ceilings import Ceiling, Ceilings
 from workbench.study.experiment import Experiment
 from workbench.study.run_folder import RunFolder
+from workbench.sweep import work
 from workbench.sweep.carry_out import NAME
 from workbench.sweep.estimate import LIKE, MEASURED, MODEL, NONE, Estimate
 from workbench.sweep.folder import SweepFolder
@@ -21,10 +24,19 @@ from workbench.sweep.plan import Plan, Planned, plan
 from workbench.sweep.point import Outcome, Point
 from workbench.sweep.run import Row
 from workbench.sweep.words import experiment_from
-from workbench.sweep.work import Served, work_of
+from workbench.sweep.work import Served, ThisMachine, work_of
 
 KV = Path(__file__).parents[2] / "experiments" / "kv_precision.yaml"
 SIZES = "workload.output_tokens=2,40,400"
+
+
+EXPERIMENT = Experiment.read(KV)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose ceilings are known."""
+    monkeypatch.setattr(ThisMachine, "rates", lambda self, working_set, dtype: (1e11, 1e10))
 
 
 def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
@@ -51,7 +63,7 @@ def test_the_total_is_the_sum_of_what_is_to_run(rows: list, retry: bool) -> None
         point = Point(str(number), "", {}, "", Path("nowhere"))
         outcome = None if state == "to run" else Outcome(point.key, None, "no" if state == "failed" else None, 1.0)
         made.append(Planned(Row(point, outcome), Estimate(each, 1, MODEL)))
-    sweep = SweepFolder(Path("nowhere"), "x", Experiment.read(KV), ())
+    sweep = SweepFolder(Path("nowhere"), "x", EXPERIMENT, ())
     found = Plan(sweep, tuple(made), (), retry)
     states = ("to run", "failed") if retry else ("to run",)
     assert found.seconds == sum(each or 0.0 for each, state in rows if state in states)
@@ -91,13 +103,29 @@ def test_another_sweep_of_the_same_points_is_known(tmp_path: Path) -> None:
 def test_requests_over_time_last_at_least_as_long_as_they_come(tmp_path: Path) -> None:
     traffic = "workload={kind: traffic, lengths: {kind: fixed}, arrivals: {kind: poisson, rate: 0.1}, requests: 9}"
     experiment = experiment_from(write(tmp_path), [traffic]).alone({}, "test")
-    work = work_of(experiment)
-    assert work is not None and work.least_seconds > 9 and sum(work.served[0].lengths.values()) == 9
+    found = work_of(experiment)
+    assert found is not None and found.least_seconds > 9 and sum(found.served[0].lengths.values()) == 9
     assert work_of(experiment.with_("executor={kind: simulated}")) is None
 
 
+def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ceilings_for(size: int, dtypes: tuple[str, ...]) -> Ceilings:
+        asked.append((size, *dtypes))
+        ceiling = Ceiling("read", 5.0, "", "", 1, 1, 1.0, size, others_cpu_share=0.3)
+        return Ceilings((ceiling,), (dataclasses.replace(ceiling, value=7.0, dtype=dtypes[0]),))
+
+    monkeypatch.undo()
+    monkeypatch.setattr(work, "ceilings_for", ceilings_for)
+    machine = ThisMachine()
+    assert {machine.rates(100, "bfloat16") for _ in range(3)} == {(7.0, 5.0)} and machine.busy == 0.3
+    machine.rates(100, "float16")
+    assert asked == [(100, "bfloat16"), (100, "float32")]
+
+
 def test_a_decode_has_as_many_tokens_as_are_asked_for() -> None:
-    experiment = Experiment.read(KV).with_("schedule.max_num_seqs=4")
+    experiment = EXPERIMENT.with_("schedule.max_num_seqs=4")
     steps, rows, context = Served(experiment, {(10, 5): 3, (20, 9): 2})._decodes()
     assert steps * rows >= 3 * 4 + 2 * 8 and steps >= 8 and 10 < context < 29
 
