@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.engine.tiny import Objection, runner_of
-from workbench.engine.rows import RowsExecutor
 from workbench.engine.plan import StepPlan
+from workbench.engine.rows import RowsExecutor
 from workbench.engine.runner import Runner, generate
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters

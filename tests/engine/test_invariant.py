@@ -16,8 +16,8 @@ from tests.engine.scribe import Rows, Scribe, asked, differing, served
 from tests.engine.tiny import layer, runner_of, spec_of, weights_of
 from workbench.cache.format import CacheFormat
 from workbench.engine.buckets import DECODE_BUCKETS
-from workbench.engine.rows import RowsExecutor
 from workbench.engine.load import load
+from workbench.engine.rows import RowsExecutor
 from workbench.errors import WorkbenchError
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape

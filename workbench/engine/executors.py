@@ -16,12 +16,12 @@ from workbench.engine.buckets import bucket_for, check_bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.evicting import EvictingExecutor, Evictor
-from workbench.engine.rows import RowsExecutor
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
 from workbench.engine.observed import observed
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
+from workbench.engine.rows import RowsExecutor
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
@@ -61,7 +61,8 @@ class EagerExecutor:
         self.model, self.store = model, store
 
     def forward(self, plan: StepPlan) -> Tensor:
-        return settled(self.model(pack(plan, self.store.page_size, self.model.device), self.store))
+        rows = len(plan.spans) + plan.padding if plan.padding else None
+        return settled(self.model(pack(plan, self.store.page_size, self.model.device, rows), self.store))
 
 
 class MlirExecutor:
@@ -95,7 +96,7 @@ class MlirExecutor:
         if not plan.decode_only:
             return self.rest.forward(plan) if plan.tokens > self.few_tokens else self._as_rows(plan)
         count, steps = len(plan.spans), self.checks if together else self.steps
-        rows = check_bucket_for(count) if together else bucket_for(count)
+        rows = check_bucket_for(count) if together else bucket_for(count + plan.padding)
         if rows not in steps:
             steps[rows] = MlirStep(self.model, self.store, rows, together)
             self._made += 1

@@ -71,7 +71,7 @@ class RowsExecutor:
         found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
         for places, spans in self._calls(plan):
             batch = pack(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            rows = self._hidden(batch)[batch.sample_rows]
+            rows = self._hidden(batch, plan.padding)[batch.sample_rows]
             for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
                 found[place].append(mine)
         sampled = torch.cat([rows for span in found for rows in span]).split(self.buckets[-1])
@@ -95,9 +95,9 @@ class RowsExecutor:
             yield places, tuple(spans)
             waiting = left
 
-    def _hidden(self, batch: TokenBatch) -> Tensor:
+    def _hidden(self, batch: TokenBatch, padding: int) -> Tensor:
         """What the last block leaves of each token, float32, in a buffer: [token, width]."""
-        step = self._step("blocks", batch.rows)
+        step = self._step("blocks", min(batch.rows + padding, self.buckets[-1]))
         self.store.settle(batch)
         rows = batch.rows
         step.x[:rows], step.x[rows:] = self.model.embed(batch.ids), 0
