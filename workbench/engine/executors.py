@@ -101,12 +101,11 @@ class MlirExecutor:
             steps[rows] = MlirStep(self.model, self.store, rows, together)
             self._made += 1
         with torch.inference_mode():
-            batch = pack(plan, self.store.page_size, self.model.device, rows)
-            logits = steps[rows](batch)
+            logits = steps[rows](plan)
             self.kernel_seconds = steps[rows].seconds
             # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
-            samples = len(batch.sample_rows)
-            return logits[:samples] if samples == len(plan.spans) else logits[batch.sample_rows]
+            sampled = [row for row, span in enumerate(plan.spans) if span.logit_rows]
+            return logits[:count] if len(sampled) == count else logits[sampled]
 
     def _as_rows(self, plan: StepPlan) -> Tensor:
         self.few = self.few or RowsExecutor(self.model, self.store, FEW_ROWS)

@@ -23,6 +23,7 @@ from workbench.batch import TokenBatch
 from workbench.cache.quantized import QuantizedLayer
 from workbench.cache.store import KVStore
 from workbench.engine.alike import Watch
+from workbench.engine.angles import Angles
 from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.mlir_step import check_step, step_shape, step_tensors
 from workbench.engine.packing import pack
@@ -31,7 +32,6 @@ from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 
 PARTS = 2  # of every context: the number must not depend on rows or threads
-BLOCK = 1024  # positions whose angles are computed together, always
 
 
 class RowsExecutor:
@@ -146,24 +146,6 @@ class RowsExecutor:
             step_shape(self.model, self.store.page_size, rows, self.store.shapes), chunks=PARTS, together=True
         )
         return replace(whole, head=None) if part == "blocks" else replace(whole, layers=())
-
-
-class Angles:
-    """Cosines and sines by position, float32, looked up: computed among other positions they could have other bits."""
-
-    def __init__(self, table: RotaryTable):
-        self._table = table
-        self._known = [torch.empty(0), torch.empty(0)]
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [token] -> cos, sin [token, dim / 2]."""
-        while len(self._known[0]) <= int(positions.max()):
-            start = len(self._known[0])
-            found = self._table(torch.arange(start, start + BLOCK, device=positions.device))
-            joined = zip(self._known, found, strict=True)
-            self._known = [torch.cat([known, more.float()]) if start else more.float() for known, more in joined]
-        cos, sin = (known[positions] for known in self._known)
-        return cos, sin
 
 
 def _cut(span: Span, start: int, length: int) -> Span:
