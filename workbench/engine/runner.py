@@ -23,9 +23,10 @@ from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments, StepTimes
 from workbench.engine.lanes import Lanes
 from workbench.engine.plan import StepPlan
+from workbench.engine.reading import Read
 from workbench.engine.schedule import SetBack, policy_from
 from workbench.engine.scheduler import Limits, Scheduler
-from workbench.engine.served import Read, Served
+from workbench.engine.served import Served
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
