@@ -173,7 +173,7 @@ class Served:
         """Every beam has its logits: they go on, or the search is over and each beam stands for a text it found."""
         going = search.select(now, step)
         if going is not None:
-            search.moved(self._scheduler.branch(search.mates, going))
+            search.moved(self._scheduler.families.branch(search.mates, going))
             return
         for mate, found, words in places(search):
             if mate.finish_reason is not None:  # a listener may have cancelled it
