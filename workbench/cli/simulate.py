@@ -60,6 +60,8 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from workbench.study.report import groups
+
     out = console()
     about, asked = found["about"], found["requests"]
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
@@ -75,6 +77,9 @@ def show(found: dict[str, Any]) -> None:
         row = found[name]
         table.add_row(told, *("-" if row[q] is None else f"{row[q] * 1e3:,.2f}" for q in ("p50", "p90", "p99", "max")))
     out.print(table)
+    for kind in ("tenant", "priority"):
+        if found[f"by_{kind}"]:
+            out.print(groups(kind, found[f"by_{kind}"]))
     good = found["goodput"]
     if good["requests_per_s"] is not None:
         promised = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"

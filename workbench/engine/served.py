@@ -254,5 +254,7 @@ class Served:
 
 
 def _submitted(request: Request, now: float, arrival: float) -> Submitted:
-    prompt, cut = len(request.prompt_ids), request.cut_tokens
-    return Submitted(now, request.request_id, prompt_tokens=prompt, arrival=arrival, cut_tokens=cut)
+    return Submitted(
+        now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
+        tenant=request.tenant, priority=request.priority,
+    )  # fmt: skip
