@@ -95,7 +95,11 @@ def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
 
 def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
     for change, told in (
-        ("sampling.n=2", "one sample a request"),
+        ("sampling.n=2", "2 samples or beams; a simulated run has one a request"),
+        ("sampling.beams=3", "3 samples or beams"),
+        ("batch_invariant=true", "a clock computes no bits"),
+        ("schedule.overflow=cut_oldest", "overflow: cut_oldest is not simulated"),
+        ("schedule.set_back=offload", "set_back: offload is not simulated"),
         ("executor.hardware=h1000", "no hardware 'h1000'; did you mean 'h100'"),
         ("executor.router=fastest", "executor.router"),
         ("model.name=shape:llama-3.1-70b", "141.1 GB of weights on 1 x h100 with 80 GB each; give more gpus"),

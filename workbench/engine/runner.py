@@ -18,6 +18,7 @@ from workbench.engine import intake
 from workbench.engine.apart import forward_apart
 from workbench.engine.cache import Cache
 from workbench.engine.drafts import Drafts
+from workbench.engine.excluded import excluded
 from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments, StepTimes
@@ -151,7 +152,7 @@ class Runner:
     def speculate(self, drafts: Drafts | None) -> None:
         """From the next step on tokens that `drafts` proposes are checked besides; with None, none."""
         if drafts is not None and self.cache.evictor is not None:
-            raise WorkbenchError("speculate: what a policy of cache.evict weighs may fall; set one of them to none")
+            raise WorkbenchError(excluded(False, True, True))
         if self.drafts is not None:
             self.drafts.clear()
         self.drafts = drafts
