@@ -259,7 +259,9 @@ def test_eviction(rows: list[dict], outcomes: list[str]) -> None:
     assert all(each.rule and each.because and each.says for each in found)
 
 
-def batches(rates: tuple[float, ...], tpot: tuple[float, float], static: float, ttft: float) -> list[dict]:
+def batches(
+    rates: tuple[float, ...], tpot: tuple[float, float], static: float, ttft: float, padded: float = 4.0
+) -> list[dict]:
     """Tokens a second of 1 to 16 at once and of the static batch, TPOT of one and of 16, TTFT of continuous where the
     static batch has 1."""
     rows = [
@@ -267,8 +269,9 @@ def batches(rates: tuple[float, ...], tpot: tuple[float, float], static: float, 
         for name, rate in zip(batching.SIZES.values(), rates, strict=True)
     ]
     rows[-1] |= {"tpot_s_p50": tpot[1], "ttft_s_p50": ttft, "ttft_s_p99": 2.0}
-    return [*rows, {"variant": "static", "output_tokens_per_s": static, "e2el_s_p50": 1.0}
-            | {"ttft_s_p50": 1.0, "ttft_s_p99": 2.0}]  # fmt: skip
+    other = {"e2el_s_p50": 1.0, "ttft_s_p50": 1.0, "ttft_s_p99": 2.0}
+    rates = {"static": static, "padded": padded}
+    return [*rows, *({"variant": name, "output_tokens_per_s": rate, **other} for name, rate in rates.items())]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +281,7 @@ def batches(rates: tuple[float, ...], tpot: tuple[float, float], static: float, 
         (batches((1, 2, 3, 4, 5), (0.1, 0.2), 2.4, 1.5), ["holds-with-limits", "holds"]),
         (batches((1, 2, 3, 4, 5), (0.1, 0.1), 4.0, 0.5), ["holds-with-limits", "holds-with-limits"]),
         (batches((1, 2, 3, 2.9, 5), (0.1, 0.2), 4.9, 0.5), ["refuted", "holds-with-limits"]),
+        (batches((1, 2, 3, 4, 5), (0.1, 0.2), 4.9, 0.5, padded=2.4), ["holds-with-limits", "holds"]),
         (batches((1, 1.2, 1.3, 1.4, 1.5), (0.1, 0.2), 0.5, 0.5), ["holds", "holds-with-limits"]),
         (batches((1, 1, 1, 1, 1), (0.1, 1.6), 2.0, 0.5), ["refuted", "refuted"]),
     ],

@@ -57,6 +57,7 @@ class Scheduler:
         self._queue = Queue(holdings.pools, self._views)
         self.families = Families(holdings, limits, self.running, self._queue)
         self._steps = 0
+        self._batch = 0  # the rows of a padded batch, until its last has ended
         self._told = ("", "")  # who was last told to wait, and why
 
     @property
@@ -104,7 +105,7 @@ class Scheduler:
             return None
         if proposed:
             spans = with_drafts(spans, proposed, self.holdings, self.limits.max_num_batched_tokens)
-        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain(), faults)
+        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain(), faults, self._padding(spans))
         self._steps += 1
         return plan
 
@@ -144,6 +145,7 @@ class Scheduler:
         del self._queue.by_id[sequence.request_id]
         if sequence in self.running:
             self.running.remove(sequence)
+            self._batch *= bool(self.running)
         else:
             self._queue.remove(sequence)
         if sequence.followers:  # the next sample leads the others
@@ -169,6 +171,12 @@ class Scheduler:
                 holdings.take(sequence)
             spans.append(Span(sequence, sequence.computed, 1, True))
         return tuple(spans)
+
+    def _padding(self, spans: tuple[Span, ...]) -> int:
+        if not getattr(self.policy, "padded", False):
+            return 0
+        self._batch = max(self._batch, len(self.running))
+        return self._batch - len(spans) if all(span.length == 1 for span in spans) else 0
 
     def _decided(
         self, decisions: list[Decision], asked: int = 1

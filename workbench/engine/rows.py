@@ -1,4 +1,5 @@
-"""Every step as rows of one compiled function, whatever its spans: what `batch_invariant` asks for.
+"""Any step as rows of one compiled function, whatever its spans: what `batch_invariant` asks for, and the quickest way
+through a step of few tokens on the lane mlir.
 
 A token is a row, computed at the end of its own context. Each row's sums have an order of their own: products walk the
 width in one order, attention its context in pages and in parts that the row's position alone decides, norms and gates
@@ -33,7 +34,7 @@ PARTS = 2  # of every context: the number must not depend on rows or threads
 BLOCK = 1024  # positions whose angles are computed together, always
 
 
-class InvariantExecutor:
+class RowsExecutor:
     """Steps as calls of a bucket of rows. A sequence's tokens go through in order, and packed layers settle what each
     call makes old enough before it."""
 
@@ -46,7 +47,7 @@ class InvariantExecutor:
         self.kernel_seconds: float | None = None
         self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
         lags = [layer.rule.lag for layer in store.layers if isinstance(layer, QuantizedLayer)]
-        self._most = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
+        self.most = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
         self._made = 0
         self._look()
 
@@ -70,7 +71,7 @@ class InvariantExecutor:
         found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
         for places, spans in self._calls(plan):
             batch = pack(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            rows = self._hidden(batch)[batch.sample_rows]
+            rows = self._hidden(batch, plan.padding)[batch.sample_rows]
             for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
                 found[place].append(mine)
         sampled = torch.cat([rows for span in found for rows in span]).split(self.buckets[-1])
@@ -84,7 +85,7 @@ class InvariantExecutor:
         while waiting:
             room, places, spans, left = self.buckets[-1], [], [], []
             for place, span in waiting:
-                length = min(span.length, room, self._most)
+                length = min(span.length, room, self.most)
                 room -= length
                 if length:
                     places.append(place)
@@ -94,14 +95,15 @@ class InvariantExecutor:
             yield places, tuple(spans)
             waiting = left
 
-    def _hidden(self, batch: TokenBatch) -> Tensor:
+    def _hidden(self, batch: TokenBatch, padding: int) -> Tensor:
         """What the last block leaves of each token, float32, in a buffer: [token, width]."""
-        step = self._step("blocks", batch.rows)
+        step = self._step("blocks", min(batch.rows + padding, self.buckets[-1]))
         self.store.settle(batch)
         rows = batch.rows
         step.x[:rows], step.x[rows:] = self.model.embed(batch.ids), 0
-        step.lengths[:rows], step.lengths[rows:] = batch.positions + 1, 1
         of_row = torch.repeat_interleave(batch.span_starts.diff().long())
+        later = batch.span_starts[1:][of_row] - 1 - torch.arange(rows)  # tokens of its span after each row's
+        step.lengths[:rows], step.lengths[rows:] = batch.context_lengths[of_row] - later, 1
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
             mine[:rows, : table.shape[1]] = table[of_row]
             mine[rows:, 0] = 0
