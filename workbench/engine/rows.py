@@ -41,7 +41,6 @@ class RowsExecutor:
     def __init__(self, model: Transformer, store: KVStore, buckets: tuple[int, ...] = DECODE_BUCKETS):
         """`buckets` are the numbers of rows that are compiled for, ascending. The last is the most of a call: with 64
         rows, reading the weights anew for each call is little beside multiplying with them."""
-        check_step(model, store)
         self.buckets = buckets
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
@@ -52,6 +51,7 @@ class RowsExecutor:
         self._look()
 
     def _look(self) -> None:
+        check_step(self.model, self.store)
         self._watch = Watch(self.model)
         self._steps: dict[tuple[str, int], DecodeStep] = {}
 
