@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,11 +39,14 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a traffic on many instances: latencies, goodput, and what each instance did. Nothing is loaded."""
-    from workbench.errors import WorkbenchError
+    from workbench.errors import WorkbenchError, nearest
     from workbench.study.simulate import experiment_of, simulate_experiment
 
     if not load > 0:
         raise WorkbenchError(f"--load {load}: must be above 0; 2 doubles the rate")
+    if trace not in SHIPPED and not Path(trace).exists():
+        known = f"there is no such file; name one, or {' or '.join(SHIPPED)}{nearest(trace, SHIPPED)}"
+        raise WorkbenchError(f"trace {trace!r}: {known}")
     executor: dict[str, Any] = {
         "kind": "simulated", "hardware": hardware, "gpus": gpus, "instances": instances, "router": router,
     }  # fmt: skip
