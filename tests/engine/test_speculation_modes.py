@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Lane, lane_problems
-from tests.engine.test_speculation import Guesses, check_pages, drafts, plain, run_checked, tokens
+from tests.engine.guesses import Guesses, check_pages, drafts, plain, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from workbench.engine.plan import StepPlan
 from workbench.engine.rows import RowsExecutor

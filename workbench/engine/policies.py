@@ -2,7 +2,9 @@
 
 Nobody starves under any of them. `fcfs` serves in order of arrival. Under the others whoever has been here for
 `patience` steps is overdue, and who is overdue goes before all who are not, in order of arrival: so the oldest of all
-gets all it needs `patience` steps after it came, at the latest, and when it ends the next one is the oldest.
+gets all it needs `patience` steps after it came, at the latest, and when it ends the next one is the oldest. Where
+more comes than can be served all are overdue before long, and the order is that of arrival: `patience` is how long a
+policy is to be kept to, and the longest wait that it may cost.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class Instance:
         """Take `job`, with its keys and values where it was `handed_over`; why it cannot be taken, or nothing."""
         self.now = now
         sampling = _sampling(job.until)
-        request = Request(job.name, job.prompt, sampling, cache_salt=job.arrival.tenant, tenant=job.arrival.tenant)
+        tenant, priority = job.arrival.tenant, job.arrival.priority
+        request = Request(job.name, job.prompt, sampling, cache_salt=tenant, priority=priority, tenant=tenant)
         sequence = Sequence(request, self._orders, [*job.prompt, *(NO_TOKEN - job.number,) * job.produced])
         self._orders += 1
         if handed_over:

@@ -25,6 +25,8 @@ class Submitted(Event):
     prompt_tokens: int = 0
     arrival: float = 0.0
     cut_tokens: int = 0
+    tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
