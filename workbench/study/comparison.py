@@ -68,6 +68,12 @@ def run_comparison(
 
 def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: None) -> Findings:
     """The comparison itself, by the kind of workload."""
+    sweep, simulated = experiment.sweep, isinstance(experiment.executor, SimulatedExecutor)
+    if sweep is not None and not (simulated and sweep.one_axis):
+        raise WorkbenchError(
+            "sweep: has points of its own, which `workbench sweep` runs; take it out here, or give a simulated "
+            "experiment one axis, which is drawn as a curve"
+        )
     if isinstance(experiment.workload, QualityWorkload):
         return quality(experiment, tell)
     if isinstance(experiment.workload, SharedPrefixWorkload):
@@ -78,10 +84,8 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return speculating(experiment, tell)
     if isinstance(experiment.workload, InterruptionWorkload):
         return interruption(experiment, tell)
-    if isinstance(experiment.executor, SimulatedExecutor):
+    if simulated:
         return simulated_variants(experiment, tell)
-    if experiment.sweep is not None:
-        raise WorkbenchError("sweep: is for simulated experiments; write `executor: {kind: simulated}`, or take it out")
     return side_by_side(experiment, tell)
 
 

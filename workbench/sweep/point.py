@@ -39,7 +39,6 @@ class Point:
 
     def write(self) -> None:
         """Into its folder, which is made; whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         values = {"key": self.key, "label": self.label, "settings": dict(self.settings)}
         write_json(self.folder / POINT, values | {"experiment": self.experiment_text})
 
@@ -85,5 +84,13 @@ def key_of(experiment: Experiment) -> str:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    text = json.dumps(strict(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+    write_text(path, json.dumps(strict(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """The file whole or not at all. WorkbenchError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+    except OSError as error:
+        raise WorkbenchError(f"{path}: cannot be written ({error.strerror or error})") from error

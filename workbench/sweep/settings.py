@@ -1,4 +1,4 @@
-"""Where a sweep's points run, as values: `--executor local`, or with settings `--executor "{kind: ray, workers: 4}"`."""
+"""Where a sweep's points run, as values: `--executor local`, or with settings `--executor "{kind: ray}"`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SlurmPart(PlacePart):
 
 
 PlaceSetting = LocalPart | RayPart | SlurmPart
-PLACES: dict[str, type[LocalPart] | type[RayPart] | type[SlurmPart]] = {"local": LocalPart, "ray": RayPart, "slurm": SlurmPart}
+PLACES: dict[str, type[PlaceSetting]] = {"local": LocalPart, "ray": RayPart, "slurm": SlurmPart}
 
 
 def place_setting(text: str, **changes: Any) -> PlaceSetting:
