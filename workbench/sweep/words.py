@@ -32,12 +32,9 @@ def experiment_from(
             if overlap(path, swept):
                 raise WorkbenchError(f"--set {path}: the sweep sets {swept}, so this would have no effect")
     try:
-        sweep = Sweep(
-            axes={**kept, **axes},
-            linked=(*own.linked, *([linked] if linked else [])),
-            overrides=own.overrides,
-            repeat=own.repeat if repeat is None else repeat,
-        )
+        groups = [*own.linked, *([linked] if linked else [])]
+        changes = {"axes": {**kept, **axes}, "linked": groups, "repeat": own.repeat if repeat is None else repeat}
+        sweep = Sweep.model_validate({**own.model_dump(), **changes})
     except ValidationError as error:
         raise explain(error, "sweep", Sweep) from None
     return experiment.model_copy(update={"sweep": sweep})
