@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.sweep.quick import began, gone, kill_holder_of, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
 from workbench.sweep.places import place_from
+from workbench.sweep.ray import FULL_SPEED
 from workbench.sweep.run import run_sweep
 from workbench.sweep.settings import place_setting
 
@@ -24,6 +26,7 @@ def cluster() -> Iterator[Any]:
     """One with two cores that the caller started: a place uses it, and leaves it."""
     import ray
 
+    os.environ.setdefault(*FULL_SPEED)
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
         logging_level="error",
@@ -38,14 +41,14 @@ def test_a_killed_workers_point_runs_again_and_nothing_else_runs_twice(
 ) -> None:
     import ray
 
-    sweep = quick_sweep(tmp_path, 5)
+    sweep = quick_sweep(tmp_path, 4)
     first, *others = sweep.points
     (first.folder / "stay").touch()
     killer = kill_holder_of(first.folder)
     before = signal.getsignal(signal.SIGTERM)
     rows = run_sweep(sweep, place_from(place_setting("{kind: ray, workers: 2}")))
     killer.join()
-    assert [row.state for row in rows] == ["done"] * 5
+    assert [row.state for row in rows] == ["done"] * 4
     assert states(first.folder) == ["complete", "killed"] and len(began(first.folder)) == 2
     assert gone(began(first.folder)[0])  # the worker's child went with it
     for point in others:
@@ -95,6 +98,6 @@ def test_a_folder_that_workers_do_not_see_is_told(tmp_path: Path, cluster: Any) 
         place_from(place_setting("ray")).run([tmp_path / "nowhere" / "points" / "key"], lambda folder: None)
 
 
-def test_no_cluster_at_the_address_is_told(tmp_path: Path) -> None:
-    with pytest.raises(WorkbenchError, match=r"no Ray cluster can be used at auto \("):
-        place_from(place_setting("{kind: ray, address: auto}")).run([tmp_path], lambda folder: None)
+def test_a_second_cluster_beside_the_callers_is_refused(tmp_path: Path, cluster: Any) -> None:
+    with pytest.raises(WorkbenchError, match="this process has a Ray cluster"):
+        place_from(place_setting("{kind: ray, address: '127.0.0.1:1'}")).run([tmp_path], lambda folder: None)

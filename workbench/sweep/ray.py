@@ -24,6 +24,7 @@ from workbench.sweep.point import LOG, OUTCOME
 from workbench.sweep.settings import RayPart
 
 OBJECTS = 100 * 2**20  # bytes of the object store, in which nothing is put
+FULL_SPEED = ("RAY_worker_niceness", "0")  # Ray's 15 would measure what everything else on the machine leaves
 PATIENCE = 90.0  # seconds until a network file system shows what another node wrote
 SOCKETS = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
 
@@ -80,6 +81,8 @@ class RayPlace:
         """Connected for as long as this lasts; the cores a point has. A cluster that was started here ends with it."""
         setting, cpus = self.setting, self.setting.cpus
         if self.ray.is_initialized():  # by the caller, who will end it
+            if setting.address is not None:
+                raise WorkbenchError("executor.address: this process has a Ray cluster; leave it out or ray.shutdown()")
             yield cpus or 1
             return
         folder = None
@@ -92,6 +95,7 @@ class RayPlace:
                 else:
                     cpus = cpus or max(1, (os.cpu_count() or 1) // setting.workers)
                     folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKETS)
+                    os.environ.setdefault(*FULL_SPEED)
                     self.ray.init(
                         address="local", num_cpus=setting.workers * cpus, include_dashboard=False,
                         object_store_memory=OBJECTS, _temp_dir=folder, **common,
