@@ -13,7 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.study.experiment import COMPARISONS, Experiment
 from workbench.study.sweep_part import Sweep, overlap
 from workbench.sweep.labels import Choice, labels_of, value_at
-from workbench.sweep.point import Point, key_of
+from workbench.sweep.point import Point
 
 MOST_POINTS = 100_000
 SEEDS = ("sampling.seed", "workload.seed")  # those of them that an experiment has
@@ -52,11 +52,10 @@ def expand(experiment: Experiment, folder: Path) -> Expanded:
         raise WorkbenchError(f"sweep: {told}")
     points: dict[str, Point] = {}
     for label, settings, each in made:
-        key = key_of(each)
-        if key in points:
-            remarks.append(f"{label} is the same experiment as {points[key].label}: it runs once")
-        else:
-            points[key] = Point(key, label, settings, each.to_yaml(), folder / POINTS / key)
+        point = Point.of(each, label, settings, folder / POINTS)
+        first = points.setdefault(point.key, point)
+        if first is not point:
+            remarks.append(f"{label} is the same experiment as {first.label}: it runs once")
     return Expanded(tuple(points.values()), tuple(remarks))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.study.memory import resident_bytes
 from workbench.sweep.point import Outcome, Point
-from workbench.sweep.work import Work, work_of
+from workbench.sweep.work import Served, ThisMachine, Work, work_of
 
 MODEL, MEASURED, LIKE, NONE = "cost model", "measured", "cost model, scaled to {} that ran", "unknown"
 
@@ -25,17 +25,25 @@ class Estimate:
     source: str
 
 
+@dataclass(frozen=True)
+class Estimates:
+    """By key; `busy` is the share of this machine that others had when its ceilings were measured."""
+
+    of: Mapping[str, Estimate]
+    busy: float = 0.0
+
+
 def estimates(
     points: Sequence[Point], outcomes: Mapping[str, Outcome], elsewhere: Mapping[str, Path], start_seconds: float = 0.0
-) -> dict[str, Estimate]:
-    """By key. A point that has run, here (`outcomes`) or in another sweep (`elsewhere`), has what was measured of it.
-    Of the others the cost model says what this machine needs at the least, `start_seconds` of a process included; where
-    points have run, theirs is as many times that as those were, in the median.
+) -> Estimates:
+    """For every point. One that has run, here (`outcomes`) or in another sweep (`elsewhere`), has what was measured of
+    it. Of the others the cost model says what this machine needs at the least, `start_seconds` of a process included;
+    where points have run, theirs is as many times that as those were, in the median.
 
     WorkbenchError names every point whose model, or what is asked of it, is not possible.
     """
-    works = _works(points)
-    least = {key: _least(work, start_seconds) for key, work in works.items()}
+    works, bounds = _works(points), _Bounds(start_seconds)
+    least = {key: bounds.of(work) for key, work in works.items()}
     ran = {point.key: found for point in points if (found := _measured(point, outcomes, elsewhere)) is not None}
     seconds = _likely(least, {key: each.seconds for key, each in ran.items()}, 0)
     size = _likely(least, {key: each.peak_bytes for key, each in ran.items()}, 1)
@@ -43,7 +51,7 @@ def estimates(
     for key in least:
         source = MEASURED if key in ran else LIKE.format(len(ran)) if ran else NONE if works[key] is None else MODEL
         found[key] = Estimate(seconds[key], size[key], source)
-    return found
+    return Estimates(found, bounds.machine.busy)
 
 
 def _likely(least: Mapping[str, Sequence], measured: Mapping[str, float | None], which: int) -> dict[str, Any]:
@@ -69,11 +77,27 @@ def _works(points: Sequence[Point]) -> dict[str, Work | None]:
     return works
 
 
-def _least(work: Work | None, start_seconds: float) -> tuple[float | None, int | None]:
-    if work is None:
-        return None, None
-    seconds = start_seconds + max(work.least_seconds, sum(each.seconds() for each in work.served))
-    return seconds, (resident_bytes() or 0) + work.other_bytes + sum(each.bytes() for each in work.served)
+class _Bounds:
+    """What points need at the least. What several of them do alike is counted once."""
+
+    def __init__(self, start_seconds: float) -> None:
+        self.start, self.process = start_seconds, resident_bytes() or 0
+        self.machine = ThisMachine()
+        self.known: dict[str, tuple[float, int]] = {}
+
+    def of(self, work: Work | None) -> tuple[float | None, int | None]:
+        """Seconds and bytes."""
+        if work is None:
+            return None, None
+        each = [self._served(served) for served in work.served]
+        seconds = max(work.least_seconds, sum(seconds for seconds, _ in each))
+        return self.start + seconds, self.process + work.other_bytes + sum(size for _, size in each)
+
+    def _served(self, served: Served) -> tuple[float, int]:
+        key = served.likeness
+        if key not in self.known:
+            self.known[key] = served.seconds(self.machine), served.bytes()
+        return self.known[key]
 
 
 def _measured(point: Point, outcomes: Mapping[str, Outcome], elsewhere: Mapping[str, Path]) -> Outcome | None:

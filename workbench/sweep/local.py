@@ -31,7 +31,8 @@ class LocalPlace:
         try:
             while waiting or running:
                 while waiting and len(running) < self.jobs:
-                    running[waiting[0]] = self._start(waiting.popleft())
+                    point = waiting.popleft()
+                    running[point] = self._start(point)
                 time.sleep(PAUSE)
                 for point in [point for point, worker in running.items() if worker.poll() is not None]:
                     del running[point]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from workbench.study.ceilings import BUSY
 from workbench.sweep.estimate import MEASURED, MODEL, Estimate, estimates
 from workbench.sweep.folder import SweepFolder, asked_before
 from workbench.sweep.run import Row, rows_of
@@ -79,12 +80,12 @@ def plan(sweep: SweepFolder, parent: Path, start_seconds: float = 0.0, retry_fai
     rows = rows_of(sweep)
     outcomes = {row.point.key: row.outcome for row in rows if row.outcome is not None}
     found = estimates(sweep.points, outcomes, asked_before(parent, sweep.points), start_seconds)
-    planned = tuple(Planned(row, found[row.point.key]) for row in rows)
+    planned = tuple(Planned(row, found.of[row.point.key]) for row in rows)
     made = Plan(sweep, planned, sweep.remarks, retry_failed)
-    return Plan(sweep, planned, (*sweep.remarks, *_sources(made, start_seconds)), retry_failed)
+    return replace(made, remarks=(*sweep.remarks, *_sources(made, start_seconds, found.busy)))
 
 
-def _sources(made: Plan, start_seconds: float) -> list[str]:
+def _sources(made: Plan, start_seconds: float, busy: float) -> list[str]:
     sources = [each.estimate.source for each in made.to_run]
     told = []
     if MODEL in sources:
@@ -93,6 +94,8 @@ def _sources(made: Plan, start_seconds: float) -> list[str]:
             f"cost model: FLOPs and bytes of every step at this machine's measured ceilings{start}; the least: "
             "compiling, and what Python takes between kernels, come on top"
         )
+        if busy > BUSY:
+            told.append(f"others had {busy:.0%} of this machine when its ceilings were measured: they are too low")
     if MEASURED in sources:
         told.append("measured: the same points have run in another sweep")
     if made.unknown:

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
-from workbench.study.run_folder import MANIFEST, MARKER, strict, write_atomically
+from workbench.study.run_folder import MANIFEST, MARKER, write_atomically
 
 POINT, OUTCOME, LOG = "point.json", "outcome.json", "log.txt"
 KEY_DIGITS = 16
@@ -19,8 +19,9 @@ KEY_DIGITS = 16
 
 @dataclass(frozen=True)
 class Point:
-    """One experiment of a sweep. `key` is the hash of all that is written in it, `label` made of the settings in which
-    it differs from its neighbours, `settings` those (dotted path -> value); its run folder is made in `folder`."""
+    """One experiment of a sweep. `experiment_text` is all of it in one canonical form (JSON), `key` the hash of that,
+    `label` made of the settings in which it differs from its neighbours, `settings` what the sweep sets (dotted path
+    -> value); its run folder is made in `folder`."""
 
     key: str
     label: str
@@ -29,22 +30,32 @@ class Point:
     folder: Path
 
     @classmethod
+    def of(cls, experiment: Experiment, label: str, settings: Mapping[str, Any], parent: Path) -> Point:
+        """`experiment` as a point whose folder is below `parent`."""
+        text = _canonical(experiment.model_dump(mode="json"))
+        return cls(_hash(text), label, settings, text, parent / _hash(text))
+
+    @classmethod
     def read(cls, folder: Path) -> Point:
-        """The point that a folder belongs to. WorkbenchError where none is written there."""
+        """The point that a folder belongs to. WorkbenchError where none is written there, or another one."""
         try:
             values = json.loads((folder / POINT).read_bytes())
-            return cls(values["key"], values["label"], values["settings"], values["experiment"], folder)
+            text = _canonical(values["experiment"])
+            found = cls(values["key"], values["label"], values["settings"], text, folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WorkbenchError(f"{folder / POINT}: is no point of a sweep ({type(error).__name__})") from None
+        if not found.key == _hash(text) == folder.name:
+            raise WorkbenchError(f"{folder / POINT}: was changed since it was planned; plan another sweep")
+        return found
 
     def write(self) -> None:
         """Into its folder, which is made; whole or not at all."""
         values = {"key": self.key, "label": self.label, "settings": dict(self.settings)}
-        write_json(self.folder / POINT, values | {"experiment": self.experiment_text})
+        write_json(self.folder / POINT, values | {"experiment": json.loads(self.experiment_text)})
 
     @property
     def experiment(self) -> Experiment:
-        return Experiment.from_yaml(self.experiment_text, where=f"point {self.label}")
+        return Experiment.of(json.loads(self.experiment_text), f"point {self.label}")
 
 
 @dataclass(frozen=True)
@@ -79,12 +90,19 @@ class Outcome:
 
 def key_of(experiment: Experiment) -> str:
     """The same for equal experiments in any process and on any machine, whatever the order they were written in."""
-    text = json.dumps(experiment.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    return _hash(_canonical(experiment.model_dump(mode="json")))
+
+
+def _canonical(values: Any) -> str:
+    return json.dumps(values, sort_keys=True, ensure_ascii=False)
+
+
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:KEY_DIGITS]
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(strict(values), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

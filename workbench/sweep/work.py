@@ -26,6 +26,24 @@ from workbench.study.workload import clients_of, requests_of
 Lengths = Mapping[tuple[int, int], int]  # (prompt, output) tokens -> so many requests
 
 
+class ThisMachine:
+    """FLOP/s and bytes/s at best, each asked for once: on a busy machine every asking is a measurement. `busy` is the
+    share of it that others took meanwhile, at the most."""
+
+    def __init__(self) -> None:
+        self.busy = 0.0
+        self._known: dict[tuple[int, str], tuple[float, float]] = {}
+
+    def rates(self, working_set: int, dtype: str) -> tuple[float, float]:
+        kind = dtype if dtype in ("float32", "bfloat16") else "float32"
+        if (working_set, kind) not in self._known:
+            ceilings = ceilings_for(working_set, dtypes=(kind,))
+            gemm, read = ceilings.gemm(kind), ceilings.read(working_set)
+            self.busy = max(self.busy, gemm.others_cpu_share or 0.0, read.others_cpu_share or 0.0)
+            self._known[working_set, kind] = gemm.value, read.value
+        return self._known[working_set, kind]
+
+
 @dataclass(frozen=True)
 class Served:
     """Requests that the model of `experiment` serves, with its cache and schedule; all of them `times` times."""
@@ -37,6 +55,12 @@ class Served:
     @property
     def at_once(self) -> int:
         return min(self.experiment.schedule.max_num_seqs, sum(self.lengths.values()))
+
+    @property
+    def likeness(self) -> str:
+        """The same for those that take the same time and memory."""
+        mine = {"model", "attention", "cache", "schedule"}
+        return f"{self.experiment.model_dump_json(include=mine)} {sorted(self.lengths.items())} {self.times}"
 
     def bytes(self) -> int:
         """Weights, activations, and the cache of as many sequences as run at once."""
@@ -50,15 +74,11 @@ class Served:
         )  # fmt: skip
         return found.total_bytes - found.cache_bytes + min(found.cache_bytes, CACHE_MEMORY)
 
-    def seconds(self) -> float:
-        """No machine like this one is quicker: each step takes as long as computing it or reading it, at this machine's
+    def seconds(self, machine: ThisMachine) -> float:
+        """No machine like this one is quicker: each step takes as long as computing it or reading it, at the machine's
         measured ceilings."""
         sizes, dtype = sizes_of(self.experiment), spec_of(self.experiment)[1]
-        kind = dtype if dtype in ("float32", "bfloat16") else "float32"
-        working_set = round(sizes.weight_bytes)
-        ceilings = ceilings_for(working_set, dtypes=(kind,))
-        rates = ceilings.gemm(kind).value, ceilings.read(working_set).value
-        cost = cost_of(sizes)
+        rates, cost = machine.rates(round(sizes.weight_bytes), dtype), cost_of(sizes)
         prefill = sum(each.seconds(*rates) for each in self._prefills(cost))
         steps, rows, context = self._decodes()
         decode = steps * cost([(context, 1)] * rows, rows).seconds(*rates) if steps else 0.0
