@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def cluster() -> Iterator[Any]:
     os.environ.setdefault(*FULL_SPEED)
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
-        logging_level="error",
+        logging_level=logging.ERROR,
     )  # fmt: skip
     yield ray
     assert ray.is_initialized()

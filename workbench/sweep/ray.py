@@ -6,6 +6,7 @@ all else is in the point's folder. Ray itself begins no point again: a worker's 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -86,7 +87,7 @@ class RayPlace:
             yield cpus or 1
             return
         folder = None
-        common = {"log_to_driver": False, "logging_level": "error"}
+        common = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             with _signals_kept():
                 if setting.address is not None:
@@ -104,7 +105,10 @@ class RayPlace:
         except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
             where = setting.address or "this machine"
             reason = str(error).splitlines()[0]
-            raise WorkbenchError(f"executor.address: no Ray cluster can be used at {where} ({reason})") from error
+            raise WorkbenchError(
+                f"executor.address: no Ray cluster can be used at {where} ({reason}); see that it runs, and whether it "
+                "wants RAY_AUTH_MODE=token"
+            ) from error
         finally:
             self.ray.shutdown()
             if folder is not None:
