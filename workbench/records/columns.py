@@ -1,0 +1,108 @@
+"""From rows of JSON texts to a table of columns: settings by dotted path, measures by name, as DuckDB reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, fields
+from typing import Any
+
+import pyarrow as pa
+
+from workbench.records.rows import COMPLETE, Row
+
+TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
+NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
+BATCH = 1024  # rows that one thread of DuckDB takes at a time
+PARTS = {"experiment": "e", "environment": "v", "summary": "s"}
+HEAD = {
+    "run": "run",
+    "variant": "variant",
+    "date": "try_cast(coalesce(v ->> '$.date', s ->> '$.date') AS TIMESTAMPTZ)::TIMESTAMP",
+    "question": "coalesce(e ->> '$.question', s ->> '$.question')",
+    "model": "coalesce(e ->> '$.model.name', e ->> '$.model', s ->> '$.model.name')",
+    "lane": "coalesce(s ->> '$.lane.name', s ->> '$.lane', e ->> '$.lane_used', e ->> '$.lane')",
+    "machine": "coalesce(v ->> '$.gpu[0]', (v ->> '$.cpu.model') || ', ' || (v ->> '$.cpu.usable_cores') || ' cores')",
+    "verdict": "coalesce(s ->> '$.verdict', nullif(array_to_string(list_sort(list_distinct("
+    "json_extract_string(s, '$.verdicts[*].outcome'))), ', '), ''))",
+    "state": "state",
+    "path": "path",
+}
+
+
+def arrow(rows: Sequence[Row]) -> pa.Table:
+    """The rows as DuckDB takes them."""
+    names = [field.name for field in fields(Row)]
+    columns = list(zip(*map(astuple, rows), strict=True)) or [()] * len(names)
+    made = pa.table({name: pa.array(values, pa.string()) for name, values in zip(names, columns, strict=True)})
+    return pa.Table.from_batches(made.to_batches(max_chunksize=BATCH), made.schema)
+
+
+def checked(raw: str) -> str:
+    """SQL of the rows of `raw` whose texts are JSON; what is not is null, and `state` says so."""
+    texts = ", ".join(f"try_cast({name} AS JSON) AS {name}" for name in PARTS)
+    cases = " ".join(
+        f"WHEN state = '{COMPLETE}' AND NOT json_valid({name}) THEN 'damaged: {name}.json cannot be read'"
+        for name in PARTS
+    )
+    return f"SELECT run, variant, path, CASE {cases} ELSE state END AS state, {texts} FROM {raw}"
+
+
+def select(source: str, structures: Mapping[str, str | None]) -> tuple[str, list[str]]:
+    """SQL that makes every column of the rows in `source`, and the columns' names. `structures` is what
+    `json_group_structure` says of each part."""
+    made = {f'"{name}"': how for name, how in HEAD.items()}
+    parsed, taken = [], {name.lower() for name in HEAD}
+    for part, short in PARTS.items():
+        structure = _kept(json.loads(structures[part] or "{}"))
+        skipped = {"experiment": NOT_SETTINGS, "summary": NOT_MEASURES}.get(part, set())
+        structure = {key: value for key, value in structure.items() if key not in skipped}
+        if not structure:
+            continue
+        parsed.append(f"from_json({part}, {_text(json.dumps(structure))}) AS {short}{short}")
+        for path in _leaves(structure):
+            name = {"experiment": ".", "summary": "_"}.get(part, ".").join(path)
+            name = f"environment.{name}" if part == "environment" else name
+            if name.lower() in taken:
+                name = f"{'setting' if part == 'experiment' else part}.{name}"
+            if name.lower() not in taken:
+                taken.add(name.lower())
+                made[quoted(name)] = f"{short}{short}." + ".".join(map(quoted, path))
+    inner = ", ".join(["run", "variant", "path", "state", *(f"{p} AS {s}" for p, s in PARTS.items()), *parsed])
+    columns = ", ".join(f"{how} AS {name}" for name, how in made.items())
+    names = [name[1:-1].replace('""', '"') for name in made]
+    return f"SELECT {columns} FROM (SELECT {inner} FROM {source})", names
+
+
+def _kept(structure: Any) -> Any:
+    """What of a structure becomes columns: values and lists of values; of names that differ by case only, the first."""
+    if not isinstance(structure, dict):
+        return {}
+    kept: dict[str, Any] = {}
+    seen: set[str] = set()
+    for key, value in structure.items():
+        inside = _kept(value) if isinstance(value, dict) else value
+        if isinstance(value, list):
+            inside = [TYPES.get(value[0], value[0])] if value and isinstance(value[0], str) else None
+        elif isinstance(value, str):
+            inside = TYPES.get(value, value)
+        if inside and key and key.lower() not in seen:
+            seen.add(key.lower())
+            kept[key] = inside
+    return kept
+
+
+def _leaves(structure: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, value in structure.items():
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in _leaves(value))
+        else:
+            yield (key,)
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
