@@ -39,8 +39,8 @@ def many(parent: Path, count: int, seed: int = 0) -> list[dict]:
         name = f"sweep-20261121-{index // 3600:02d}{index // 60 % 60:02d}{index % 60:02d}-{index % 65536:04x}"
         kind, rate, busy = FORMATS[index % 3], draw.uniform(10, 1000), draw.uniform(0, 0.2)
         changed = text.replace("  format: dense\n", f"  format: {kind}\n", 1)
-        changed = changed.replace("  logprobs_of: model\n", f"  logprobs_of: model\n  own: {index}\n")
-        changed = changed.replace("  max_num_seqs: 16\n", f"  max_num_seqs: {index}\n")
+        changed = changed.replace("  seed: 0\n  n: 1\n", f"  seed: {index}\n  n: 1\n")
+        changed = changed.replace("  max_num_seqs: 16\n", f"  max_num_seqs: {index % 64}\n")
         summary = json.loads(summary_text)
         summary |= {
             "wall_s": draw.random(),
@@ -49,7 +49,8 @@ def many(parent: Path, count: int, seed: int = 0) -> list[dict]:
             "others_cpu_share": busy,
         }
         write(parent / name, changed, summary, environment(index))
-        told.append({"run": name, "cache.format": kind, "max_num_seqs": index, "rate": rate, "busy": busy})
+        told.append({"run": name, "cache.format": kind, "schedule.max_num_seqs": index % 64, "sampling.seed": index,
+                     "output_tokens_per_s": rate, "others_cpu_share": busy, "wall_s": summary["wall_s"]})  # fmt: skip
     return told
 
 
@@ -74,10 +75,13 @@ def write(path: Path, experiment_text: str, summary: dict, surroundings: dict) -
     return path
 
 
-def run_of_rounds(parent: Path, name: str, values: dict[str, list[float]], busy: float = 0.0) -> Path:
+def run_of_rounds(
+    parent: Path, name: str, values: dict[str, list[float]], busy: float = 0.0, seed: int = 0
+) -> Path:
     """A finished run of variants in rounds: `values` are TTFTs in seconds by variant, one a round of one request."""
     variants = {variant: {"cache.format": FORMATS[index % 3]} for index, variant in enumerate(values)}
     experiment = Experiment.of({"question": "sooner?", "workload": {"kind": "random"}, "variants": variants})
+    experiment = experiment.with_(f"sampling.seed={seed}")
     folder = RunFolder.create(parent, name)
     folder.write_text("experiment.yaml", experiment.to_yaml())
     folder.write_json("environment.json", environment())
@@ -87,12 +91,13 @@ def run_of_rounds(parent: Path, name: str, values: dict[str, list[float]], busy:
             marks = {"variant": variant, "round": turn, "request_id": "a", "sample": 0}
             requests.append({**marks, "arrival": 0.0, "first_scheduled": 0.0, "first_token": ttft, "finished": 2 * ttft,
                              "prompt_tokens": 4, "cut_tokens": 0, "output_tokens": 2, "finish_reason": "length",
+                             "cached_tokens": 0, "computed_tokens": 5, "restored_tokens": 0, "shared_pages": 0,
                              "set_backs": 0})  # fmt: skip
             tokens += [{**marks, "index": i, "token_id": i, "time": (1 + i) * ttft, "step": i} for i in range(2)]
             steps.append({"variant": variant, "round": turn, "time": 2 * ttft, "step": 0, "phase": "decode",
                           "requests": 1, "prefill_tokens": 0, "decode_tokens": 2, "pages_used": 1, "kv_bytes": 64,
                           "wall_seconds": ttft, "forward_seconds": ttft, "note_seconds": 0.0, "predicted_flops": 1.0,
-                          "predicted_bytes": 1.0, "compiles": 0})  # fmt: skip
+                          "predicted_bytes": 1.0, "pages_idle": 0, "compiles": 0})  # fmt: skip
     for table, rows in {"requests": requests, "steps": steps, "tokens": tokens}.items():
         folder.write_table(f"{table}.parquet", rows)
     rows = [{"variant": variant, "settings": "", "lane": "eager", "ttft_s_p50": sorted(ttfts)[len(ttfts) // 2]}

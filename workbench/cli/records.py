@@ -92,7 +92,7 @@ def compare(
 def _content(found, axes: list[str], format: Drawn) -> bytes:
     """`found`, a Comparison, in the form asked for; with two axes its Pareto front."""
     from workbench.records import pictures, text
-    from workbench.records.compare import HEADINGS
+    from workbench.records.comparison import HEADINGS
 
     if format in (Drawn.SVG, Drawn.PNG):
         chart = pictures.pareto(found, axes[0], axes[1]) if axes else pictures.ratios(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.records.compare import Comparison, compare
+    from workbench.records.comparison import Comparison, compare
     from workbench.records.runs import Runs, open_runs
 
 __all__ = ["Comparison", "Runs", "compare", "open_runs"]
@@ -22,5 +22,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'workbench.records' has no attribute {name!r}")
     import importlib
 
-    home = "runs" if name in ("Runs", "open_runs") else "compare"
+    home = "runs" if name in ("Runs", "open_runs") else "comparison"
     return getattr(importlib.import_module(f"workbench.records.{home}"), name)

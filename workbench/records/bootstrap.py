@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-RESAMPLES, SEED, WANTED = 4000, 0, 0.95
+RESAMPLES, SEED, WANTED = 4000, 0, 0.95  # of a set; what is unpaired is drawn twice as often
 Samples = Mapping[Hashable, float]  # by what was repeated: two measured in turn share their keys
 
 
@@ -62,20 +62,19 @@ def _apart(
     apart = float(np.median(second - first) if paired else np.median(second) - np.median(first))
     if confidence is None:
         return apart, None
-    generator = np.random.default_rng(SEED)
     if paired:
-        found = _medians(second - first, generator)
-    elif tuple(first) <= tuple(second):  # draws go by the values, so that an exchange draws the same
-        found = -_medians(first, generator) + _medians(second, generator)
-    else:
-        found = _medians(second, generator) - _medians(first, generator)
+        found = _medians(second - first, 0)
+    else:  # each with either stream of draws, so that an exchange of the two draws the same
+        ways = [_medians(second, one) - _medians(first, other) for one, other in ((0, 1), (1, 0))]
+        found = np.concatenate(ways)
     n = min(len(first), len(second))
     tail = _tail(confidence, n, n - 1 if paired else len(first) + len(second) - 2)
     low, high = np.quantile(found, [tail, 1 - tail])
     return apart, Interval(float(min(low, apart)), float(max(high, apart)))
 
 
-def _medians(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def _medians(values: np.ndarray, stream: int) -> np.ndarray:
+    generator = np.random.default_rng([SEED, stream])
     return np.median(values[generator.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 
 from workbench.records.rows import COMPLETE, Row
@@ -33,9 +34,30 @@ HEAD = {
 def arrow(rows: Sequence[Row]) -> pa.Table:
     """The rows as DuckDB takes them."""
     names = [field.name for field in fields(Row)]
-    columns = list(zip(*map(astuple, rows), strict=True)) or [()] * len(names)
-    made = pa.table({name: pa.array(values, pa.string()) for name, values in zip(names, columns, strict=True)})
+    made = pa.table({name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in names})
     return pa.Table.from_batches(made.to_batches(max_chunksize=BATCH), made.schema)
+
+
+def structures(rows: Sequence[Row], parts: Sequence[str] = tuple(PARTS)) -> dict[str, Any]:
+    """What keys and types the JSON texts of these parts have, over all the rows."""
+    with duckdb.connect() as connection:
+        connection.register("raw", arrow(rows))
+        asked = ", ".join(f"json_group_structure({part})" for part in parts)
+        found = connection.execute(f"SELECT {asked} FROM ({checked('raw')})").fetchone() or ()
+    return {part: json.loads(structure or "{}") for part, structure in zip(parts, found, strict=True)}
+
+
+def union(one: Any, other: Any) -> Any:
+    """The structure of rows of which some have the one and some the other."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one | {key: union(one[key], inside) if key in one else inside for key, inside in other.items()}
+    if one == other or other == "NULL":
+        return one
+    if one == "NULL":
+        return other
+    numbers = {"UBIGINT", "BIGINT", "DOUBLE"}
+    both = {each for each in (one, other) if isinstance(each, str)}
+    return "JSON" if len(both) < 2 or not both <= numbers else "DOUBLE" if "DOUBLE" in both else "BIGINT"
 
 
 def checked(raw: str) -> str:
@@ -48,13 +70,13 @@ def checked(raw: str) -> str:
     return f"SELECT run, variant, path, CASE {cases} ELSE state END AS state, {texts} FROM {raw}"
 
 
-def select(source: str, structures: Mapping[str, str | None]) -> tuple[str, list[str]]:
+def select(source: str, structures: Mapping[str, Any]) -> tuple[str, list[str]]:
     """SQL that makes every column of the rows in `source`, and the columns' names. `structures` is what
-    `json_group_structure` says of each part."""
+    the function of that name finds."""
     made = {f'"{name}"': how for name, how in HEAD.items()}
     parsed, taken = [], {name.lower() for name in HEAD}
     for part, short in PARTS.items():
-        structure = _kept(json.loads(structures[part] or "{}"))
+        structure = _kept(structures[part])
         skipped = {"experiment": NOT_SETTINGS, "summary": NOT_MEASURES}.get(part, set())
         structure = {key: value for key, value in structure.items() if key not in skipped}
         if not structure:

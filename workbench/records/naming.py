@@ -9,21 +9,27 @@ from typing import Any
 from workbench.records.item import Item
 
 SEED = "seed"
+NOTHING = {"null", "false", "[]", "{}"}
 
 
 def labels(items: Sequence[Item]) -> list[str]:
-    """A name for each: its settings that differ; where none do, what differs around it; at last the run's own name.
-    A setting that a record does not have (an older version's) is not known to differ."""
+    """A name for each: in what settings it differs from the first, and of the first what the others change; where no
+    setting differs, the variant's name, what is around it, at last the run's own name. A setting that a record does not
+    have (an older version's) is not known to differ."""
     settings = [_told(item.settings) for item in items]
-    names = _differing(settings)
-    found = [" ".join(f"{name}={each[name]}" for name in names if name in each) for each in settings]
+    base, names = settings[0], _differing(settings)
+    found = [_label({name: base[name] for name in names if name in base and base[name] not in NOTHING})]
+    for each in settings[1:]:
+        found.append(_label({name: each[name] for name in names if name in each and each[name] != base.get(name)}))
     for finer in ([item.variant or "" for item in items], _around(items), [item.name for item in items]):
-        if len(set(found)) == len(found) and all(found):
-            break
         twice = {label for label in found if not label or found.count(label) > 1}
         found = [f"{label} {more}".strip() if label in twice else label
                  for label, more in zip(found, finer, strict=True)]  # fmt: skip
     return found
+
+
+def _label(settings: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def without_seeds(item: Item) -> str:
@@ -35,7 +41,7 @@ def without_seeds(item: Item) -> str:
 def _around(items: Sequence[Item]) -> list[str]:
     around = [dict(item.surroundings) for item in items]
     names = _differing(around)
-    return [" ".join(f"{name}={each[name]}" for name in names) for each in around]
+    return [_label({name: each[name] for name in names}) for each in around]
 
 
 def _differing(values: Sequence[dict[str, str]]) -> list[str]:

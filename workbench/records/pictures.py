@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.records.compare import Comparison
-from workbench.records.measures import directed
+from workbench.records.comparison import Comparison
+from workbench.records.measures import directed, direction
 from workbench.study.labels import place
 from workbench.study.pareto import BEATEN, BEST, drawing, plotting_problem
 
 WORSE, UNSURE = "#b3541e", "#6b6b6b"
 COLORS = {"better": BEST, "worse": WORSE, "not sure": UNSURE}
 WIDTH, HEIGHT, LINE = 560, 340, 26  # of a plot, and of a line of the ratios, in pixels
+BETTER = {"min": " (less is better)", "max": " (more is better)"}
 DECADE = 10.0  # values that are further apart than this stand on a logarithmic axis
 
 
@@ -28,7 +29,7 @@ def ratios(comparison: Comparison) -> Any:
             continue
         values = [
             {"label": row.label, "ratio": row.ratio, "low": row.ratio_low or row.ratio,
-             "high": row.ratio_high or row.ratio, "told": f"{row.ratio:.2f}",
+             "high": row.ratio_high or row.ratio, "told": f"{row.ratio:.{2 if abs(row.ratio - 1) > 0.02 else 4}f}",
              "verdict": row.verdict if row.verdict in COLORS else "not sure"}
             for row in rows
         ]  # fmt: skip
@@ -41,7 +42,8 @@ def ratios(comparison: Comparison) -> Any:
         )  # fmt: skip
         scale = altair.Scale(type="log", domain=domain, nice=False)
         ticks = altair.Axis(values=_ticks(*domain), format="~g")
-        x = altair.X("ratio:Q", title=f"{name}, as a multiple of the baseline's", scale=scale, axis=ticks)
+        better = BETTER.get(direction(name) or "", "")
+        x = altair.X("ratio:Q", title=f"{name}, as a multiple of the baseline's{better}", scale=scale, axis=ticks)
         line = base.mark_rule(strokeWidth=3).encode(x=altair.X("low:Q", scale=scale, axis=ticks), x2="high:Q")
         dots = base.mark_point(filled=True, size=80, opacity=1).encode(x=x)
         words = base.mark_text(dy=-9, fontSize=10).encode(x=x, text="told:N")
@@ -64,13 +66,13 @@ def pareto(comparison: Comparison, x: str, y: str) -> Any:
     pixels = [
         (WIDTH * _share(row[across], *scales[0]), HEIGHT * (1 - _share(row[up], *scales[1]))) for row in rows
     ]
+    forms = ["~s" if high >= 1e4 else "~g" for _, _, high in scales]
     axes = [
-        altair.Axis(values=_ticks(low, high), format="~s") if kind == "log" else altair.Axis(format="~s")
-        for kind, low, high in scales
+        altair.Axis(values=_ticks(low, high), format=form) if kind == "log" else altair.Axis(format=form)
+        for form, (kind, low, high) in zip(forms, scales, strict=True)
     ]
-    told = {"min": "less is better", "max": "more is better"}
     places = [
-        channel(f"{field}:Q", title=f"{name} ({told[way]})", axis=axis,
+        channel(f"{field}:Q", title=f"{name}{BETTER[way]}", axis=axis,
                 scale=altair.Scale(type=kind, domain=[low, high], nice=False))
         for channel, field, name, way, axis, (kind, low, high) in (
             (altair.X, "x", across, x_way, axes[0], scales[0]), (altair.Y, "y", up, y_way, axes[1], scales[1]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +14,7 @@ import pyarrow.parquet as pq
 from workbench.errors import WorkbenchError
 from workbench.records import columns, sql, text
 from workbench.records.places import places
-from workbench.records.rows import Row, run_rows, variant_rows
+from workbench.records.rows import Row, run_rows, summaries, variant_rows
 
 RUNS, VARIANTS = "runs", "variants"
 SHOWN = (
@@ -32,7 +34,13 @@ class Runs:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self._places = places(folder)
-        self._rows = run_rows(self._places)
+        with ThreadPoolExecutor(1) as pool:  # DuckDB looks at the summaries while the rest is read
+            texts = summaries(self._places)
+            only = [Row("", None, "", "", None, None, text) for text in texts.values()]
+            looking = pool.submit(columns.structures, only, ("summary",))
+            self._rows = run_rows(self._places, texts)
+            others = columns.structures([row for row in self._rows if row.path not in texts], ("summary",))
+            self._summary = columns.union(looking.result()["summary"], others["summary"])
         self._connection = sql.connect()
         self._names: dict[str, list[str]] = {}
         self.problems: list[str] = []  # tables of runs that could not be read, and why
@@ -95,9 +103,11 @@ class Runs:
 
     def _make(self, table: str) -> list[str]:
         if table == RUNS:
-            return self._rows_as(table, self._rows)
+            parts = columns.structures(self._rows, ("experiment", "environment"))
+            return self._rows_as(table, self._rows, {**parts, "summary": self._summary})
         if table == VARIANTS:
-            return self._rows_as(table, list(variant_rows(self._rows)))
+            rows = list(variant_rows(self._rows))
+            return self._rows_as(table, rows, columns.structures(rows))
         own = self._read(table)
         self.names(RUNS)
         self._connection.register(f"own {table}", own)
@@ -109,12 +119,10 @@ class Runs:
         )
         return [*own.column_names, *others]
 
-    def _rows_as(self, table: str, rows: Sequence[Row]) -> list[str]:
+    def _rows_as(self, table: str, rows: Sequence[Row], structures: Mapping[str, Any]) -> list[str]:
         self._connection.register(f"raw {table}", columns.arrow(rows))
         source = f"({columns.checked(columns.quoted(f'raw {table}'))})"
-        asked = ", ".join(f"json_group_structure({part})" for part in columns.PARTS)
-        structures = self._connection.execute(f"SELECT {asked} FROM {source}").fetchone() or ()
-        made, names = columns.select(source, dict(zip(columns.PARTS, structures, strict=True)))
+        made, names = columns.select(source, structures)
         self._connection.execute(f"CREATE VIEW {table} AS {made}")
         return names
 

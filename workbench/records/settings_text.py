@@ -11,8 +11,11 @@ import re
 
 import yaml
 
+from workbench.study.run_folder import strict
+
 KEY = re.compile(r"\n(?=[A-Za-z_])")  # only a key begins there: what goes on from a line before is set in, or a list
-GROUP = re.compile(r"([A-Za-z_]\w*):\n(?=  )")
+GROUP = re.compile(r"([A-Za-z_]\w*):((?:\n  [^\n]*)+)")
+INSIDE = re.compile(r"\n  [A-Za-z_]\w*:")
 NUMBER = re.compile(r"([A-Za-z_]\w*): (-?(?:0|[1-9]\d*)(?:\.\d+)?)")  # is one in YAML as in JSON
 Pieces = dict[str, str | None]
 
@@ -32,11 +35,11 @@ def _member(piece: str, pieces: Pieces) -> str | None:
 
 
 def _group(piece: str, pieces: Pieces) -> str | None:
-    found = GROUP.match(piece)
-    lines = piece.split("\n")[1:]
-    if not found or not all(line.startswith("  ") for line in lines) or not re.match(r"  [A-Za-z_]\w*:", lines[0]):
+    """A key whose settings are set in below it."""
+    found = GROUP.fullmatch(piece)
+    if not found or not INSIDE.match(found[2]):
         return None
-    inside = as_json("\n".join(line[2:] for line in lines), pieces)
+    inside = as_json(found[2].replace("\n  ", "\n")[1:], pieces)
     return inside and f'"{found[1]}": {inside}'
 
 
@@ -47,6 +50,6 @@ def _read(piece: str) -> str | None:
         found = yaml.load(piece, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         if not isinstance(found, dict):
             return None
-        return json.dumps(found, default=str, allow_nan=False)[1:-1] or None
+        return json.dumps(strict(found), default=str)[1:-1] or None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return None

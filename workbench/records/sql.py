@@ -63,12 +63,13 @@ def told(what: str, sql: str, names: Sequence[str]) -> Iterator[None]:
 
 
 def nearest(word: str, names: Sequence[str]) -> str:
-    """The nearest names, those that only lack their group first; where none is near, how to see them all."""
-    last = [name for name in names if re.split(r"[._]", name)[-1] == word or name.endswith(f".{word}")]
-    close = dict.fromkeys([*last, *difflib.get_close_matches(word, names, n=NEAR, cutoff=0.5)])
+    """The nearest names, those that only lack what stands around first; where none is near, how to see them all."""
+    lower = word.lower()
+    around = [name for name in names if lower in re.split(r"[._]", name.lower()) or name.lower().endswith(f".{lower}")]
+    close = list(dict.fromkeys([*sorted(around, key=len), *difflib.get_close_matches(word, names, n=NEAR, cutoff=0.6)]))
     if not close:
         return "; `workbench runs --names` lists all"
-    return "; did you mean " + " or ".join(map(repr, list(close)[:NEAR])) + "?"
+    return "; did you mean " + " or ".join(map(repr, close[:NEAR])) + "?"
 
 
 def _unknown(text: str, sql: str, names: Sequence[str]) -> str | None:

@@ -19,13 +19,14 @@ from workbench.study.machine import BUSY, is_busy
 from workbench.study.pareto import frontier
 
 Samples = Mapping[Hashable, float]
+DECIDES = 0.9  # confidence of an interval from which on it says better or worse: five repetitions have it
 HEADINGS = ("measure", "setting", "median", "difference", "ratio", "sure", "repeated")
 
 
 @dataclass(frozen=True)
 class Row:
     """One measure of one run against the baseline's. Intervals are None of a single repetition; `confidence` is what
-    they hold the true value with; `verdict` is better, worse or same where the interval leaves no doubt."""
+    they hold the true value with; `verdict` is better, worse or same where an interval of at least 90% says so."""
 
     measure: str
     label: str
@@ -118,7 +119,7 @@ def compare(
         told = "they repeat one another; --separate compares them one by one" if len(every) > 1 else "name another run"
         raise WorkbenchError(f"nothing to compare with {baseline}: {told}")
     names = _measures(groups, measure)
-    busy = [item.name for item in every.values() if is_busy(item.busy)]
+    busy = list(dict.fromkeys(item.run for item in every.values() if is_busy(item.busy)))
     if busy and not force and (of_time := [name for name in names if measures.timed(name)]):
         raise WorkbenchError(
             f"{', '.join(busy)}: other processes took more than {BUSY:.0%} of the processor, so {of_time[0]} is not to "
@@ -170,13 +171,13 @@ def _row(measure: str, base: Group, other: Group) -> Row:
     return Row(
         measure, other.label, median(second.values()), median(first.values()), found.difference, low, high,
         found.ratio, least, most, found.confidence, found.repetitions[1], found.repetitions[0], found.paired,
-        _verdict(measure, low, high),
+        _verdict(measure, low, high, found.confidence),
     )  # fmt: skip
 
 
-def _verdict(measure: str, low: float | None, high: float | None) -> str | None:
+def _verdict(measure: str, low: float | None, high: float | None, sure: float | None) -> str | None:
     better = measures.direction(measure)
-    if low is None or high is None or better is None:
+    if low is None or high is None or better is None or (sure or 0.0) < DECIDES:
         return None
     if low == high == 0:
         return "same"
