@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import duckdb
@@ -14,7 +14,7 @@ from workbench.records.rows import COMPLETE, Row
 
 TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
 NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
-BATCH = 1024  # rows that one thread of DuckDB takes at a time
+SLICE = 512  # rows that DuckDB takes at a time
 PARTS = {"experiment": "e", "environment": "v", "summary": "s"}
 HEAD = {
     "run": "run",
@@ -35,44 +35,54 @@ def arrow(rows: Sequence[Row]) -> pa.Table:
     """The rows as DuckDB takes them."""
     names = [field.name for field in fields(Row)]
     made = pa.table({name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in names})
-    return pa.Table.from_batches(made.to_batches(max_chunksize=BATCH), made.schema)
+    return pa.Table.from_batches(made.to_batches(max_chunksize=SLICE), made.schema)
 
 
-def structures(rows: Sequence[Row], parts: Sequence[str] = tuple(PARTS)) -> dict[str, Any]:
-    """What keys and types the JSON texts of these parts have, over all the rows."""
+def looked_at(rows: Sequence[Row]) -> tuple[list[Row], dict[str, Any]]:
+    """The rows without what is no JSON, which their `state` then says, and the keys and types of each part."""
+    whole, structures = list(rows), {}
+    for part in PARTS:
+        structures[part], damaged = _structure([getattr(row, part) for row in rows])
+        for index in damaged:
+            state = f"damaged: {part}.json cannot be read" if rows[index].state == COMPLETE else rows[index].state
+            whole[index] = replace(whole[index], **{"state": state, part: None})
+    return whole, structures
+
+
+def _structure(texts: Sequence[str | None]) -> tuple[Any, list[int]]:
+    """Keys and types over all texts, and which of them are no JSON. By slices: DuckDB frees the memory of a query at
+    its end, and the pages of 10,000 texts take longer to come than the texts to be read."""
+    structure: Any = {}
+    damaged: list[int] = []
     with duckdb.connect() as connection:
-        connection.register("raw", arrow(rows))
-        asked = ", ".join(f"json_group_structure({part})" for part in parts)
-        found = connection.execute(f"SELECT {asked} FROM ({checked('raw')})").fetchone() or ()
-    return {part: json.loads(structure or "{}") for part, structure in zip(parts, found, strict=True)}
+        for start in range(0, len(texts), SLICE):
+            connection.register("texts", pa.table({"text": pa.array(texts[start : start + SLICE], pa.string())}))
+            try:
+                [[found]] = connection.execute("SELECT json_group_structure(text::JSON) FROM texts").fetchall()
+            except duckdb.Error:
+                asked = "SELECT json_group_structure(try_cast(text AS JSON)), list(json_valid(text)) FROM texts"
+                [[found, valid]] = connection.execute(asked).fetchall()
+                damaged += [start + index for index, whole in enumerate(valid) if whole is False]
+            structure = union(structure, json.loads(found or "{}"))
+    return structure if isinstance(structure, dict) else {}, damaged
 
 
 def union(one: Any, other: Any) -> Any:
     """The structure of rows of which some have the one and some the other."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one | {key: union(one[key], inside) if key in one else inside for key, inside in other.items()}
-    if one == other or other == "NULL":
+    if one == other or other == "NULL" or other == {}:
         return one
-    if one == "NULL":
+    if one == "NULL" or one == {}:
         return other
     numbers = {"UBIGINT", "BIGINT", "DOUBLE"}
     both = {each for each in (one, other) if isinstance(each, str)}
     return "JSON" if len(both) < 2 or not both <= numbers else "DOUBLE" if "DOUBLE" in both else "BIGINT"
 
 
-def checked(raw: str) -> str:
-    """SQL of the rows of `raw` whose texts are JSON; what is not is null, and `state` says so."""
-    texts = ", ".join(f"try_cast({name} AS JSON) AS {name}" for name in PARTS)
-    cases = " ".join(
-        f"WHEN state = '{COMPLETE}' AND NOT json_valid({name}) THEN 'damaged: {name}.json cannot be read'"
-        for name in PARTS
-    )
-    return f"SELECT run, variant, path, CASE {cases} ELSE state END AS state, {texts} FROM {raw}"
-
-
 def select(source: str, structures: Mapping[str, Any]) -> tuple[str, list[str]]:
     """SQL that makes every column of the rows in `source`, and the columns' names. `structures` is what
-    the function of that name finds."""
+    `looked_at` finds."""
     made = {f'"{name}"': how for name, how in HEAD.items()}
     parsed, taken = [], {name.lower() for name in HEAD}
     for part, short in PARTS.items():

@@ -24,23 +24,23 @@ def ratios(comparison: Comparison) -> Any:
     altair = drawing()
     panels = []
     for name in dict.fromkeys(row.measure for row in comparison.rows):
-        rows = [row for row in comparison.rows if row.measure == name and row.ratio is not None]
-        if not rows:
-            continue
         values = [
-            {"label": row.label, "ratio": row.ratio, "low": row.ratio_low or row.ratio,
-             "high": row.ratio_high or row.ratio, "told": f"{row.ratio:.{2 if abs(row.ratio - 1) > 0.02 else 4}f}",
+            {"label": row.label, "ratio": ratio, "low": row.ratio_low or ratio, "high": row.ratio_high or ratio,
+             "told": f"{ratio:.{2 if abs(ratio - 1) > 0.02 else 4}f}",
              "verdict": row.verdict if row.verdict in COLORS else "not sure"}
-            for row in rows
+            for row in comparison.rows
+            if row.measure == name and (ratio := row.ratio) is not None
         ]  # fmt: skip
+        if not values:
+            continue
         ends = [1.0, *(each[end] for each in values for end in ("low", "high"))]
         domain = _room(min(ends), max(ends), log=True)
         base = altair.Chart(altair.Data(values=values)).encode(
-            y=altair.Y("label:N", title=None, sort=[row.label for row in rows], axis=altair.Axis(labelLimit=420)),
+            y=altair.Y("label:N", title=None, sort=[v["label"] for v in values], axis=altair.Axis(labelLimit=420)),
             color=altair.Color("verdict:N", title=None, scale=altair.Scale(
                 domain=list(COLORS), range=list(COLORS.values()))),
         )  # fmt: skip
-        scale = altair.Scale(type="log", domain=domain, nice=False)
+        scale = altair.Scale(type="log", domain=list(domain), nice=False)
         ticks = altair.Axis(values=_ticks(*domain), format="~g")
         better = BETTER.get(direction(name) or "", "")
         x = altair.X("ratio:Q", title=f"{name}, as a multiple of the baseline's{better}", scale=scale, axis=ticks)
@@ -49,7 +49,7 @@ def ratios(comparison: Comparison) -> Any:
         words = base.mark_text(dy=-9, fontSize=10).encode(x=x, text="told:N")
         one = altair.Chart(altair.Data(values=[{"one": 1}])).mark_rule(strokeDash=[4, 3], color="#333333")
         panel = altair.layer(one.encode(x=altair.X("one:Q", scale=scale)), line, dots, words)
-        panels.append(panel.properties(width=WIDTH, height=LINE * len(rows) + 12))
+        panels.append(panel.properties(width=WIDTH, height=LINE * len(values) + 12))
     if not panels:
         raise WorkbenchError("no ratio to draw: a value is 0 or below; take --format table for the differences")
     title = altair.TitleParams(f"against {comparison.baseline}", subtitle=sureness(comparison))
@@ -117,16 +117,17 @@ def image(chart: Any, form: str) -> bytes:
 def _scale(values: Sequence[float]) -> tuple[str, float, float]:
     least, most = min(values), max(values)
     log = least > 0 and most / least > DECADE
-    return "log" if log else "linear", *_room(least, most, log)
+    low, high = _room(least, most, log)
+    return "log" if log else "linear", low, high
 
 
-def _room(least: float, most: float, log: bool) -> list[float]:
+def _room(least: float, most: float, log: bool) -> tuple[float, float]:
     """The ends of an axis, a little beyond the values."""
     if log:
         wide = max(math.log(most / least), 0.02)
-        return [least * math.exp(-0.12 * wide), most * math.exp(0.12 * wide)]
+        return least * math.exp(-0.12 * wide), most * math.exp(0.12 * wide)
     wide = (most - least) or abs(most) or 1.0
-    return [least - 0.12 * wide, most + 0.2 * wide]
+    return least - 0.12 * wide, most + 0.2 * wide
 
 
 def _share(value: float, kind: str, low: float, high: float) -> float:

@@ -29,24 +29,14 @@ class Row:
     summary: str | None
 
 
-Pending = Mapping[str, str | None]  # summaries by path, read before the rest
-NO_TEXTS: Pending = {}
-
-
-def summaries(places: Sequence[Place]) -> dict[str, str | None]:
-    """The summary of every run folder, by path: the largest part of a run, that can be looked at while others are
-    read."""
-    return {place.path: _if_object(place.read("summary.json")) for place in places if place.files}
-
-
-def run_rows(places: Sequence[Place], known: Pending = NO_TEXTS) -> list[Row]:
+def run_rows(places: Sequence[Place]) -> list[Row]:
     """One row a run; a JSON file that is no record has none."""
     pieces: Pieces = {}
-    found = (_folder(place, pieces, known) if place.files else _file(place, pieces) for place in places)
+    found = (_folder(place, pieces) if place.files else _file(place, pieces) for place in places)
     return [row for row in found if row is not None]
 
 
-def _folder(place: Place, pieces: Pieces, known: Pending) -> Row:
+def _folder(place: Place, pieces: Pieces) -> Row:
     text = place.read("experiment.yaml")
     experiment = as_json(text, pieces) if text else None
     if MARKER in place.files:
@@ -57,13 +47,12 @@ def _folder(place: Place, pieces: Pieces, known: Pending) -> Row:
         state = f"incomplete: {missing[0]} is missing"
     else:
         state = COMPLETE if experiment else "damaged: experiment.yaml cannot be read"
-    environment = _if_object(place.read("environment.json"))
-    summary = known[place.path] if place.path in known else _if_object(place.read("summary.json"))
-    return Row(place.name, None, place.path, state, experiment, environment, summary)
+    inside = [_if_object(place.read(name)) for name in ("environment.json", "summary.json")]
+    return Row(place.name, None, place.path, state, experiment, *inside)
 
 
 def _if_object(text: str | None) -> str | None:
-    """A text that is no object cannot be a part of a record; whether one is whole, SQL finds out."""
+    """A text that is no object is no part of a record; whether one is whole is found out with its keys."""
     return text if text is None or text[:1] == "{" else "not an object"
 
 

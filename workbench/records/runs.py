@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 from workbench.errors import WorkbenchError
 from workbench.records import columns, sql, text
 from workbench.records.places import places
-from workbench.records.rows import Row, run_rows, summaries, variant_rows
+from workbench.records.rows import Row, run_rows, variant_rows
 
 RUNS, VARIANTS = "runs", "variants"
 SHOWN = (
@@ -34,13 +32,7 @@ class Runs:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self._places = places(folder)
-        with ThreadPoolExecutor(1) as pool:  # DuckDB looks at the summaries while the rest is read
-            texts = summaries(self._places)
-            only = [Row("", None, "", "", None, None, text) for text in texts.values()]
-            looking = pool.submit(columns.structures, only, ("summary",))
-            self._rows = run_rows(self._places, texts)
-            others = columns.structures([row for row in self._rows if row.path not in texts], ("summary",))
-            self._summary = columns.union(looking.result()["summary"], others["summary"])
+        self._rows = run_rows(self._places)
         self._connection = sql.connect()
         self._names: dict[str, list[str]] = {}
         self.problems: list[str] = []  # tables of runs that could not be read, and why
@@ -98,16 +90,13 @@ class Runs:
     def _shown(self, table: str) -> list[str]:
         if table in (RUNS, VARIANTS):
             return [name for name in SHOWN if name in self.names(table) and (name != "variant" or table == VARIANTS)]
-        own = self._connection.execute(f'SELECT * FROM "own {table}" LIMIT 0').description or []
-        return [f'"{column[0]}"' for column in own]
+        return [columns.quoted(name) for name in self._connection.table(f"own {table}").columns]
 
     def _make(self, table: str) -> list[str]:
         if table == RUNS:
-            parts = columns.structures(self._rows, ("experiment", "environment"))
-            return self._rows_as(table, self._rows, {**parts, "summary": self._summary})
+            return self._rows_as(table, self._rows)
         if table == VARIANTS:
-            rows = list(variant_rows(self._rows))
-            return self._rows_as(table, rows, columns.structures(rows))
+            return self._rows_as(table, list(variant_rows(self._rows)))
         own = self._read(table)
         self.names(RUNS)
         self._connection.register(f"own {table}", own)
@@ -116,14 +105,14 @@ class Runs:
         joined = ", ".join(["own.*", *("runs." + columns.quoted(name) for name in others)])
         self._connection.execute(
             f'CREATE VIEW {columns.quoted(table)} AS SELECT {joined} FROM "own {table}" AS own JOIN runs USING (run)'
-        )
+        ).fetchall()
         return [*own.column_names, *others]
 
-    def _rows_as(self, table: str, rows: Sequence[Row], structures: Mapping[str, Any]) -> list[str]:
-        self._connection.register(f"raw {table}", columns.arrow(rows))
-        source = f"({columns.checked(columns.quoted(f'raw {table}'))})"
-        made, names = columns.select(source, structures)
-        self._connection.execute(f"CREATE VIEW {table} AS {made}")
+    def _rows_as(self, table: str, rows: Sequence[Row]) -> list[str]:
+        whole, structures = columns.looked_at(rows)
+        self._connection.register(f"raw {table}", columns.arrow(whole))
+        made, names = columns.select(columns.quoted(f"raw {table}"), structures)
+        self._connection.execute(f"CREATE VIEW {table} AS {made}").fetchall()
         return names
 
     def _read(self, table: str) -> pa.Table:
