@@ -23,6 +23,7 @@ ORDER = [
     ("workbench.engine",),
     ("workbench.fleet",),
     ("workbench.study",),
+    ("workbench.records",),
     ("workbench.peers",),
     ("workbench.sweep",),
     ("workbench.testing",),
