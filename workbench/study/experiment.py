@@ -25,6 +25,7 @@ from workbench.study.interruption_workload import InterruptionWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming_workload import StreamingWorkload
 from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
@@ -89,7 +90,10 @@ class RandomWorkload(Part):
 
 
 # Those whose run is a table of variants.
-COMPARISONS = QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
+COMPARISONS = (
+    QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
+    | StreamingWorkload
+)  # fmt: skip
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
