@@ -10,9 +10,9 @@ Delivery = Literal["whole", "events", "stream"]
 
 
 class StreamingWorkload(Part):
-    """`requests` at once, all outputs of full length, to a client in a process of its own. `whole`: the client gets each
-    text at its end, and no token is looked at before; `events`: the same, though every token becomes text and an event
-    when it is known; `stream`: the client gets every token's text by itself, as server-sent events have it."""
+    """`requests` at once, all outputs of full length, to a client in a process of its own. `whole`: the client gets
+    each text at its end, and no token is looked at before; `events`: the same, though every token becomes text and an
+    event when it is known; `stream`: the client gets every token's text by itself, as server-sent events have it."""
 
     kind: Literal["streaming"] = "streaming"
     delivery: Delivery = "stream"
