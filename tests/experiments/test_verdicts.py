@@ -332,7 +332,7 @@ def streams(whole: list[float], stream: list[float], total: float, first: float)
     ("rows", "outcomes"),
     [
         (streams([110, 108, 109], [100, 100, 101], 2.05, 0.02), ["holds", "holds"]),
-        (streams([110, 108, 99], [100, 100, 100], 2.3, 0.02), ["holds-with-limits"] * 2),
+        (streams([110, 110, 110, 99, 99], [100] * 5, 2.3, 0.02), ["holds-with-limits"] * 2),
         (streams([103, 102, 103], [100, 100, 100], 2.05, 0.8), ["holds-with-limits"] * 2),
         (streams([100.5, 100, 99], [100, 100, 100], 3.0, 0.02), ["refuted", "refuted"]),
         (streams([90, 90, 90], [100, 100, 100], 2.0, 1.5), ["refuted", "refuted"]),

@@ -42,7 +42,8 @@ def streaming(experiment: Experiment, tell: Callable[[str], None] = lambda line:
     predicted = {name: predicted_rates(variant, mine[name]) for name, variant in variants.items()}
     rounds: list[dict[str, Any]] = []
     for turn in range(cast(StreamingWorkload, experiment.workload).rounds + 1):
-        for name, runner in mine.items():
+        order = list(mine.items())
+        for name, runner in order if turn % 2 else reversed(order):  # who comes first has no advantage
             tell(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
             runner.forget_prefixes()
             found = handed_over(runner, variants[name], turn)

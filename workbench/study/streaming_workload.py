@@ -18,6 +18,6 @@ class StreamingWorkload(Part):
     delivery: Delivery = "stream"
     requests: Count = 16
     prompt_tokens: Count = 32
-    output_tokens: Count = 256
-    rounds: Count = 5  # that count, in turn, after one that does not
+    output_tokens: Count = 128
+    rounds: Count = 9  # that count, in turn, after one that does not
     seed: Seed = 0
