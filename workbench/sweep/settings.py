@@ -32,11 +32,14 @@ class LocalPart(PlacePart):
 
 
 class RayPart(PlacePart):
-    """On the Ray cluster at `address`; without one, on one that is started here with so many workers."""
+    """On the Ray cluster at `address` (`auto`: this machine's); without one, on one that is started here with so many
+    `workers`. A point has `cpus` cores: of a cluster started here by default its share of the machine's, else one."""
 
     kind: Literal["ray"] = "ray"
     address: str | None = None
     workers: Count = 2
+    cpus: Count | None = None
+    gpus: Annotated[float, Field(ge=0)] = 0.0
 
 
 class SlurmPart(PlacePart):
