@@ -33,12 +33,6 @@ SIZES = "workload.output_tokens=2,40,400"
 EXPERIMENT = Experiment.read(KV)
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose ceilings are known."""
-    monkeypatch.setattr(ThisMachine, "rates", lambda self, working_set, dtype: (1e11, 1e10))
-
-
 def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
     return SweepFolder.planned(experiment_from(write(folder, more), sets), folder / "runs", "tiny")
 

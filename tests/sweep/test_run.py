@@ -19,6 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run_folder import RunFolder
+from workbench.sweep import places
 from workbench.sweep.carry_out import NAME, carry_out
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.local import LocalPlace
@@ -74,6 +75,23 @@ def test_interrupted_anywhere_the_rest_runs_and_nothing_twice(tmp_path: Path, st
     rows = run_sweep(SweepFolder.read(sweep.path), second, progress=False)
     assert all(row.state == "done" for row in rows)
     assert sorted(first.ran + second.ran) == sorted(point.key for point in sweep.points)
+
+
+def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ended(Pretended):
+        def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+            super().run(points[:2], ended)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(places, "place_from", lambda setting: Ended())
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["sweep", str(write(tmp_path)), "--set", SIZES, "--out", str(tmp_path / "runs"), "--json"]) == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+    (folder,) = (tmp_path / "runs").iterdir()
+    told = f"interrupted: 2 of 3 points have an outcome; workbench sweep --resume {folder} goes on"
+    assert told in capsys.readouterr().err
 
 
 def test_a_sweep_may_be_extended_and_only_what_is_new_runs(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from workbench.sweep.places import Place
 from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
 
 ATTEMPTS = 2  # of a point whose worker dies
+TICK = 2.0  # seconds
 BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
 
 
@@ -131,8 +132,26 @@ def _bar(
     known = [seconds for point in waiting if (seconds := expected.get(point.key))]
     usual = fmean(known) if known else 1.0
     weights = {point.key: expected.get(point.key) or usual for point in waiting}
-    with tqdm(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar:
+    with tqdm(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, _ticking(bar):
         yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
+
+
+@contextmanager
+def _ticking(bar: tqdm) -> Iterator[None]:
+    """The time that is gone is told anew while a point runs, however long it takes."""
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(TICK):
+            bar.refresh()
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        ticker.join()
 
 
 @contextmanager
