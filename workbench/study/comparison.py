@@ -30,6 +30,8 @@ from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
 from workbench.study.speculating import speculating
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming import streaming
+from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -84,6 +86,8 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return speculating(experiment, tell)
     if isinstance(experiment.workload, InterruptionWorkload):
         return interruption(experiment, tell)
+    if isinstance(experiment.workload, StreamingWorkload):
+        return streaming(experiment, tell)
     if simulated:
         return simulated_variants(experiment, tell)
     return side_by_side(experiment, tell)

@@ -27,6 +27,7 @@ from workbench.study.interruption_workload import InterruptionWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.sweep_part import Sweep
 from workbench.traffic.settings import TrafficWorkload
 
@@ -92,7 +93,10 @@ class RandomWorkload(Part):
 
 
 # Those whose run is a table of variants.
-COMPARISONS = QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
+COMPARISONS = (
+    QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
+    | StreamingWorkload
+)  # fmt: skip
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
