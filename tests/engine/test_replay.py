@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tiny import CONTEXT, model_of, request, runner_of, spec_of
+from tests.engine.tiny import CONTEXT, VOCAB, model_of, request, runner_of, spec_of
 from workbench.engine.drafts import Drafts
 from workbench.engine.lookup import LookupDrafts
+from workbench.engine.plan import StepPlan
 from workbench.engine.replay import Diverged, Replayed, replay
 from workbench.engine.runner import Runner
 from workbench.request import Request
@@ -36,16 +38,19 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += 50 * seconds
 
 
 @dataclass(frozen=True)
 class Traffic:
+    """Requests, on what runner they run, and who is cancelled when; `quick` is without a model."""
+
     asked: tuple[tuple[float, int, int, dict], ...]  # arrival, prompt, output, sampling
     settings: dict
     cancels: tuple[int, ...]  # at the so many-th event, of whom it concerns
     seed: int
     drafts: bool = False
+    quick: bool = False
 
     def requests(self) -> list[Request]:
         return [
@@ -55,7 +60,26 @@ class Traffic:
 
     def runner(self, clock: Clock, **changes: Any) -> Runner:
         drafts = Drafts(LookupDrafts(1, 3), 3, CONTEXT, "adaptive") if self.drafts else None
-        return runner_of(MODEL, **{**self.settings, **changes}, drafts=drafts, clock=clock, sleep=clock.sleep)
+        made = runner_of(MODEL, **{**self.settings, **changes}, drafts=drafts, clock=clock, sleep=clock.sleep)
+        if self.quick:
+            made.executor = Made()  # type: ignore[assignment]
+        return made
+
+
+class Made:
+    """An executor whose logits are made of the text before them, so that many traffics take little time."""
+
+    compiles, kernel_seconds, artifacts = 0, None, MappingProxyType({})
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        texts = [
+            (*span.sequence.token_ids, *span.drafts[:place])
+            for span in plan.spans
+            if span.samples
+            for place in range(len(span.drafts) + 1)
+        ]
+        rows = [torch.randn(VOCAB, generator=torch.Generator().manual_seed(hash(text) % 2**31)) for text in texts]
+        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
 
 
 SAMPLING = st.sampled_from(
@@ -114,9 +138,22 @@ def ends(recorder: Recorder) -> list[tuple]:
     ]
 
 
-@given(TRAFFIC, st.booleans(), st.floats(0.001, 1.0), st.floats(0.001, 1.0))
+PACE = st.floats(0.001, 1.0)
+
+
+@settings(max_examples=60)
+@given(TRAFFIC, st.booleans(), PACE, PACE)
 def test_what_was_recorded_comes_back(traffic: Traffic, drafts: bool, pace: float, other: float) -> None:
-    traffic = replace(traffic, drafts=drafts)
+    comes_back(replace(traffic, drafts=drafts, quick=True), pace, other)
+
+
+@settings(max_examples=6)
+@given(TRAFFIC, st.booleans(), PACE, PACE)
+def test_what_a_model_said_comes_back(traffic: Traffic, drafts: bool, pace: float, other: float) -> None:
+    comes_back(replace(traffic, drafts=drafts), pace, other)
+
+
+def comes_back(traffic: Traffic, pace: float, other: float) -> None:
     before = record(traffic, Clock(traffic.seed, pace))
     script = Script.recorded(before)
     after = again(traffic, script, Clock(traffic.seed + 1, other))

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import bench, kernels, memory, quality, simulate
+from workbench.cli import bench, kernels, memory, quality, reproduce, simulate
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
 
@@ -38,6 +38,9 @@ app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
+app.command("reproduce", epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b --replay`")(
+    reproduce.reproduce
+)
 app.add_typer(kernels.app, name="kernels")
 
 
@@ -115,33 +118,6 @@ def generate(
         show("\n")
     if result["finish_reason"] == "error":
         raise typer.Exit(_fail(result["error"], code=1))
-
-
-@app.command(epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b`")
-def reproduce(
-    folder: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="where the new run goes; beside the old one unless given")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a record's experiment again and say what differs."""
-    from workbench.study.record import Record
-    from workbench.study.reproduce import reproduce as run_again
-
-    comparison = run_again(Record.open(folder), out, progress=not as_json)
-    if as_json:
-        print_json(
-            {
-                "identical": comparison.identical,
-                "requests": comparison.requests,
-                "tokens": list(comparison.tokens),
-                "surroundings": list(comparison.surroundings),
-                "run": str(comparison.again.path),
-            }
-        )
-    else:
-        print(comparison)
-        print(f"new run folder  {comparison.again.path}")
-    raise typer.Exit(0 if comparison.identical else 1)
 
 
 @app.command(epilog="Example: `workbench inspect runs/first_light-20261121-120000-1a2b`")

@@ -1,0 +1,1 @@
+"""A folder of runs as a body of evidence: listed, compared, reported, reproduced."""
