@@ -13,7 +13,9 @@ from workbench.study.record import Record
 from workbench.study.run_folder import RunFolder
 from workbench.trace.recorder import Recorder
 
-HOSTILE = "</title><script src='https://evil.example/x.js'>alert(1)</script><img src=x onerror=alert(2)> & \"q\" 'p' \x00\x1b"
+HOSTILE = (
+    "</title><script src='https://evil.example/x.js'>alert(1)</script><img src=x onerror=alert(2)> & \"q\" 'p' \x00\x1b"
+)
 PLAIN = {"model": {"name": "shape:tiny"}, "workload": {"kind": "random", "requests": 1}, "lane": "eager"}
 
 

@@ -93,7 +93,7 @@ def test_a_page_that_would_load_something_is_not_written(tmp_path: Path, monkeyp
     assert not (tmp_path / "out.html").exists()
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(st.text(max_size=60))
 def test_any_question_is_words(tmp_path_factory: pytest.TempPathFactory, question: str) -> None:
     record = comparison_folder(tmp_path_factory.mktemp("runs"), words=question or "?")

@@ -1,5 +1,5 @@
-"""The command line: `workbench run | generate | reproduce | report | export | inspect | doctor | bench | quality | memory |
-simulate | kernels`.
+"""The command line: `workbench run | generate | reproduce | report | export | inspect | doctor | bench | quality |
+memory | simulate | kernels`.
 
 Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
 70 a fault of the workbench itself, 130 interrupted.
@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import bench, kernels, memory, quality, report, reproduce, simulate
+from workbench.cli import bench, export, kernels, memory, quality, report, reproduce, simulate
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
 
@@ -43,6 +43,9 @@ app.command("reproduce", epilog="Example: `workbench reproduce runs/first_light-
 )
 app.command("report", epilog="Example: `workbench report runs/first_light-20261121-120000-1a2b --out first.html`")(
     report.report
+)
+app.command("export", epilog="Example: `workbench export runs/first_light-20261121-120000-1a2b --uri file:mlruns`")(
+    export.export
 )
 app.add_typer(kernels.app, name="kernels")
 

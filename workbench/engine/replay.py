@@ -106,8 +106,8 @@ class _Replay:
         now = Script.recorded(self.recorder).steps
         for step, made in zip(self.script.steps, now, strict=False):
             if step.deeds != made.deeds:
-                told = (", ".join(f"{action} {name}" for name, action in each.deeds) or "nothing" for each in (step, made))
-                raise Diverged("replay: step {}: the record decides {}, now {}".format(step.number, *told))
+                then, here = (", ".join(map(" ".join, each.deeds)) or "nothing" for each in (step, made))
+                raise Diverged(f"replay: step {step.number}: the record decides {then}; now {here}")
 
     def _enter(self, is_due: Callable[[Input], bool]) -> None:
         while self._coming and is_due(self._coming[0]):

@@ -32,7 +32,7 @@ PLACES = 128  # tokens of a request that are looked at
 class Logits:
     """Of one request's recorded tokens. `error` is how far today's logits are from the exact ones at most, `bound` how
     far any way of computing them in this precision may be (engine/exact.py): `ROOM` times the error of the modules as
-    written, and a rounding. Both the record's logits and today's lie within it, so that they differ by twice that.
+    written, and a rounding. Where the record's and today's both keep to it, they are twice that apart at most.
 
     `gap` is how far recorded tokens fall short of the exact best where the choice is greedy, 2 bounds at most; `parting`
     the exact distance between the two tokens where the runs part; `logprob` how far recorded log-probabilities are from
@@ -64,7 +64,7 @@ class Logits:
         return {**asdict(self), "within": self.within, "explained": self.explained}
 
     def __str__(self) -> str:
-        words = f"{self.request}, {self.places} tokens: at most {self.error:.1e} from exact, {self.bound:.1e} is allowed"
+        words = f"{self.request}, {self.places} tokens: at most {self.error:.1e} from exact, {self.bound:.1e} allowed"
         if self.gap is not None:
             words += f"; recorded tokens at most {self.gap:.1e} below the best"
         if self.logprob is not None:
@@ -86,10 +86,13 @@ def logits(
         return _logits(record, experiment, {each.request: each for each in differ}, most)
 
 
-def _logits(record: Record, experiment: Experiment, differ: Mapping[str, TokenDifference], most: int) -> tuple[Logits, ...]:
+def _logits(
+    record: Record, experiment: Experiment, differ: Mapping[str, TokenDifference], most: int
+) -> tuple[Logits, ...]:
     runner = runner_for(experiment, to_nobody)
     begin = runner.tokenizer.begin_ids if runner.tokenizer is not None else ()
-    asked = {request.request_id: request for request in requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)}
+    requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
+    asked = {request.request_id: request for request in requests}
     rows = [row for row in record.requests.to_pylist() if row["token_ids"] and row["request_id"] in asked]
     rows.sort(key=lambda row: row_name(row) not in differ)  # stable: the others stay in order
     names, texts, requests = [], [], []
@@ -159,8 +162,8 @@ def _one(
 def _greedy(asked: SamplingParameters) -> bool:
     """Whether the choice is the largest logit itself."""
     plain = SamplingParameters()
-    changed = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "filters", "sampler", "beams")
-    return asked.temperature == 0 and all(getattr(asked, each) == getattr(plain, each) for each in changed)
+    same = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "filters", "sampler", "beams")
+    return asked.temperature == 0 and all(getattr(asked, each) == getattr(plain, each) for each in same)
 
 
 def _logprobs(record: Record) -> dict[str, dict[int, float]]:

@@ -52,7 +52,8 @@ def write_report(folder: Path | str, out: Path | None = None) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, lambda file: file.write(text.encode("utf-8", "xmlcharrefreplace")))
     except OSError as error:
-        raise WorkbenchError(f"{out}: cannot be written ({error.strerror or error}); name another with --out") from error
+        reason = error.strerror or error
+        raise WorkbenchError(f"{out}: cannot be written ({reason}); name another with --out") from error
     return out
 
 

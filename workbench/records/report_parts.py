@@ -159,9 +159,8 @@ def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any])
     lane = environment.get("lane") or {}
     rows = {
         "date": environment.get("date"),
-        "processor": ", ".join(
-            str(each) for each in (cpu.get("model"), f"{cpu.get('usable_cores')} cores", " ".join(cpu.get("flags") or ())) if each
-        ) if cpu else None,
+        "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores, {' '.join(cpu.get('flags') or ())}"
+        if cpu else None,
         "memory": f"{memory / 2**30:.1f} GiB" if memory else None,
         "accelerator": ", ".join(environment.get("gpu") or ()) or "none",
         "system": environment.get("platform"),

@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 480, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
 COLOURS = 7  # classes s0 to s6, defined by the page
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4", "4 2")
+LEAST, MOST = 1e-30, 1e30  # beyond them nothing is drawn
 LETTER = 6.2  # pixels that a letter takes at size 11
 MOST_POINTS = 1500  # of one line; more than a screen has columns
 
@@ -57,14 +58,16 @@ class Scale:
     def over(cls, values: Sequence[float], begin: float, end: float, axis: Axis, zero: bool = False) -> Scale:
         if axis.names:
             return cls(-0.5, len(axis.names) - 0.5, begin, end)
-        known = [value for value in values if math.isfinite(value) and (value > 0 or not axis.log)]
+        known = [value for value in values if _shown(value, axis)]
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
         if axis.log:
             if not known:
                 low, high = 1.0, 10.0
             return cls(low / 1.1, high * 1.1, begin, end, True)
         low = min(0.0, low) if zero else low
-        spread = (high - low) or abs(high) or 1.0
+        spread = high - low
+        if spread <= 1e-9 * max(abs(low), abs(high), LEAST):  # all alike, as far as a picture shows
+            spread = max(abs(high), 1.0)
         return cls(low if zero and low == 0 else low - 0.04 * spread, high + 0.04 * spread, begin, end)
 
     def __call__(self, value: float) -> float:
@@ -96,7 +99,8 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, title: str) -> str:
     across = Scale.over([p[0] for each in series for p in each.points], LEFT, WIDTH - RIGHT, x)
     rows = _legend([each.name for each in series])
     height = HEIGHT + 16 * len(rows)
-    up = Scale.over([p[1] for each in series for p in each.points], height - BOTTOM - 16 * len(rows), TOP, y, zero=not y.log)
+    bottom = height - BOTTOM - 16 * len(rows)
+    up = Scale.over([p[1] for each in series for p in each.points], bottom, TOP, y, zero=not y.log)
     parts = [*_grid(across, up, x, y)]
     for number, each in enumerate(series):
         places = [(across(a), up(b)) for a, b in _thinned(each.points)]
@@ -105,7 +109,8 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, title: str) -> str:
         parts.append(f'<polyline class="s{colour}" stroke-dasharray="{DASHES[colour]}" points="{path}"/>')
         if each.marked:
             parts += [_mark(colour, a, b) for a, b in places]
-    return _picture(height, title, parts + list(_keys(rows, height - 16 * len(rows) + 4, [each.marked for each in series])))
+    keys = _keys(rows, height - 16 * len(rows) + 4, [each.marked for each in series])
+    return _picture(height, title, [*parts, *keys])
 
 
 def bars(rows: Sequence[tuple[str, Sequence[Bar]]], x: Axis, names: Sequence[str], title: str) -> str:
@@ -130,9 +135,13 @@ def bars(rows: Sequence[tuple[str, Sequence[Bar]]], x: Axis, names: Sequence[str
 
 def _drawable(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> Iterator[tuple[float, float]]:
     for a, b in points:
-        finite = math.isfinite(a) and math.isfinite(b)
-        if finite and (a > 0 or not x.log) and (b > 0 or not y.log):
-            yield a, b
+        if _shown(a, x) and _shown(b, y):
+            yield float(a), float(b)
+
+
+def _shown(value: float, axis: Axis) -> bool:
+    size = abs(value)  # False of what is no number, too
+    return size <= MOST and (not axis.log or value >= LEAST)
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -159,7 +168,8 @@ def _grid(across: Scale, up: Scale, x: Axis, y: Axis) -> Iterator[str]:
         yield f'<line class="g" x1="{across.begin}" x2="{across.end}" y1="{at:.1f}" y2="{at:.1f}"/>'
         yield f'<text class="t" x="{across.begin - 6}" y="{at + 4:.1f}" text-anchor="end">{number(value)}</text>'
     middle = (up.begin + up.end) / 2
-    yield f'<text class="t" transform="translate(13,{middle:.0f}) rotate(-90)" text-anchor="middle">{escape(y.title)}</text>'
+    turned = f"translate(13,{middle:.0f}) rotate(-90)"
+    yield f'<text class="t" transform="{turned}" text-anchor="middle">{escape(y.title)}</text>'
 
 
 def _vertical(across: Scale, x: Axis, top: float, bottom: float) -> Iterator[str]:
@@ -205,8 +215,8 @@ def _keys(rows: Sequence[Sequence[tuple[int, str]]], top: float, marked: Sequenc
             if not marked:
                 yield f'<rect class="f{colour}" x="{x}" y="{y - 6}" width="18" height="9"/>'
             else:
-                dash = DASHES[colour]
-                yield f'<line class="s{colour}" stroke-dasharray="{dash}" x1="{x}" x2="{x + 18}" y1="{y - 2}" y2="{y - 2}"/>'
+                at = f'x1="{x}" x2="{x + 18}" y1="{y - 2}" y2="{y - 2}"'
+                yield f'<line class="s{colour}" stroke-dasharray="{DASHES[colour]}" {at}/>'
                 yield _mark(colour, x + 9, y - 2) if marked[number] else ""
             yield f'<text class="t" x="{x + 23}" y="{y + 2}">{_short(name, 60 * LETTER)}</text>'
             x += 34 + LETTER * min(len(name), 60)

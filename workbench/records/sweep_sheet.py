@@ -63,7 +63,7 @@ def table(sweep: SweepRead) -> tuple[list[str], list[tuple[SweepPoint, list[str]
 
 
 def sweep_pictures(sweep: SweepRead) -> Iterator[Picture]:
-    """A picture for each axis and measure: the medians of repetitions, a line for each combination of the other axes."""
+    """A picture for each axis and measure: medians of repetitions, a line for each combination of the other axes."""
     axes = {path: values for path, values in axes_of(sweep).items() if path.rsplit(".", 1)[-1] != SEED}
     made = 0
     for key, heading, _ in measures_of(sweep):

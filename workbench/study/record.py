@@ -81,8 +81,8 @@ class Record:
         """What `engine.replay` needs to form this run's steps again. WorkbenchError where it is not recorded."""
         if not all((self.path / f"{name}.parquet").is_file() for name in ("inputs", "spans")):
             raise WorkbenchError(
-                f"run {self.path}: holds no inputs.parquet and spans.parquet (it was simulated or compared, or is older "
-                "than these tables), so its steps cannot be replayed; reproduce it without --replay"
+                f"run {self.path}: holds no inputs.parquet and spans.parquet (it was simulated or compared, or is "
+                "older than these tables), so its steps cannot be replayed; reproduce it without --replay"
             )
         tables = (self.read_table(f"{name}.parquet").to_pylist() for name in ("inputs", "spans"))
         return Script.of(*tables, self.decisions.to_pylist())
