@@ -60,8 +60,8 @@ def settings(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
 
 def surroundings(before: Record, after: Record, names: Sequence[str]) -> tuple[Difference, ...]:
     """Where the environments differ, among their entries of these names."""
-    pairs = ({name: record.environment.get(name) for name in names} for record in (before, after))
-    return tuple(each for each in differing(*pairs) if each.path != DRIFTING)
+    was, now = ({name: record.environment.get(name) for name in names} for record in (before, after))
+    return tuple(each for each in differing(was, now) if each.path != DRIFTING)
 
 
 def tokens(before: Record, after: Record) -> tuple[TokenDifference, ...]:
@@ -80,8 +80,8 @@ def token_differences(
             found.append(TokenDifference(name, None, None, None, (len(was or ()), len(now or ()))))
         elif was != now:
             place = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-            both = (ids[place] if place < len(ids) else None for ids in (was, now))
-            found.append(TokenDifference(name, place, *both, (len(was), len(now))))
+            old, new = (ids[place] if place < len(ids) else None for ids in (was, now))
+            found.append(TokenDifference(name, place, old, new, (len(was), len(now))))
     return tuple(found)
 
 

@@ -35,8 +35,8 @@ class Logits:
     written, and a rounding. Where the record's and today's both keep to it, they are twice that apart at most.
 
     `gap` is how far recorded tokens fall short of the exact best where the choice is greedy, 2 bounds at most;
-    `parting` the exact distance between the two tokens where the runs part; `logprob` how far recorded log-probabilities are from
-    today's, 4 bounds at most. None: does not apply, or was not recorded.
+    `parting` the exact distance between the two tokens where the runs part; `logprob` how far recorded
+    log-probabilities are from today's, 4 bounds at most. None: does not apply, or was not recorded.
     """
 
     request: str

@@ -88,7 +88,7 @@ def _series(
     found: dict[str, dict[float, list[float]]] = {}
     for point in points:
         figure = figures_of(point).get(key)
-        if not is_number(figure) or path not in point.settings:
+        if figure is None or not is_number(figure) or path not in point.settings:
             continue
         name = " ".join(f"{other}={word(point.settings.get(other))}" for other in others)
         place = point.settings[path] if numbers else values.index(point.settings[path])

@@ -84,8 +84,8 @@ class Record:
                 f"run {self.path}: holds no inputs.parquet and spans.parquet (it was simulated or compared, or is "
                 "older than these tables), so its steps cannot be replayed; reproduce it without --replay"
             )
-        tables = (self.read_table(f"{name}.parquet").to_pylist() for name in ("inputs", "spans"))
-        return Script.of(*tables, self.decisions.to_pylist())
+        inputs, spans = (self.read_table(f"{name}.parquet").to_pylist() for name in ("inputs", "spans"))
+        return Script.of(inputs, spans, self.decisions.to_pylist())
 
     def verify(self) -> None:
         """Compare every file's contents with the manifest; WorkbenchError names each that differs."""
