@@ -69,6 +69,7 @@ class StepPlan:
     decisions: tuple[Decision, ...] = ()
     moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
     faults: tuple[tuple[Sequence, str], ...] = ()  # who must end with an error, and which
+    padding: int = 0  # rows of a padded batch that are computed for nobody
     wishes: tuple[Wishes, ...] = ()  # the policy's, once for each time it was asked
 
     def without(self, sequences: list[Sequence]) -> StepPlan:

@@ -26,10 +26,12 @@ class Diverged(WorkbenchError):
 
 
 class Replayed:
-    """Wishes what was wished: the asks of one step, one after another. It is as steady as the policy it stands for."""
+    """Wishes what was wished: the asks of one step, one after another. It promises what the
+    policy does that it stands for."""
 
     def __init__(self, policy: Policy):
         self.kind, self.steady = name_of(policy), getattr(policy, "steady", False)
+        self.padded = getattr(policy, "padded", False)
         self._left: deque[Ask] = deque()
         self._most = 0
 

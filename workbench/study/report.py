@@ -37,7 +37,7 @@ def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     summary = record.summary
     yield Text(experiment.question, style="bold")
     yield from _texts(record, experiment)
-    yield from map(_table, run_sheets(summary))
+    yield from map(table, run_sheets(summary))
     yield Text()
     for remark in run_remarks(summary):
         yield Text(remark.text, style="yellow" if remark.serious else "")
@@ -60,13 +60,14 @@ def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
         yield Text(f"and {len(rows) - MOST_TEXTS} more requests in requests.parquet", style="dim")
 
 
-def _table(sheet: Sheet) -> Table:
-    table = Table(title_justify="left", pad_edge=False, caption=sheet.caption or None, caption_justify="left")
+def table(sheet: Sheet) -> Table:
+    """A sheet as a terminal has it; what users wrote is no markup."""
+    made = Table(title_justify="left", pad_edge=False, caption=sheet.caption or None, caption_justify="left")
     for column, heading in enumerate(sheet.headings):
-        table.add_column(heading, justify="left" if sheet.is_left(column) else "right")
+        made.add_column(heading, justify="left" if sheet.is_left(column) else "right")
     for row in sheet.rows:
-        table.add_row(*row)
-    return table
+        made.add_row(*map(Text, row))
+    return made
 
 
 def _next_steps(record: Record) -> str:

@@ -20,6 +20,9 @@ Summary = Mapping[str, Any]
 def run_sheets(summary: Summary) -> Iterator[Sheet]:
     """Those of which the summary has anything."""
     yield timings(summary)
+    for kind in ("tenant", "priority"):
+        if summary.get(f"by_{kind}"):
+            yield groups(kind, summary[f"by_{kind}"])
     if summary.get("speculation"):
         yield speculation(summary["speculation"])
     yield memory(summary["kv"], summary["tokens"])
@@ -36,6 +39,16 @@ def timings(summary: Summary) -> Sheet:
     speeds = f"{rate(summary['output_tokens_per_s'])} output tokens/s over the whole run"
     speeds += f"; {rate(decode['tokens_per_s'])} in decode, {rate(prefill['tokens_per_s'])} in prefill"
     return Sheet(("milliseconds", "p50", "p90", "p99", "what it is"), rows, speeds, ("what it is",))
+
+
+def groups(kind: str, found: Mapping[str, Any]) -> Sheet:
+    """What the requests of each tenant, or priority, met with."""
+    rows = []
+    for name, figures in found.items():
+        times = [("queue_s", "p50"), *((key, p) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99"))]
+        told = (ms(figures[key][p]) for key, p in times)
+        rows.append((name or "(none)", f"{figures['requests']:,}", *told))
+    return Sheet((kind, "requests", "queue p50", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"), tuple(rows))
 
 
 def speculation(found: Mapping[str, Any]) -> Sheet:
