@@ -20,7 +20,7 @@ TOLD = "mlflow is not installed; pip install 'inference-workbench[mlflow]'"
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     pytest.importorskip("mlflow", reason=TOLD)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     monkeypatch.chdir(tmp_path)
     return f"file:{tmp_path / 'mlruns'}"
 

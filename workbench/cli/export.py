@@ -19,7 +19,7 @@ class Store(StrEnum):
 def export(
     folder: Annotated[Path, typer.Argument(help="a run folder, or a sweep's")],
     to: Annotated[Store, typer.Option("--to", help="which tool's")] = Store.MLFLOW,
-    uri: Annotated[str, typer.Option(help="file:FOLDER, sqlite:///FILE, or a server's address")] = "sqlite:///mlflow.db",
+    uri: Annotated[str, typer.Option(help="file:FOLDER, or a server's address")] = "file:mlruns",
     name: Annotated[str, typer.Option(help="the experiment there")] = "inference-workbench",
     as_json: AsJson = False,
 ) -> None:

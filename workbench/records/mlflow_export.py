@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ class Exported:
 
 
 def export(folder: Path | str, uri: str, experiment: str = EXPERIMENT) -> list[Exported]:
-    """Put the run in `folder`, or each run of a sweep, into the MLflow at `uri` (`file:PLACE`, `sqlite:///PLACE`, or a
-    server's address), under the name `experiment`. Parameters are settings by their paths, metrics the numbers of the
+    """Put the run in `folder`, or each run of a sweep, into the MLflow at `uri` (`file:PLACE` or a server's address; with
+    the whole of MLflow `sqlite:///PLACE` too), under the name `experiment`. Parameters are settings by their paths, metrics the numbers of the
     summary, artifacts the folder's files, tags the environment. WorkbenchError where MLflow is not installed or
     refuses."""
     client = _client(uri)
@@ -59,6 +60,8 @@ def _client(uri: str) -> Any:
         from mlflow import MlflowClient
     except ImportError:
         raise WorkbenchError("export: mlflow is not installed; pip install 'inference-workbench[mlflow]'") from None
+    if uri.startswith("file:"):  # asked for by name; MLflow wants it said once more
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     except Exception as error:
