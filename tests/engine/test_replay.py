@@ -20,7 +20,7 @@ from workbench.engine.plan import StepPlan
 from workbench.engine.replay import Diverged, Replayed, replay
 from workbench.engine.runner import Runner
 from workbench.request import Request
-from workbench.trace.events import Event, Finished
+from workbench.trace.events import Decoded, Event, Finished
 from workbench.trace.recorder import Recorder
 from workbench.trace.script import Action, Script
 
@@ -174,6 +174,39 @@ def test_the_law_is_about_something() -> None:
     assert done == {"admitted", "cut", "set_back"} and any(each.kind == "cancelled" for each in before.inputs)
     assert not Script.recorded(record(busy(), Clock(1, 0.02))).same_as(before)
     assert Script.recorded(again(busy(), before, Clock(1, 0.02))).same_as(before)
+
+
+def test_cached_pages_live_as_long_as_they_did() -> None:
+    """On a clock so slow that nothing expires, then on one on which everything would have."""
+    asked = ((0.0, 12, 3, {}), (20.0, 12, 3, {}), (40.0, 12, 3, {}))
+    traffic = Traffic(asked, {"prefix": {"kind": "radix", "ttl": 60.0}}, (), 0, quick=True)
+    same = traffic.requests()[0].prompt_ids
+    requests = [replace(each, prompt_ids=same) for each in traffic.requests()]
+    before, first = Recorder(), traffic.runner(Clock(1, 0.001))
+    first.instruments.listener = before.note
+    list(first.stream(requests))
+    after, second = Recorder(), traffic.runner(Clock(2, 500.0))
+    second.instruments.listener = after.note
+    list(replay(second, requests, Script.recorded(before)))
+    assert ends(after) == ends(before) and [end[-1] for end in ends(before)] == [0, 8, 8]
+
+
+def test_a_cancelling_listener_is_heard_in_the_midst_of_a_step() -> None:
+    """Two decode together; at the first's third token the second is cancelled, whose own of that step is never told."""
+    traffic = Traffic(((0.0, 4, 8, {}), (0.0, 4, 8, {})), {}, (), 0, quick=True)
+    before, runner = Recorder(), traffic.runner(Clock(1, 0.1))
+
+    def note(event: Event) -> None:
+        before.note(event)
+        if isinstance(event, Decoded) and (event.request_id, event.index) == ("r0", 2):
+            runner.cancel("r1")
+
+    runner.instruments.listener = note
+    list(runner.stream(traffic.requests()))
+    told = [event.index for event in before.events if isinstance(event, Decoded) and event.request_id == "r1"]
+    after = again(traffic, Script.recorded(before), Clock(2, 0.3))
+    assert told == [0, 1]
+    assert told == [event.index for event in after.events if isinstance(event, Decoded) and event.request_id == "r1"]
 
 
 def test_logits_are_the_same_bit_for_bit() -> None:

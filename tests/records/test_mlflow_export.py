@@ -50,8 +50,9 @@ def test_a_run_comes_out_as_it_went_in(store: str, tmp_path: Path) -> None:
 def test_a_sweep_is_a_run_a_point_and_a_comparison_names_its_variants(store: str, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
+    exported = export(sweep_folder(tmp_path), store, "other")
     client = MlflowClient(store)
-    runs = [client.get_run(each.run_id) for each in export(sweep_folder(tmp_path), store, "other")]
+    runs = [client.get_run(each.run_id) for each in exported]
     assert [run.data.tags["sweep"] for run in runs] == ["sizes", "sizes"]
     assert [run.data.params["schedule.max_num_seqs"] for run in runs] == ["1", "8"]
     assert client.get_experiment_by_name("other") is not None

@@ -34,10 +34,10 @@ class Exported:
 
 
 def export(folder: Path | str, uri: str, experiment: str = EXPERIMENT) -> list[Exported]:
-    """Put the run in `folder`, or each run of a sweep, into the MLflow at `uri` (`file:PLACE` or a server's address; with
-    the whole of MLflow `sqlite:///PLACE` too), under the name `experiment`. Parameters are settings by their paths, metrics the numbers of the
-    summary, artifacts the folder's files, tags the environment. WorkbenchError where MLflow is not installed or
-    refuses."""
+    """Put the run in `folder`, or each run of a sweep, into the MLflow at `uri` (`file:PLACE`, a server's address; with
+    the whole of MLflow `sqlite:///PLACE` too), under the name `experiment`. Parameters are settings by their paths,
+    metrics the numbers of the summary, artifacts the folder's files, tags the environment. WorkbenchError where MLflow
+    is not installed or refuses."""
     client = _client(uri)
     folder = Path(folder)
     if is_sweep(folder):
