@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.study import company_chart, curves, lengths_chart, pareto, speculation_chart
+from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
@@ -94,7 +94,7 @@ def findings(
         return simulated_variants(experiment, tell)
     if experiment.sweep is not None:
         raise WorkbenchError("sweep: is for simulated experiments; write `executor: {kind: simulated}`, or take it out")
-    return side_by_side(experiment, tell)
+    return side_by_side(experiment, tell, predicted)
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
@@ -107,6 +107,8 @@ def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[st
         name, picture = "speculation", speculation_chart
     elif isinstance(experiment.workload, LengthsWorkload):
         name, picture = "lengths", lengths_chart
+    elif all("predicted" in row and "curve" not in row for row in found.rows):
+        name, picture = "latency", latency_chart
     else:
         name, picture = "curves", curves
     if problem := pareto.plotting_problem():
