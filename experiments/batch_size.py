@@ -31,9 +31,9 @@ def amortised(rows: Rows) -> Verdict:
         claim="batch-amortises",
         says="Each weight is read once for all in the batch: throughput grows with it, each request's latency too",
         rule=(
-            f"batches of {', '.join(SIZES)}: tokens a second grow with every doubling and {SEVERAL:g} times in all, and "
-            f"the time per output token is longer in the largest batch than alone: holds; {SOME:g} times: with limits; "
-            "less: refuted"
+            f"batches of {', '.join(SIZES)}: tokens a second grow with every doubling and {SEVERAL:g} times in all, "
+            f"and the time per output token is longer in the largest batch than alone: holds; {SOME:g} times: with "
+            "limits; less: refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if times >= SOME else "refuted",
         because=(
@@ -63,8 +63,9 @@ def trade(rows: Rows) -> Verdict:
         because=(
             f"over clients {'so' if parted[0] else 'not so'}: TTFT p50 "
             f"{_list([row[TTFT] * 1e3 for row in load], '.0f')} ms, most tokens/s with {best['variant']}; over the "
-            f"limit {'so' if parted[1] else 'not so'}: at most 64 and 16 at once give {_list([r[RATE] for r in limit], ',.0f')} "
-            f"tokens/s and TTFT {_list([r[TTFT] * 1e3 for r in limit], ',.0f')} ms"
+            f"limit {'so' if parted[1] else 'not so'}: at most 64 and 16 at once give "
+            f"{_list([row[RATE] for row in limit], ',.0f')} tokens/s and TTFT "
+            f"{_list([row[TTFT] * 1e3 for row in limit], ',.0f')} ms"
         ),
     )
 

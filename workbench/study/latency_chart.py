@@ -56,7 +56,8 @@ def _against(altair: Any, rows: Rows, key: str, told: str) -> Any:
     y = altair.Y("latency:Q", title=told, scale=altair.Scale(type="log", domain=ends["latency"], nice=False))
     base = altair.Chart(altair.Data(values=points)).encode(x=x, y=y)
     kinds = altair.Scale(domain=["measured", "bound"], range=[MEASURED, BOUND])
-    dots = base.mark_point(filled=True, size=50, opacity=1).encode(color=altair.Color("kind:N", title=None, scale=kinds))
+    colour = altair.Color("kind:N", title=None, scale=kinds)
+    dots = base.mark_point(filled=True, size=50, opacity=1).encode(color=colour)
     seen = [point for point in points if point["kind"] == "measured"]
 
     def at(value: float, name: str) -> float:

@@ -24,9 +24,13 @@ from workbench.study.cache_of import spec_of
 from workbench.study.ceilings import ceilings_for
 from workbench.study.experiment import Experiment, ModelPart, PromptsWorkload, RandomWorkload
 from workbench.study.lengths_workload import LengthsWorkload
+from workbench.study.quality_costs import with_model
+from workbench.study.quality_workload import QualityWorkload
 from workbench.study.simulated import fleet_for, results
 from workbench.study.simulated_machine import cost_of, sizes_of
 from workbench.study.simulated_run import tokenizer_of
+from workbench.study.texts import foretold
+from workbench.study.texts_workload import TextsWorkload
 from workbench.study.variants import every_variant
 from workbench.study.workload import requests_of
 from workbench.traffic.settings import TrafficWorkload
@@ -36,14 +40,19 @@ Tell = Callable[[str], None]
 
 
 def predictions(experiment: Experiment, tell: Tell = lambda line: None) -> Predictions | None:
-    """By variant, with the ceilings they rest on; None for workloads of which the cost model says nothing."""
+    """By variant, with the ceilings they rest on; None where nothing is asked of the cost model. Of sampled texts the
+    prediction is of what is drawn, which costs the same in every variant."""
     work, here = experiment.workload, Here(tell)
+    if isinstance(work, TextsWorkload):
+        return foretold(experiment, tell)
     if isinstance(work, LengthsWorkload):
         of: Callable[[Experiment, Here], dict[str, Any]] = of_lengths
     elif not experiment.measure.predict or isinstance(experiment.executor, SimulatedExecutor):
         return None
     elif isinstance(work, PromptsWorkload | RandomWorkload | TrafficWorkload):
         of = of_requests
+    elif isinstance(work, QualityWorkload) and work.speed is not None:
+        of = of_speed
     else:
         raise WorkbenchError(f"measure.predict: the cost model says nothing of a workload of kind {work.kind!r}")
     return {"variants": {name: of(each, here) for name, each in _variants(experiment).items()}}
@@ -93,6 +102,18 @@ def of_lengths(experiment: Experiment, here: Here) -> dict[str, Any]:
             "decode_flops": decode.flops, "decode_bytes": decode.bytes,
         })  # fmt: skip
     return {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth, "lengths": found}
+
+
+def of_speed(experiment: Experiment, here: Here) -> dict[str, Any]:
+    """Tokens a second of one sequence that decodes, by context."""
+    assert isinstance(experiment.workload, QualityWorkload) and experiment.workload.speed is not None
+    part = experiment.workload.speed
+    timed = with_model(experiment, part.model, part.dtype)
+    sizes = sizes_of(timed)
+    hardware, cost = here(sizes, spec_of(timed)[1]), cost_of(sizes)
+    steps = {str(context): seconds([cost([(context, 1)], 1)], hardware) for context in part.contexts}
+    rates = {context: 1 / time for context, time in steps.items()}
+    return {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth, "decode_tokens_per_s": rates}
 
 
 def of_requests(experiment: Experiment, here: Here) -> dict[str, Any]:
