@@ -64,7 +64,7 @@ def test_without_a_cache_a_step_is_foretold_to_be_a_prefill() -> None:
     told = predictions(experiment(variants=VARIANTS))
     assert told is not None
     cached, anew = (told["variants"][name]["lengths"][1] for name in VARIANTS)
-    assert anew["decode_flops"] > 60 * cached["decode_flops"]
+    assert anew["decode_flops"] > 40 * cached["decode_flops"]  # but for the head, of 66 tokens
     assert anew["prefill_flops"] == cached["prefill_flops"]
 
 
