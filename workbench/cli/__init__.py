@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import bench, kernels, memory, quality, records, simulate, sweep
+from workbench.cli import batch, bench, cost, kernels, memory, quality, records, simulate, sweep
 from workbench.cli.shared import AsJson, console, print_json, settings
 from workbench.errors import WorkbenchError
 
@@ -44,6 +44,8 @@ app.command("runs", epilog="Example: `workbench runs --where \"cache.format = 'i
 app.command("compare", epilog="Example: `workbench compare runs/a --baseline runs/a:dense --measure ttft_s_p50`")(
     records.compare
 )
+app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
+app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
 app.add_typer(kernels.app, name="kernels")
 
 

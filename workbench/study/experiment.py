@@ -28,6 +28,7 @@ from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.sweep_part import Sweep
 from workbench.study.texts_workload import TextsWorkload
 from workbench.traffic.settings import TrafficWorkload
@@ -100,6 +101,7 @@ COMPARISONS = (
     | CompanyWorkload
     | SpeculationWorkload
     | InterruptionWorkload
+    | StreamingWorkload
     | LengthsWorkload
     | TextsWorkload
 )
