@@ -18,8 +18,9 @@ from workbench.engine.load import load
 from workbench.engine.patience import to_nobody, to_stderr
 from workbench.engine.replay import Diverged, replay
 from workbench.engine.runner import Runner
+from workbench.engine.uncached import without_cache
 from workbench.errors import WorkbenchError
-from workbench.fleet.settings import SimulatedExecutor
+from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
 from workbench.study.closed_loop import closed_loop
@@ -106,7 +107,7 @@ def run(
 def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, **besides: Any) -> Runner:
     """The runner an experiment describes; `tell`, and what is to be known `besides`, as in `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
-    return load(
+    runner = load(
         model.name,
         dtype=model.dtype,
         weights=model.weights,
@@ -136,6 +137,9 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         tell=tell,
         **besides,
     )
+    if isinstance(experiment.executor, UncachedExecutor):
+        without_cache(runner, experiment.executor.oracle)
+    return runner
 
 
 def play(
