@@ -24,6 +24,7 @@ ORDER = [
     ("workbench.fleet",),
     ("workbench.study",),
     ("workbench.peers",),
+    ("workbench.ledger",),
     ("workbench.testing",),
     ("experiments",),
     ("workbench.cli",),

@@ -1,5 +1,5 @@
 """The command line: `workbench run | generate | reproduce | inspect | doctor | bench | quality | memory | simulate |
-kernels`.
+kernels | claims`.
 
 Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
 70 a fault of the workbench itself, 130 interrupted.
@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import bench, kernels, memory, quality, simulate
+from workbench.cli import bench, claims, kernels, memory, quality, simulate
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
 
@@ -39,6 +39,7 @@ app.command("quality", epilog='Example: `workbench quality "four bits: cache.for
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(claims.app, name="claims")
 
 
 def _tell_version(asked: bool) -> None:
