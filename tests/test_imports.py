@@ -16,6 +16,7 @@ ORDER = [
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),
+    ("workbench.economics",),
     ("workbench.cache",),
     ("workbench.prompt",),
     ("workbench.model",),
@@ -43,7 +44,7 @@ FREE_OF_TORCH = (
     )),  # fmt: skip
     *(
         path.relative_to(ROOT).as_posix()
-        for room in ("trace", "traffic", "fleet")
+        for room in ("trace", "traffic", "economics", "fleet")
         for path in (ROOT / "workbench" / room).glob("*.py")
     ),
 )
