@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.study import company_chart, curves, pareto, speculation_chart
+from workbench.study import company_chart, curves, lengths_chart, pareto, speculation_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
@@ -20,7 +20,10 @@ from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.interruption import interruption
 from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.lengths import lengths
+from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.machine import cpu_times, others_cpu_share
+from workbench.study.predicted import Predictions, predictions
 from workbench.study.quality import quality
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.record import Record, RunFolder
@@ -46,7 +49,10 @@ def run_comparison(
     before, began = cpu_times(), time.perf_counter()
     try:
         with threads(experiment.measure.threads), tqdm(bar_format="{desc} [{elapsed}]", disable=not progress) as bar:
-            found = findings(experiment, bar.set_description)
+            predicted = predictions(experiment, bar.set_description)
+            if predicted is not None:
+                folder.write_json("prediction.json", predicted)  # before anything is measured
+            found = findings(experiment, bar.set_description, predicted)
         judged = verdicts(experiment.judge, found.rows)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -66,8 +72,14 @@ def run_comparison(
     return Record.open(folder.finish())
 
 
-def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: None) -> Findings:
-    """The comparison itself, by the kind of workload."""
+def findings(
+    experiment: Experiment,
+    tell: Callable[[str], None] = lambda line: None,
+    predicted: Predictions | None = None,
+) -> Findings:
+    """The comparison itself, by the kind of workload; `predicted` is what `predictions` gives, made here if need be."""
+    if isinstance(experiment.workload, LengthsWorkload):
+        return lengths(experiment, tell, predicted or predictions(experiment, tell) or {})
     if isinstance(experiment.workload, QualityWorkload):
         return quality(experiment, tell)
     if isinstance(experiment.workload, SharedPrefixWorkload):
@@ -93,6 +105,8 @@ def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[st
         name, picture = "company", company_chart
     elif isinstance(experiment.workload, SpeculationWorkload):
         name, picture = "speculation", speculation_chart
+    elif isinstance(experiment.workload, LengthsWorkload):
+        name, picture = "lengths", lengths_chart
     else:
         name, picture = "curves", curves
     if problem := pareto.plotting_problem():

@@ -101,6 +101,13 @@ CURVES: tuple[tuple[str, str, Cell], ...] = (
     ("ttft_s_p99", "TTFT p99 ms", _ms),
     ("longest_gap_s_p99", "longest gap p99 ms", _ms),
     ("cache_hit_rate", "cache hits", _share),
+    ("prefill_s", "prefill ms", _ms),
+    ("predicted_prefill_s", "at least", _ms),
+    ("prefill_flops_share", "of FLOP/s", _share),
+    ("decode_step_s", "decode step ms", _ms),
+    ("predicted_decode_step_s", "at least", _ms),
+    ("decode_bytes_share", "of bytes/s", _share),
+    ("e2el_s", "E2EL ms", _ms),
 )
 Found = tuple[list[str], list[list[str]]]
 

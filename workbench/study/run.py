@@ -17,8 +17,9 @@ from compiled_kernels import Lane, lane_problems
 from workbench.engine.load import load
 from workbench.engine.patience import to_nobody, to_stderr
 from workbench.engine.runner import Runner
+from workbench.engine.uncached import without_cache
 from workbench.errors import WorkbenchError
-from workbench.fleet.settings import SimulatedExecutor
+from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
 from workbench.study.closed_loop import closed_loop
@@ -92,7 +93,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
 def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, **besides: Any) -> Runner:
     """The runner an experiment describes; `tell`, and what is to be known `besides`, as in `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
-    return load(
+    runner = load(
         model.name,
         dtype=model.dtype,
         weights=model.weights,
@@ -122,6 +123,9 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         tell=tell,
         **besides,
     )
+    if isinstance(experiment.executor, UncachedExecutor):
+        without_cache(runner, experiment.executor.oracle)
+    return runner
 
 
 def play(
