@@ -195,8 +195,12 @@ CLAIMS = (
     Claim(
         id="decode-bandwidth-bound",
         says="At small batch a decode step costs the time to read the weights once; the arithmetic is trivial",
-        sources=(Source("A", "without figures"), Source("C", "without figures"), Source("D", "without figures"),
-                 Source("E", "without figures")),
+        sources=(
+            Source("A", "without figures"),
+            Source("C", "without figures"),
+            Source("D", "without figures"),
+            Source("E", "without figures"),
+        ),
         trials=_trials("decode-bandwidth-bound", refuted_by=SQUARE, met_by=FLAT),
     ),  # fmt: skip
     Claim(
@@ -210,10 +214,18 @@ CLAIMS = (
         says="With the cache a decode step is O(n); without it every step re-runs the whole text, O(n^2) a step",
         sources=(Source("A to E", "O(n) against O(n^2)"),),
         trials=(
-            Trial(Calculation(pairs), linear_step, refuted_by={"cached": 4.0, "uncached": 4.0},
-                  met_by={"cached": 2.0, "uncached": 4.0}),
-            Trial(Run("no_cache", quick=("workload.rounds=1",)), NO_CACHE, refuted_by=_steps(1.5, 1.5, 1.5),
-                  met_by=_steps(0.1, 1.0, 1.2)),
+            Trial(
+                Calculation(pairs),
+                linear_step,
+                refuted_by={"cached": 4.0, "uncached": 4.0},
+                met_by={"cached": 2.0, "uncached": 4.0},
+            ),
+            Trial(
+                Run("no_cache", quick=("workload.rounds=1",)),
+                NO_CACHE,
+                refuted_by=_steps(1.5, 1.5, 1.5),
+                met_by=_steps(0.1, 1.0, 1.2),
+            ),
         ),
     ),  # fmt: skip
 )

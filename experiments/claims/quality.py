@@ -46,7 +46,9 @@ CLAIMS = (
         sources=(Source("A", "30% of the snapshot tests"),),
         trials=(
             Trial(
-                Missing("two versions of one instruction model, and an embedding or judging model to compare by meaning"),
+                Missing(
+                    "two versions of one instruction model, and an embedding or judging model to compare by meaning"
+                ),
                 by_meaning,
                 refuted_by={"failed_exact": 0.1, "failed_by_meaning": 0.2},
                 met_by={"failed_exact": 0.4, "failed_by_meaning": 0.02},

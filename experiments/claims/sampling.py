@@ -163,15 +163,34 @@ CLAIMS = (
     Claim(
         id="stop-conditions",
         says="A text ends at the end token, a stop sequence or max_tokens; unset, models run to thousands of tokens",
-        sources=(Source("A", "thousands of tokens"), Source("C", "the three"), Source("D", "the three"), Source("E", "the three")),
+        sources=(
+            Source("A", "thousands of tokens"),
+            Source("C", "the three"),
+            Source("D", "the three"),
+            Source("E", "the three"),
+        ),
         trials=(
             Trial(
                 Measurement("endings", endings),
                 three_ends,
-                refuted_by={"asked": 6, "at_max_tokens": 6, "at_stop": 6, "at_end_token": 6, "to_the_context": 0,
-                            "longest": 300, "context": 1024},
-                met_by={"asked": 6, "at_max_tokens": 6, "at_stop": 6, "at_end_token": 3, "to_the_context": 3,
-                        "longest": 2500, "context": 4096},
+                refuted_by={
+                    "asked": 6,
+                    "at_max_tokens": 6,
+                    "at_stop": 6,
+                    "at_end_token": 6,
+                    "to_the_context": 0,
+                    "longest": 300,
+                    "context": 1024,
+                },
+                met_by={
+                    "asked": 6,
+                    "at_max_tokens": 6,
+                    "at_stop": 6,
+                    "at_end_token": 3,
+                    "to_the_context": 3,
+                    "longest": 2500,
+                    "context": 4096,
+                },
             ),  # fmt: skip
         ),
     ),

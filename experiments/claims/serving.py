@@ -39,7 +39,12 @@ def _pools(gap: float, tail: float) -> Numbers:
     ]
     names = (disaggregation.WHOLE, disaggregation.CHUNKED, *disaggregation.SPLIT)
     return [
-        {"variant": n, disaggregation.GAP: gap if n == disaggregation.WHOLE else 1.0, "ttft_s_p50": 0.1, "curve": points}
+        {
+            "variant": n,
+            disaggregation.GAP: gap if n == disaggregation.WHOLE else 1.0,
+            "ttft_s_p50": 0.1,
+            "curve": points,
+        }
         for n in names
     ]
 

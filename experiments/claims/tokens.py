@@ -270,7 +270,13 @@ CLAIMS = (
             Trial(
                 Calculation(reading, ENGINE),
                 roundtrip,
-                refuted_by={"texts": 6, "same_again": 5, "bits_a_byte": 1.0, "bits_a_byte_other": 4.0, "unknown_ids": 0.9},
+                refuted_by={
+                    "texts": 6,
+                    "same_again": 5,
+                    "bits_a_byte": 1.0,
+                    "bits_a_byte_other": 4.0,
+                    "unknown_ids": 0.9,
+                },
                 met_by={"texts": 6, "same_again": 6, "bits_a_byte": 1.0, "bits_a_byte_other": 4.0, "unknown_ids": 0.9},
             ),
         ),
@@ -283,10 +289,16 @@ CLAIMS = (
             Trial(
                 Calculation(counting, "the demo's tokenizer (any machine)"),
                 ratio,
-                refuted_by={"English": {"characters": 4.0, "words": 0.75}, "German": {"characters": 4.0, "words": 0.75},
-                            "code": {"characters": 4.0, "words": 0.3}},
-                met_by={"English": {"characters": 4.0, "words": 0.75}, "German": {"characters": 3.0, "words": 0.5},
-                        "code": {"characters": 4.0, "words": 0.3}},
+                refuted_by={
+                    "English": {"characters": 4.0, "words": 0.75},
+                    "German": {"characters": 4.0, "words": 0.75},
+                    "code": {"characters": 4.0, "words": 0.3},
+                },
+                met_by={
+                    "English": {"characters": 4.0, "words": 0.75},
+                    "German": {"characters": 3.0, "words": 0.5},
+                    "code": {"characters": 4.0, "words": 0.3},
+                },
             ),  # fmt: skip
         ),
     ),
@@ -337,10 +349,22 @@ CLAIMS = (
             Trial(
                 Calculation(too_long, ENGINE),
                 capped,
-                refuted_by={"context": 256, "refuse": "length", "cut_oldest": "length", "cut_oldest_tokens": 40,
-                            "near": "length", "near_tokens": 40},
-                met_by={"context": 256, "refuse": "refused", "cut_oldest": "length", "cut_oldest_tokens": 40,
-                        "near": "length", "near_tokens": 10},
+                refuted_by={
+                    "context": 256,
+                    "refuse": "length",
+                    "cut_oldest": "length",
+                    "cut_oldest_tokens": 40,
+                    "near": "length",
+                    "near_tokens": 40,
+                },
+                met_by={
+                    "context": 256,
+                    "refuse": "refused",
+                    "cut_oldest": "length",
+                    "cut_oldest_tokens": 40,
+                    "near": "length",
+                    "near_tokens": 10,
+                },
             ),  # fmt: skip
         ),
     ),

@@ -13,7 +13,6 @@ from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError, nearest
 
 app = typer.Typer(help="The ledger of claims.", invoke_without_command=True, rich_markup_mode="markdown")
-WIDTH = 64  # letters of a statement in a terminal
 
 
 class Format(StrEnum):
@@ -21,6 +20,8 @@ class Format(StrEnum):
     MD = "md"
     JSON = "json"
 
+
+WIDTHS = {"statement": 46, "machine": 26}  # letters, in a terminal
 
 Folder = Annotated[Path | None, typer.Option(help="the claims' folder; the workbench's own unless given")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="claims; all unless given")]
@@ -49,7 +50,7 @@ def claims(
         print(_markdown(tables.HEADINGS, (tables.cells(row) for row in rows)), end="")
         print(f"\n{tables.counted(rows)}")
     else:
-        _print(tables.HEADINGS, (tables.cells(row, WIDTH) for row in rows))
+        _print(tables.HEADINGS, (tables.cells(row) for row in rows), one_line=True)
         console().print(tables.counted(rows))
 
 
@@ -114,7 +115,8 @@ def show(
         for name in ("because", "limits", "machine", "evidence", "record", "date", "remark", "rule", "command"):
             if trial[name]:
                 out.print(f"  {name:9}{trial[name]}", markup=False, soft_wrap=True)
-        out.print("\n" + trial["rule_source"], markup=False, soft_wrap=True)
+    for source in dict.fromkeys(trial["rule_source"] for trial in found["trials"]):
+        out.print("\n" + source, markup=False, soft_wrap=True)
     for table in found["where"]:
         _print(table["headings"], table["rows"], table["title"])
 
@@ -133,15 +135,24 @@ def _claims_and_ledger(folder: Path | None) -> tuple[Any, Any]:
     return claims_in(place), read_ledger(place / NAME)
 
 
-def _print(headings: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> None:
+def _print(
+    headings: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, one_line: bool = False
+) -> None:
+    """A table; with `one_line` a cell that is too long for its column ends in an ellipsis."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    out = console()
+    if title:
+        out.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
+    table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns if one_line else ():
+        column.no_wrap = True
+        column.max_width = WIDTHS.get(str(column.header))
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console().print(table)
+    out.print(table)
 
 
 def _markdown(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

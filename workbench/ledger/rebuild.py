@@ -30,7 +30,8 @@ class Records:
 
 
 def entry_of(claim: Claim, trial: Trial, records: Records) -> Entry:
-    """A trial's verdict from its calculation or from the newest record of its run; without one, none."""
+    """A trial's verdict from its calculation or from the newest record of its run; without one, none. A record that the
+    rule cannot read gives none either, and says so: it keeps no other claim from its verdict."""
     evidence, told = trial.evidence, trial.told
     if isinstance(evidence, Missing):
         return Entry(told, "not-testable-here", f"needs {evidence.needs}")
@@ -42,7 +43,11 @@ def entry_of(claim: Claim, trial: Trial, records: Records) -> Entry:
         return Entry(told)
     remark = record.remark(records.file(evidence)) if isinstance(evidence, Run) else record.remark(Path())
     entry = Entry(told, machine=record.machine, date=record.date, record=record.name, busy=record.busy, remark=remark)
-    return entry.with_verdict(judged(claim, trial, record.numbers))
+    try:
+        return entry.with_verdict(judged(claim, trial, record.numbers))
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        fault = f"its rule cannot read this record ({type(error).__name__}: {error})"
+        return replace(entry, remark="; ".join(filter(None, [remark, fault])))
 
 
 def rebuilt(claims: Mapping[str, Claim], records: Records, before: Ledger) -> Ledger:

@@ -52,11 +52,11 @@ def counted(rows: list[dict[str, Any]]) -> str:
     return f"{len(rows)} claims: {told or 'none'}"
 
 
-def cells(row: Mapping[str, Any], width: int | None = None) -> tuple[str, ...]:
-    says = row["statement"]
-    short = says if width is None or len(says) <= width else says[: width - 1].rsplit(" ", 1)[0] + " …"
-    other = "; ".join(f"{e['verdict']} ({e['machine'] or 'not run yet'})" for e in row["elsewhere"])
-    return row["claim"], short, row["verdict"], row["machine"], other
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row of the listing as text; of other machines only how many verdicts of which kind there are."""
+    others = Counter(other["verdict"] for other in row["elsewhere"])
+    told = ", ".join(f"{others[verdict]} {verdict}" for verdict in ORDER if others[verdict])
+    return row["claim"], row["statement"], row["verdict"], row["machine"], told
 
 
 def command(claim: Claim, trial: Trial) -> str:
