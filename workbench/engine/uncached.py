@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 def without_cache(runner: Runner, oracle: bool = False) -> None:
     """Let `runner` compute its texts from their beginning in every step: by what computes its prompts, or one after
     another by engine/naive.py. WorkbenchError where pages may be given up before a text ends."""
-    held = runner.cache.evictor is None and all(table.window is None for table in runner.store.tables)
+    held = runner.cache.evictor is None and all(table.back is None for table in runner.store.tables)
     if not (held or oracle):
         raise WorkbenchError("executor: uncached needs every token's page: take out cache.evict and attention.window")
     runner.executor = _Oracle(runner) if oracle else _Anew(runner)

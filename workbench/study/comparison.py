@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.study import company_chart, curves, lengths_chart, pareto, speculation_chart
+from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart, texts_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
@@ -33,6 +33,8 @@ from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
 from workbench.study.speculating import speculating
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.texts import sampled_texts
+from workbench.study.texts_workload import TextsWorkload
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -80,8 +82,10 @@ def findings(
     """The comparison itself, by the kind of workload; `predicted` is what `predictions` gives, made here if need be."""
     if isinstance(experiment.workload, LengthsWorkload):
         return lengths(experiment, tell, predicted or predictions(experiment, tell) or {})
+    if isinstance(experiment.workload, TextsWorkload):
+        return sampled_texts(experiment, tell, predicted or predictions(experiment, tell) or {})
     if isinstance(experiment.workload, QualityWorkload):
-        return quality(experiment, tell)
+        return quality(experiment, tell, predicted)
     if isinstance(experiment.workload, SharedPrefixWorkload):
         return shared_prefix(experiment, tell)
     if isinstance(experiment.workload, CompanyWorkload):
@@ -94,7 +98,7 @@ def findings(
         return simulated_variants(experiment, tell)
     if experiment.sweep is not None:
         raise WorkbenchError("sweep: is for simulated experiments; write `executor: {kind: simulated}`, or take it out")
-    return side_by_side(experiment, tell)
+    return side_by_side(experiment, tell, predicted)
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
@@ -107,6 +111,10 @@ def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[st
         name, picture = "speculation", speculation_chart
     elif isinstance(experiment.workload, LengthsWorkload):
         name, picture = "lengths", lengths_chart
+    elif isinstance(experiment.workload, TextsWorkload):
+        name, picture = "texts", texts_chart
+    elif all("predicted" in row and "curve" not in row for row in found.rows):
+        name, picture = "latency", latency_chart
     else:
         name, picture = "curves", curves
     if problem := pareto.plotting_problem():

@@ -26,6 +26,7 @@ from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.texts_workload import TextsWorkload
 from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
@@ -97,6 +98,7 @@ COMPARISONS = (
     | SpeculationWorkload
     | InterruptionWorkload
     | LengthsWorkload
+    | TextsWorkload
 )
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 

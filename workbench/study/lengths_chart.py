@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.study.pareto import drawing
 
-WIDTH, HEIGHT = 380, 280
+WIDTH, HEIGHT = 440, 280
 PANELS = (("prefill_s", "prefill"), ("decode_step_s", "one decode step"))
 KINDS = ["measured", "bound by this machine's ceilings"]
 Rows = Sequence[Mapping[str, Any]]
@@ -31,12 +31,16 @@ def _panel(altair: Any, rows: Rows, key: str, told: str) -> Any:
         for point in row["curve"]
         for kind, front in zip(KINDS, ("", "predicted_"), strict=True)
     ]
-    ticks = sorted({point["tokens"] for point in points if point["tokens"] & (point["tokens"] - 1) == 0})
+    ends = min(point["tokens"] for point in points), max(point["tokens"] for point in points)
+    ticks = [2**power for power in range(ends[0].bit_length() - 1, ends[1].bit_length() + 1) if 2**power <= ends[1]]
     x = altair.X(
-        "tokens:Q", title="prompt tokens", scale=altair.Scale(type="log", base=2),
-        axis=altair.Axis(values=ticks, format=",d"),
+        "tokens:Q", title="prompt tokens", axis=altair.Axis(values=ticks, format="d"),
+        scale=altair.Scale(type="log", base=2, domain=[0.9 * ends[0], 1.1 * ends[1]], nice=False),
     )  # fmt: skip
-    y = altair.Y("ms:Q", title="milliseconds", scale=altair.Scale(type="log", nice=False))
+    times = [point["ms"] for point in points]
+    y = altair.Y(
+        "ms:Q", title="milliseconds", scale=altair.Scale(type="log", domain=[0.8 * min(times), 1.25 * max(times)])
+    )
     colour = altair.Color("variant:N", sort=names, title=None) if len(names) > 1 else altair.value("#0b6e4f")
     base = altair.Chart(altair.Data(values=points)).encode(x=x, y=y, color=colour)
     dash = altair.StrokeDash("kind:N", sort=KINDS, title=None, scale=altair.Scale(domain=KINDS, range=[[1, 0], [5, 4]]))

@@ -9,31 +9,53 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from compiled_kernels import Lane, lane_problems
 from workbench.engine.load import CACHE_MEMORY
+from workbench.engine.speculation import DraftModel, NoSpeculation
+from workbench.errors import WorkbenchError
 from workbench.fleet.hardware import Hardware
 from workbench.fleet.roofline import Sizes
 from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
 from workbench.model.cost import Cost, StepCost
 from workbench.study.cache_of import spec_of
 from workbench.study.ceilings import ceilings_for
-from workbench.study.experiment import Experiment
+from workbench.study.experiment import Experiment, ModelPart, PromptsWorkload, RandomWorkload
 from workbench.study.lengths_workload import LengthsWorkload
+from workbench.study.quality_costs import with_model
+from workbench.study.quality_workload import QualityWorkload
+from workbench.study.simulated import fleet_for, results
 from workbench.study.simulated_machine import cost_of, sizes_of
+from workbench.study.simulated_run import tokenizer_of
+from workbench.study.texts import foretold
+from workbench.study.texts_workload import TextsWorkload
 from workbench.study.variants import every_variant
+from workbench.study.workload import requests_of
+from workbench.traffic.settings import TrafficWorkload
 
 Predictions = dict[str, Any]
 Tell = Callable[[str], None]
 
 
 def predictions(experiment: Experiment, tell: Tell = lambda line: None) -> Predictions | None:
-    """By variant, with the ceilings they rest on; None for workloads of which the cost model says nothing."""
-    if not isinstance(experiment.workload, LengthsWorkload):
+    """By variant, with the ceilings they rest on; None where nothing is asked of the cost model. Of sampled texts the
+    prediction is of what is drawn, which costs the same in every variant."""
+    work, here = experiment.workload, Here(tell)
+    if isinstance(work, TextsWorkload):
+        return foretold(experiment, tell)
+    if isinstance(work, LengthsWorkload):
+        of: Callable[[Experiment, Here], dict[str, Any]] = of_lengths
+    elif not experiment.measure.predict or isinstance(experiment.executor, SimulatedExecutor):
         return None
-    here = Here(tell)
-    return {"variants": {name: of_lengths(each, here) for name, each in _variants(experiment).items()}}
+    elif isinstance(work, PromptsWorkload | RandomWorkload | TrafficWorkload):
+        of = of_requests
+    elif isinstance(work, QualityWorkload) and work.speed is not None:
+        of = of_speed
+    else:
+        raise WorkbenchError(f"measure.predict: the cost model says nothing of a workload of kind {work.kind!r}")
+    return {"variants": {name: of(each, here) for name, each in _variants(experiment).items()}}
 
 
 class Here:
@@ -80,6 +102,70 @@ def of_lengths(experiment: Experiment, here: Here) -> dict[str, Any]:
             "decode_flops": decode.flops, "decode_bytes": decode.bytes,
         })  # fmt: skip
     return {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth, "lengths": found}
+
+
+def of_speed(experiment: Experiment, here: Here) -> dict[str, Any]:
+    """Tokens a second of one sequence that decodes, by context."""
+    assert isinstance(experiment.workload, QualityWorkload) and experiment.workload.speed is not None
+    part = experiment.workload.speed
+    timed = with_model(experiment, part.model, part.dtype)
+    sizes = sizes_of(timed)
+    hardware, cost = here(sizes, spec_of(timed)[1]), cost_of(sizes)
+    steps = {str(context): seconds([cost([(context, 1)], 1)], hardware) for context in part.contexts}
+    rates = {context: 1 / time for context, time in steps.items()}
+    return {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth, "decode_tokens_per_s": rates}
+
+
+def of_requests(experiment: Experiment, here: Here) -> dict[str, Any]:
+    """The figures of side_by_side: the same scheduler before a clock that takes each step's bound. Of drafts as if all
+    of them stood; without a cache one text after another."""
+    sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
+    hardware = here(sizes, dtype)
+    ceilings = {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth}
+    if isinstance(experiment.executor, UncachedExecutor):
+        return ceilings | _anew(experiment, cost_of(sizes), hardware)
+    clock = SimulatedExecutor(hardware=hardware)
+    changes = {"executor": clock, "speculate": NoSpeculation(), "variants": {}, "judge": None}
+    plain = experiment.model_copy(update=changes)
+    fleet = fleet_for(plain, tokenizer=tokenizer_of(plain)).run()
+    found = results(fleet, experiment.measure.promise, 0.0)
+    figures = {f"{key}_p50": found[key]["p50"] for key in ("ttft_s", "tpot_s", "e2el_s")}
+    gain = _drafts_gain(experiment, sizes, hardware, here) if figures["tpot_s_p50"] else 1.0
+    if gain != 1:
+        figures |= {"tpot_s_p50": figures["tpot_s_p50"] / gain, "e2el_s_p50": None}
+    return ceilings | figures | {"output_tokens_per_s": gain * found["output_tokens_per_s"]}
+
+
+def _anew(experiment: Experiment, cost: StepCost, hardware: Hardware) -> dict[str, Any]:
+    requests = requests_of(experiment, tokenizer_of(experiment), spec_of(experiment)[0].vocab)
+    ttft, tpot = [], []
+    for request in requests:
+        known = len(request.prompt_ids)
+        steps = [
+            seconds([cost([(0, length)], 1)], hardware) for length in range(known, known + request.sampling.max_tokens)
+        ]
+        ttft.append(steps[0])
+        tpot += steps[1:]
+    return {
+        "ttft_s_p50": median(ttft), "tpot_s_p50": median(tpot) if tpot else None, "e2el_s_p50": None,
+        "output_tokens_per_s": (len(ttft) + len(tpot)) / (sum(ttft) + sum(tpot)),
+    }  # fmt: skip
+
+
+def _drafts_gain(experiment: Experiment, sizes: Sizes, hardware: Hardware, here: Here) -> float:
+    """Times the tokens a second of decode that drafts would give if all stood, contexts left out."""
+    speculate = experiment.speculate
+    if isinstance(speculate, NoSpeculation):
+        return 1.0
+    rows, more = experiment.schedule.max_num_seqs, speculate.num_speculative_tokens
+    target = cost_of(sizes)
+    step = seconds([target([(0, 1)] * rows, rows)], hardware)
+    check = seconds([target([(0, more + 1)] * rows, rows * (more + 1))], hardware)
+    if isinstance(speculate, DraftModel):
+        small = experiment.model_copy(update={"model": ModelPart(name=speculate.model, dtype=speculate.dtype)})
+        each = sizes_of(small)
+        check += more * seconds([cost_of(each)([(0, 1)] * rows, rows)], here(each, spec_of(small)[1]))
+    return (more + 1) * step / check
 
 
 def chunks(cost: StepCost, prompt: int, most: int) -> list[Cost]:
