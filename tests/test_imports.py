@@ -22,6 +22,7 @@ ORDER = [
     ("workbench.model",),
     ("workbench.sampling",),
     ("workbench.engine",),
+    ("workbench.offline",),
     ("workbench.fleet",),
     ("workbench.study",),
     ("workbench.peers",),

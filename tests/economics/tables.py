@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -36,7 +37,7 @@ PATHS = [path for length in range(5) for path in itertools.product((0, 1), repea
 STEP = st.tuples(st.integers(0, 2000), st.sampled_from(PATHS), st.integers(0, 50), st.integers(0, 50))
 
 
-def _calls(steps: list[tuple[int, tuple[int, ...], int, int]]) -> list[Call]:
+def _calls(steps: Sequence[tuple[int, tuple[int, ...], int, int]]) -> list[Call]:
     now, calls = Fraction(0), []
     for quarters, path, input, output in steps:
         now += Fraction(quarters, 4)

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from tests.economics.tables import AMOUNTS, CALLS, PRICES, cheaper
 from workbench.economics.bill import Bill
 from workbench.economics.prices import Prices
-from workbench.economics.prompt_cache import FIVE_MINUTES, LIVES, ONE_HOUR, Call, Life, PromptCache, cached, uncached
+from workbench.economics.prompt_cache import (
+    FIVE_MINUTES,
+    LIVES,
+    ONE_HOUR,
+    Call,
+    Life,
+    PromptCache,
+    Seconds,
+    cached,
+    uncached,
+)
 from workbench.economics.usage import KINDS, Usage, total
 from workbench.errors import WorkbenchError
 
@@ -20,7 +30,7 @@ PLANS = st.tuples(st.sampled_from(LIVES), st.booleans())
 
 def naive(calls: list[Call], life: Life, renews: bool) -> list[int]:
     """Tokens read by each call: every beginning that was ever sent, with its last write or renewal."""
-    alive: dict[tuple, Fraction] = {}
+    alive: dict[tuple, Seconds] = {}
     found = []
     for call in calls:
         names = [name for name, _ in call.pieces]

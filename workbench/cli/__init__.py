@@ -1,5 +1,5 @@
 """The command line: `workbench run | generate | reproduce | inspect | doctor | bench | quality | memory | simulate |
-kernels | claims`.
+batch | cost | kernels | claims`.
 
 Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
 70 a fault of the workbench itself, 130 interrupted.
@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import bench, claims, kernels, memory, quality, simulate
+from workbench.cli import batch, bench, claims, cost, kernels, memory, quality, simulate
 from workbench.cli.shared import AsJson, console, print_json
 from workbench.errors import WorkbenchError
 
@@ -38,6 +38,8 @@ app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
+app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
+app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(claims.app, name="claims")
 

@@ -82,7 +82,7 @@ def prefix_cost(prices: Prices, life: Life | None, requests: int, writes: float 
 
 
 def best_life(
-    prices: Prices, rate: float, requests: int, renews: bool = True, arrivals: str = "poisson",
+    prices: Prices, rate: float | Fraction, requests: int, renews: bool = True, arrivals: str = "poisson",
     lives: Iterable[Life] = LIVES,
 ) -> Life | None:  # fmt: skip
     """The life that makes `requests` cheapest, `rate` of them a second, evenly or at random; None: do not cache."""
@@ -93,7 +93,7 @@ def best_life(
         if arrivals == "even":
             writes = even_writes(requests, 1 / Fraction(rate), life, renews)
         else:
-            writes = poisson_writes(requests, rate, life, renews)
+            writes = poisson_writes(requests, float(rate), life, renews)
         costs[life] = prefix_cost(prices, life, requests, writes, 1)
     return min(costs, key=lambda life: costs[life])
 

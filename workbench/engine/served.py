@@ -253,7 +253,8 @@ class Served:
     def _show_read(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
         """Tell of the last tokens of `sequence`, which were read; end it where they could not be."""
         first = len(sequence.output_ids) - len(read.choices)
-        for index, (choice, text) in enumerate(zip(read.choices, read.texts, strict=False), first):
+        told = not sequence.request.whole or sequence.request.sampling.logprobs is not None
+        for index, (choice, text) in enumerate(zip(read.choices, read.texts, strict=False), first) if told else ():
             if sequence.finish_reason is not None:  # a listener may have cancelled it
                 return
             self._mail.send(

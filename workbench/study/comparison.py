@@ -33,6 +33,8 @@ from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
 from workbench.study.speculating import speculating
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming import streaming
+from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.texts import sampled_texts
 from workbench.study.texts_workload import TextsWorkload
 from workbench.study.verdict import verdicts
@@ -94,6 +96,8 @@ def findings(
         return speculating(experiment, tell)
     if isinstance(experiment.workload, InterruptionWorkload):
         return interruption(experiment, tell)
+    if isinstance(experiment.workload, StreamingWorkload):
+        return streaming(experiment, tell)
     if isinstance(experiment.executor, SimulatedExecutor):
         return simulated_variants(experiment, tell)
     if experiment.sweep is not None:

@@ -26,6 +26,7 @@ from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.texts_workload import TextsWorkload
 from workbench.traffic.settings import TrafficWorkload
 
@@ -99,6 +100,7 @@ COMPARISONS = (
     | InterruptionWorkload
     | LengthsWorkload
     | TextsWorkload
+    | StreamingWorkload
 )
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
