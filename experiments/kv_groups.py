@@ -78,5 +78,5 @@ def llama(found: Mapping[str, float]) -> Verdict:
             f"{' and '.join(right) or 'none'}; weights {weights:.1f} GB"
         ),
         limits=f"the figure of {' and '.join(right)} is right",
-        figures={"bytes a token": found["cache_bytes_per_token"], "GB at 128,000 tokens": size, "GB of weights": weights},
+        figures={"bytes a token": found["cache_bytes_per_token"], "GB of 128,000": size, "GB of weights": weights},
     )

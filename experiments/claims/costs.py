@@ -52,11 +52,13 @@ def router(found: Numbers) -> Ruling:
     return Ruling(
         "refuted" if not known else "holds" if max(needed, default=1) <= 0.5 else "holds-with-limits",
         "; ".join(
-            f"{times} times cheaper: {one['most_saved']:.1%} at most, 70% where {_share(one['simple_share_of_bill'])} of the "
+            f"{times} times cheaper: {one['most_saved']:.1%} at most, 70% where "
+            f"{_share(one['simple_share_of_bill'])} of the "
             f"bill is simple ({_share(one['simple_share_of_questions'])} of Azure's questions, the cheapest)"
             for times, one in found.items()
         ),
-        f"where {min(known, default=1):.0%} to {max(known, default=1):.0%} of the bill is simple, and the small model's "
+        f"where {min(known, default=1):.0%} to {max(known, default=1):.0%} of the bill is simple, and the small "
+        "model's "
         "answers will do, which needs a second model to be tested",
         {f"share of the bill, {times} times cheaper": one["simple_share_of_bill"] for times, one in found.items()},
     )
@@ -81,12 +83,13 @@ def answers() -> Numbers:
 
 
 def exact(found: Numbers) -> Ruling:
-    """The same request alone has one greedy answer: else refuted; at least a tenth of recorded requests was asked before:
-    holds; fewer: with limits."""
+    """The same request alone has one greedy answer: else refuted; at least a tenth of recorded requests was asked
+    before: holds; fewer: with limits."""
     often = found["hit_rate"] >= 0.1
     return Ruling(
         "refuted" if found["answers"] != 1 else "holds" if often else "holds-with-limits",
-        f"{found['answers']} answer in three tries; of {found['requests']:,} requests {found['hits']:,} ({found['hit_rate']:.1%}) "
+        f"{found['answers']} answer in three tries; of {found['requests']:,} requests {found['hits']:,} "
+        f"({found['hit_rate']:.1%}) "
         f"were asked before, which saves {found['saved_share']:.1%} of the bill (Mooncake's conversations, by blocks)",
         f"it is right, and rarely of use in conversations: {found['hit_rate']:.1%} hits",
         {"hit rate": found["hit_rate"], "share of the bill saved": found["saved_share"]},
@@ -94,8 +97,8 @@ def exact(found: Numbers) -> Ruling:
 
 
 def similar(found: Numbers) -> Ruling:
-    """A fifth of 500 queries at least is found by a cosine of 0.95, and at most 1% of what is found is the wrong answer:
-    holds; at most 5%: with limits; else refuted."""
+    """A fifth of 500 queries at least is found by a cosine of 0.95, and at most 1% of what is found is the wrong
+    answer: holds; at most 5%: with limits; else refuted."""
     wrong, hits = found["wrong_share"], found["hit_rate"]
     good = hits >= 0.2 and wrong <= 0.01
     return Ruling(
@@ -120,8 +123,8 @@ def rich(found: Numbers) -> Ruling:
 
 
 def hidden(quick: bool) -> Numbers:
-    """Of one text of the demo whose first three quarters are hidden: seconds of a decode step in either part, and tokens
-    in the cache at its end."""
+    """Of one text of the demo whose first three quarters are hidden: seconds of a decode step in either part, and
+    tokens in the cache at its end."""
     from workbench.engine.load import load
     from workbench.request import Request, SamplingParameters
     from workbench.trace.events import Stepped
@@ -158,8 +161,8 @@ def thinking(found: Numbers) -> Ruling:
 
 
 def agent(found: Numbers) -> Ruling:
-    """Fifteen calls with a cache prefill at most a tenth of what they do without: holds; at most half: with limits; else
-    refuted."""
+    """Fifteen calls with a cache prefill at most a tenth of what they do without: holds; at most half: with limits;
+    else refuted."""
     share, cold = (found[name] / found["prefilled"] for name in ("prefilled_warm", "prefilled_cached"))
     return Ruling(
         "holds" if share <= 0.1 else "holds-with-limits" if share <= 0.5 else "refuted",

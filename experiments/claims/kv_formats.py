@@ -65,7 +65,10 @@ CLAIMS = (
         sources=(Source("C", "without figures"), Source("D", "without figures"),
                  Source("vLLM, Kwon et al., 2023", "under 4% of the cache wasted")),
         trials=(
-            Trial(Run("paging_waste"), OfJudge(paging_waste.judge, "kv-paged"), refuted_by=_pages(0.5, 11.0), met_by=_pages(0.01, 90.0)),
+            Trial(
+                Run("paging_waste"), OfJudge(paging_waste.judge, "kv-paged"),
+                refuted_by=_pages(0.5, 11.0), met_by=_pages(0.01, 90.0),
+            ),
         ),
     ),
 )  # fmt: skip

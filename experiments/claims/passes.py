@@ -53,7 +53,8 @@ def parallel(found: Numbers) -> Ruling:
     right = found["steps"] == 1 and found["cached_tokens"] >= found["prompt"] and found["same_tokens"]
     return Ruling(
         "holds" if right else "refuted",
-        f"{found['prompt']} tokens in {found['steps']} step; the cache has pages for {found['cached_tokens']:.0f} tokens "
+        f"{found['prompt']} tokens in {found['steps']} step; the cache has pages for {found['cached_tokens']:.0f} "
+        "tokens "
         f"after it; the next 8 are {'' if found['same_tokens'] else 'not '}those of the naive loop",
         figures={"steps of the prefill": found["steps"]},
     )
@@ -141,7 +142,8 @@ def off_by_one(found: Numbers) -> Ruling:
     near = [name for name, error in errors.items() if error <= 0.01]
     return Ruling(
         "holds" if max(errors.values()) <= 0.001 else "holds-with-limits" if near else "refuted",
-        f"{found['tokens']} tokens: with the rate after the first token {found['B']:+.2%}, one token too many; with the rate "
+        f"{found['tokens']} tokens: with the rate after the first token {found['B']:+.2%}, one token too many; "
+        "with the rate "
         f"over the whole time {found['E']:+.2%}, the TTFT counted twice; with one token less, as TPOT counts, "
         f"{found['TPOT']:+.2%}",
         f"read as {' and '.join(near)} has it, one token of {found['tokens']} off; exact with one token less",

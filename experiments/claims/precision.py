@@ -1,8 +1,9 @@
-"""Weights in fewer bits: what they take."""
+"""Weights in fewer bits: what they take, and what they cost in quality."""
 
 from __future__ import annotations
 
-from workbench.ledger.claim import Calculation, Claim, Numbers, Ruling, Source, Trial
+from experiments import weight_formats
+from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial
 from workbench.study.memory_report import of_name
 
 TOLD = {"FP32": 280.0, "FP16": 140.0, "INT8": 70.0, "INT4": 35.0}  # GB
@@ -32,6 +33,15 @@ def weights(found: Numbers) -> Ruling:
     )
 
 
+def _kept(int8: float, int4: float) -> Numbers:
+    """Rows of formats that keep these shares of float32's quality."""
+    shares = {weight_formats.REFERENCE: 1.0, weight_formats.FULL: 1.0, weight_formats.INT8: int8,
+              weight_formats.INT4: int4}  # fmt: skip
+    speed = {"decode_tokens_per_s": {weight_formats.SPEED: 100.0}}
+    return [{"variant": n, "bits_per_byte": 1 / kept, "kl_mean": 0.0, **speed, "predicted": speed}
+            for n, kept in shares.items()]  # fmt: skip
+
+
 CLAIMS = (
     Claim(
         id="weights-70b",
@@ -43,6 +53,19 @@ CLAIMS = (
                 weights,
                 refuted_by={"FP32": 280.0, "FP16": 140.0, "INT8": 140.0, "INT4": 70.0},
                 met_by={"FP32": 281.0, "FP16": 141.0, "INT8": 71.0, "INT4": 36.0},
+            ),
+        ),
+    ),
+    Claim(
+        id="weights-quality",
+        says="FP16 negligible loss, INT8 very small, INT4 small: 95% or more of full quality",
+        sources=(Source("B", "95% or more"),),
+        trials=(
+            Trial(
+                Run("weight_formats"),
+                OfJudge(weight_formats.judge, "weights-quality"),
+                refuted_by=_kept(0.9, 0.5),
+                met_by=_kept(0.999, 0.97),
             ),
         ),
     ),

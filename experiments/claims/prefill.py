@@ -1,8 +1,7 @@
 """Prefill and decode against length: what is flat, what is linear, what is quadratic, and up to where.
 
-Sources contradict each other here on purpose. Each claim has one rule, the experiment's, and three kinds of numbers: this
-machine's, and the rooflines of an H100 and an H200 with Llama 3.1 8B and 70B.
-"""
+Sources contradict each other here on purpose. Each claim has one rule, the experiment's, and three kinds of numbers:
+this machine's, and the rooflines of an H100 and an H200 with Llama 3.1 8B and 70B."""
 
 from __future__ import annotations
 
@@ -131,13 +130,14 @@ def pairs() -> Numbers:
 
 
 def linear_step(found: Numbers) -> Ruling:
-    """At twice the text attention has twice the pairs with a cache and four times without (within 5%): holds; fewer than
-    without: with limits; else refuted."""
+    """At twice the text attention has twice the pairs with a cache and four times without (within 5%): holds; fewer
+    than without: with limits; else refuted."""
     cached, uncached = found["cached"], found["uncached"]
     exact = abs(cached / 2 - 1) <= 0.05 and abs(uncached / 4 - 1) <= 0.05
     return Ruling(
         "holds" if exact else "holds-with-limits" if cached < uncached else "refuted",
-        f"attention of a step at twice the text: {cached:.2f} times the pairs with a cache, {uncached:.2f} times without",
+        f"attention of a step at twice the text: {cached:.2f} times the pairs with a cache, {uncached:.2f} times "
+        "without",
         "other powers of the length",
         {"times the pairs, cache": cached, "times the pairs, no cache": uncached},
     )

@@ -30,7 +30,8 @@ def pays_off(found: Numbers) -> Ruling:
     right, off_by_one = five["read"] == 2, five["request"] == 2
     return Ruling(
         "holds" if right else "holds-with-limits" if off_by_one else "refuted",
-        f"the curves cross at {five['crossing']:.2f} requests of one life: cheaper from request {five['request']}, read "
+        f"the curves cross at {five['crossing']:.2f} requests of one life: cheaper from request "
+        f"{five['request']}, read "
         f"{five['read']} (for 1 hour from request {hour['request']}, read {hour['read']}); simulated: request "
         f"{five['simulated_request']}",
         "the second request, which is the first read: the first request writes",
@@ -39,8 +40,8 @@ def pays_off(found: Numbers) -> Ruling:
 
 
 def daily(found: Numbers) -> Ruling:
-    """$6.00 uncached, and a plan that saves 97% at least: holds; prices that allow such a saving, for arrivals of another
-    kind: with limits; where even hits alone cost too much for it: refuted."""
+    """$6.00 uncached, and a plan that saves 97% at least: holds; prices that allow such a saving, for arrivals of
+    another kind: with limits; where even hits alone cost too much for it: refuted."""
     best = max(row["share"] for row in found["rows"])
     even = {row["renews"]: row for row in found["rows"] if row["arrivals"] == "even" and row["life"] == FIVE}
     right = abs(found["uncached"] / 6.0 - 1) < 0.01
@@ -48,8 +49,10 @@ def daily(found: Numbers) -> Ruling:
     return Ruling(
         outcome,
         f"${found['uncached']:.2f} uncached; no saving can pass {found['most_saved']:.0%}: with even arrivals "
-        f"${even[True]['saved']:.2f} ({even[True]['share']:.1%}) where a hit renews the life and ${even[False]['saved']:.2f} "
-        f"({even[False]['share']:.1%}) where none does; {found['requests_a_window']:.1f} requests a window, not 70, with "
+        f"${even[True]['saved']:.2f} ({even[True]['share']:.1%}) where a hit renews the life and "
+        f"${even[False]['saved']:.2f} "
+        f"({even[False]['share']:.1%}) where none does; {found['requests_a_window']:.1f} requests a window, not "
+        "70, with "
         f"which it were {found['share_at_window']:.1%} ({found['hit_share_at_window']:.1%} is the share of hits)",
         "with other arrivals",
         {"$ uncached": found["uncached"], "$ saved, hits renew": even[True]["saved"], "$ saved, no renewal":
@@ -82,7 +85,8 @@ def life(found: Numbers) -> Ruling:
         + "; they do not: "
         + ", ".join(f"{row['requests_a_day']:,} {row['best'] or 'none'}" for row in found["rows"] if not row["renews"])
         + f"; pays from so many hits a write: {hits}",
-        "where hits renew the life; otherwise an hour wins in dense traffic too; and 5 minutes pay from 0.28 hits a write",
+        "where hits renew the life; otherwise an hour wins in dense traffic too; and 5 minutes pay from 0.28 "
+        "hits a write",
         {f"hits a write that pay, {name}": count for name, count in found["hits_a_write_to_pay"].items()},
     )
 

@@ -79,9 +79,11 @@ def no_effect(found: Numbers) -> Ruling:
     redundant = found["k_redundant"]
     return Ruling(
         "refuted" if found["outputs"] != 1 else "holds" if redundant >= 0.9 else "holds-with-limits",
-        f"{found['outputs']} output at temperature 0 under four settings; at {redundant:.0%} of {found['places']} places "
+        f"{found['outputs']} output at temperature 0 under four settings; at {redundant:.0%} of {found['places']} "
+        "places "
         f"top-k of 50 removes nothing that top-p of 0.9 has left (the other way round at {found['p_redundant']:.0%})",
-        f"both together are redundant at {redundant:.0%} of the places: where the model is unsure, each removes its own",
+        f"both together are redundant at {redundant:.0%} of the places: where the model is unsure, each removes "
+        "its own",
         {"outputs at temperature 0": found["outputs"], "places where top-k is redundant": redundant},
     )
 
@@ -126,8 +128,10 @@ def three_ends(found: Numbers) -> Ruling:
     far = found["longest"] >= 2000
     return Ruling(
         "refuted" if not ends or not (far or found["to_the_context"]) else "holds" if far else "holds-with-limits",
-        f"of {found['asked']}: {found['at_max_tokens']} at 8 tokens asked, {found['at_stop']} at a stop string; with no limit "
-        f"{found['at_end_token']} at the end token and {found['to_the_context']} at the context of {found['context']:,}",
+        f"of {found['asked']}: {found['at_max_tokens']} at 8 tokens asked, {found['at_stop']} at a stop string; "
+        "with no limit "
+        f"{found['at_end_token']} at the end token and {found['to_the_context']} at the context of "
+        f"{found['context']:,}",
         f"the demo's context ends texts at {found['context']:,} tokens",
         {"texts that ran to the context": found["to_the_context"], "longest text, tokens": found["longest"]},
     )

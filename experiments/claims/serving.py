@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments import batching, chunked_prefill, determinism, disaggregation, prefix_reuse, routing, speculation
+from experiments import (
+    batch_size,
+    batching,
+    chunked_prefill,
+    determinism,
+    disaggregation,
+    prefix_reuse,
+    routing,
+    speculation,
+)
+from experiments.claims.streams import crowds
 from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
 
 
@@ -26,13 +36,15 @@ def _interrupted(gap: float, tail: float) -> Numbers:
     rows: list[dict[str, Any]] = []
     for name in (chunked_prefill.UNDISTURBED, chunked_prefill.WHOLE, *chunked_prefill.CHUNKED):
         whole = name == chunked_prefill.WHOLE
-        rows.append({"variant": name, "longest_gap_s": 0.1 * (gap if whole else 1), "ttft_s": 0.5, "behind_ttft_s": 0.5,
-                     "seconds": 2.0, "short_ttft_s_p50": 0.1, "short_ttft_s_p99": 0.1 * (tail if whole else 1)})  # fmt: skip
+        tails = {"short_ttft_s_p50": 0.1, "short_ttft_s_p99": 0.1 * (tail if whole else 1)}
+        times = {"longest_gap_s": 0.1 * (gap if whole else 1), "ttft_s": 0.5, "behind_ttft_s": 0.5, "seconds": 2.0}
+        rows.append({"variant": name, **times, **tails})
     return rows
 
 
 def _pools(gap: float, tail: float) -> Numbers:
-    """Rows of fleets in which whole prompts make the longest gap `gap` times as long, and load the tail `tail` times."""
+    """Rows of fleets in which whole prompts make the longest gap `gap` times as long, and load the tail `tail`
+    times."""
     points = [
         {"value": rate, "goodput_share": 1.0, "short_ttft_s_p50": 0.1, "short_ttft_s_p99": 0.1 * times}
         for rate, times in ((4, 1.0), (8, tail))
@@ -81,6 +93,10 @@ CLAIMS = (
         sources=(Source("A", "without figures"), Source("D", "without figures"), Source("E", "without figures")),
         trials=(
             Trial(Run("batching", ("measure.rounds=1",)), batching.amortised, refuted_by=STANDING, met_by=GROWING),
+            Trial(
+                Run("batch_size", ("measure.rounds=1",)), batch_size.amortised,
+                refuted_by=crowds(1.0, 1.0), met_by=crowds(1.8, 1.5),
+            ),
         ),
     ),
     Claim(

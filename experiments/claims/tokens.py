@@ -85,9 +85,9 @@ def roundtrip(found: Numbers) -> Ruling:
     all_back = found["same_again"] == found["texts"]
     return Ruling(
         "refuted" if not all_back else "holds" if times >= 2 else "holds-with-limits",
-        f"{found['same_again']} of {found['texts']} texts come back; {found['bits_a_byte']:.2f} bits a byte of code in its "
-        f"own ids, {found['bits_a_byte_other']:.2f} in another tokenizer's, which does not know {found['unknown_ids']:.0%} "
-        "of its own",
+        f"{found['same_again']} of {found['texts']} texts come back; {found['bits_a_byte']:.2f} bits a byte of code in "
+        f"its own ids, {found['bits_a_byte_other']:.2f} in another tokenizer's, which does not know "
+        f"{found['unknown_ids']:.0%} of its own",
         f"the wrong ids cost {times:.1f} times the bits",
         {"bits a byte, own ids": found["bits_a_byte"], "bits a byte, another's": found["bits_a_byte_other"]},
     )
@@ -184,13 +184,13 @@ def turns() -> Numbers:
 
 
 def assembly(found: Numbers) -> Ruling:
-    """What the user adds is, in the median of next turns, at most half of the prompt: with limits (the recorded traffic
+    """What the user adds is, in the median of next turns, at most half of the prompt: with limits (recorded traffic
     says nothing of schemas and order); more: refuted. It cannot hold without limits."""
     small = found["message_share_p50"] <= 0.5
     return Ruling(
         "holds-with-limits" if small else "refuted",
-        f"{found['turns']:,} next turns of conversations: {found['before_p50']:,.0f} tokens stand before the message, which "
-        f"is {found['message_share_p50']:.1%} of the prompt, in the median",
+        f"{found['turns']:,} next turns of conversations: {found['before_p50']:,.0f} tokens stand before the "
+        f"message, which is {found['message_share_p50']:.1%} of the prompt, in the median",
         "as Mooncake's conversations show it: no coding agent, and what stands in which order is each template's choice",
         {"tokens before the message, median": found["before_p50"], "the message's share": found["message_share_p50"]},
     )  # fmt: skip
@@ -261,10 +261,12 @@ def capped(found: Numbers) -> Ruling:
     )
 
 
+READ = {"texts": 6, "bits_a_byte": 1.0, "bits_a_byte_other": 4.0, "unknown_ids": 0.9}
+
 CLAIMS = (
     Claim(
         id="tok-roundtrip",
-        says="Text becomes ids through a merge table fixed at training; with another tokenizer a model receives garbage",
+        says="Text becomes ids by a merge table fixed at training; with another tokenizer a model receives garbage",
         sources=(Source("B", "without figures"), Source("C", "without figures"), Source("D", "without figures")),
         trials=(
             Trial(
@@ -343,7 +345,7 @@ CLAIMS = (
     ),
     Claim(
         id="ctx-truncate",
-        says="Prompt and generation end at the context window; what exceeds it is refused, or the oldest tokens are cut",
+        says="Prompt and output end at the context window; what exceeds it is refused, or the oldest tokens are cut",
         sources=(Source("C", "without figures"),),
         trials=(
             Trial(

@@ -45,6 +45,8 @@ def check(claim: Claim) -> list[str]:
             verdict = judged(claim, trial, numbers)
             if verdict.claim != claim.id:
                 wrong.append(f"trial {number}: its rule speaks of {verdict.claim!r}")
+            elif verdict.says != claim.says:
+                wrong.append(f"trial {number}: its rule says {verdict.says!r}, the claim {claim.says!r}")
             if verdict.outcome not in wanted:
                 wrong.append(f"trial {number}: {verdict.outcome} by numbers that should give {wanted[0]!r}")
             if verdict.outcome == "holds-with-limits" and not verdict.limits:

@@ -66,10 +66,8 @@ def _run(file: Path, out: Path, settings: tuple[str, ...]) -> Record:
     words = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "workbench", "run", str(file), "--out", str(out), "--json", *words]
     place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": place},
-        check=False,
-    )  # fmt: skip
+    surroundings = {**os.environ, "PYTHONPATH": place}
+    done = subprocess.run(command, capture_output=True, text=True, env=surroundings, check=False)
     try:
         return Record.open(json.loads(done.stdout)["run"])
     except (ValueError, KeyError, TypeError):
