@@ -88,6 +88,21 @@ def test_a_seed_decides_the_draws(capsys: pytest.CaptureFixture[str]) -> None:
     assert ids("--top-k", "1") == ids("--top-k", "1", "--seed", "9")
 
 
+def test_speculation_is_told_and_changes_no_greedy_text(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*options: str) -> dict:
+        assert main([*GENERATE, "def f(n):", "--temperature", "0", "--json", *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    plain = said()
+    assert plain["metrics"]["speculation"] is None
+    for how in ("prompt_lookup", "draft", "{kind: draft, num_speculative_tokens: 2}"):
+        found = said("--speculate", how)
+        assert found["token_ids"] == plain["token_ids"]
+        told = found["metrics"]["speculation"]
+        if how != "prompt_lookup":  # which may find nothing to propose
+            assert told["checks"] and len(told["acceptance_by_position"]) == (2 if "2" in how else 4)
+
+
 def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str]) -> None:
     main([*GENERATE, "def f(n):", "--json"])
     text = json.loads(capsys.readouterr().out)["text"]
@@ -116,6 +131,8 @@ def test_a_stop_string_ends_the_text_before_it(capsys: pytest.CaptureFixture[str
         ([*GENERATE, "x", "--tempreature", "1"], "No such option: --tempreature"),
         (["generate"], "Missing argument"),
         (["generate", "x", "--max-tokens", "many"], "Invalid value for '--max-tokens'"),
+        (["generate", "x", "--speculate", "drafts"], "give none, prompt_lookup or draft, or {kind: draft"),
+        (["generate", "x", "--speculate", "{kind"], "--speculate {kind: not YAML"),
         (["genrate", "x"], "No such command 'genrate'"),
         (["run", "nowhere.yaml"], "nowhere.yaml: cannot read this experiment"),
         (["run", "small.yaml", "--set", "sampling"], "write it as path=value"),

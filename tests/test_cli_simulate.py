@@ -34,7 +34,8 @@ def test_it_is_read_by_people(capsys: pytest.CaptureFixture[str], tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["nowhere.csv"], "trace nowhere.csv: cannot be read"),
+        (["nowhere.csv"], "trace 'nowhere.csv': there is no such file; name one, or azure or mooncake"),
+        (["azur"], "did you mean 'azure'?"),
         (["azure", "--router", "best"], "executor.router"),
         (["azure", "--hardware", "b100"], "no hardware 'b100'; did you mean"),
         (["azure", "--load", "0"], "--load 0.0: must be above 0"),

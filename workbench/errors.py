@@ -18,6 +18,11 @@ class WorkbenchError(ValueError):
     """A mistake in the input or the surroundings, told in one line. The command line prints it bare."""
 
 
+def in_words(error: Exception | str) -> str:
+    """What ended a request, for whoever asked for it: an error of ours speaks for itself."""
+    return str(error) if isinstance(error, str | WorkbenchError) else f"{type(error).__name__}: {error}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` when something known is near, else nothing."""
     close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.5)

@@ -152,7 +152,7 @@ class History:
         """Any of them may go on, with one token or with several, and none of them must."""
         going = [(self.draw.choice(mates), self.draw.randrange(3)) for _ in mates]
         texts = [[*parent.token_ids, token] for parent, token in going]
-        heirs = self.scheduler.branch(mates, going)
+        heirs = self.scheduler.families.branch(mates, going)
         assert [heir.token_ids for heir in heirs] == texts and {id(s) for s in heirs} == {id(s) for s in mates}
 
     def look_over(self, plan: StepPlan) -> None:

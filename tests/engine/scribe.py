@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.engine.tiny import Objection, runner_of
-from workbench.engine.invariant import InvariantExecutor
 from workbench.engine.plan import StepPlan
+from workbench.engine.rows import RowsExecutor
 from workbench.engine.runner import Runner, generate
 from workbench.model.transformer import Transformer
 from workbench.request import Request, SamplingParameters
@@ -66,7 +66,7 @@ def served(model: Transformer, *turns: list[Request], buckets: tuple[int, ...] =
     under `batch_invariant`."""
     runner = runner_of(model, **settings)
     if buckets:
-        runner.executor = InvariantExecutor(model, runner.store, buckets)
+        runner.executor = RowsExecutor(model, runner.store, buckets)
     scribe = Scribe(runner)
     for requests in turns:
         ends = generate(runner, requests)

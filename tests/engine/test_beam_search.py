@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.engine.beam_oracle import Text, beams
-from tests.engine.test_reuse import MODEL, Poison, asked
+from tests.engine.poison import MODEL, Poison, asked
 from tests.engine.tiny import VOCAB, finals, layer, model_of, request, runner_of, spec_of, specs
 from workbench.cache.format import cache_format
 from workbench.engine import naive

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.test_reuse import MODEL, Poison
+from tests.engine.poison import MODEL, Poison
 from tests.engine.tiny import request, runner_of
 from workbench.engine.runner import generate
 from workbench.request import SamplingParameters

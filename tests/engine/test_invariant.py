@@ -16,8 +16,8 @@ from tests.engine.scribe import Rows, Scribe, asked, differing, served
 from tests.engine.tiny import layer, runner_of, spec_of, weights_of
 from workbench.cache.format import CacheFormat
 from workbench.engine.buckets import DECODE_BUCKETS
-from workbench.engine.invariant import InvariantExecutor
 from workbench.engine.load import load
+from workbench.engine.rows import RowsExecutor
 from workbench.errors import WorkbenchError
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
@@ -127,7 +127,7 @@ def test_after_a_set_back(kind: str) -> None:
     """Pages run out while two decode: who came last is set back, and computes all of its text again, as one prefill."""
     longer, mine = asked("longer", 17, 24, KINDS[kind][0].vocab), subject(kind)
     runner = runner_of(MODELS[kind], page_size=SIZE, pages=6, cache=KINDS[kind][3], max_num_batched_tokens=50)
-    runner.executor = InvariantExecutor(MODELS[kind], runner.store, FEW)
+    runner.executor = RowsExecutor(MODELS[kind], runner.store, FEW)
     scribe = Scribe(runner)
     events = list(runner.stream([longer, mine]))
     assert "subject" in [event.request_id for event in events if isinstance(event, SetBack)]
@@ -176,9 +176,9 @@ def test_the_mode_off_is_not_so(kind: str) -> None:
 def test_a_split_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: contexts in two parts where rows are few, in one where they are many. Only float32 shows it:
     bfloat16 rounds it away, nearly always."""
-    right = InvariantExecutor.shape
+    right = RowsExecutor.shape
     monkeypatch.setattr(
-        InvariantExecutor,
+        RowsExecutor,
         "shape",
         lambda self, part, rows: replace(right(self, part, rows), chunks=2 if rows < 4 else 1),
     )
@@ -214,4 +214,4 @@ def test_a_mixture_of_experts_is_refused() -> None:
 def test_auto_takes_the_lane_that_keeps_it() -> None:
     runner = load("shape:tiny", batch_invariant=True)
     assert str(runner.lanes) == "mlir" and runner.lanes.reason.startswith("batch_invariant: of all lanes")
-    assert isinstance(runner.executor, InvariantExecutor)
+    assert isinstance(runner.executor, RowsExecutor)

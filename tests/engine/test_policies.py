@@ -17,7 +17,7 @@ from workbench.engine.scheduler import Limits, Scheduler
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Request, SamplingParameters, Sequence
 from workbench.study.experiment import Experiment
-from workbench.trace.events import Finished
+from workbench.trace.events import Finished, Stepped
 
 
 class Line:
@@ -158,7 +158,17 @@ def test_a_policy_is_asked_only_where_there_is_something_to_decide() -> None:
     assert len(asked) > 1, "somebody ended, and the third may begin"
 
 
-@pytest.mark.parametrize("kind", ["continuous", "static"])
+def test_a_padded_batch_computes_as_many_rows_to_its_end() -> None:
+    """Three run; each that ends leaves a row behind, until the batch is over and the next begins without any."""
+    runner = runner_of(model_of(spec_of()), policy=policy_from("fcfs", "padded"), max_num_seqs=3)
+    requests = [request(f"r{i}", 5, most) for i, most in enumerate((2, 4, 7, 3, 5))]
+    steps = [event for event in runner.stream(requests) if isinstance(event, Stepped) and event.phase == "decode"]
+    assert [(step.requests, step.padding_rows) for step in steps] == (
+        [(3, 0)] + [(2, 1)] * 2 + [(1, 2)] * 3 + [(2, 0)] * 2 + [(1, 1)] * 2
+    )
+
+
+@pytest.mark.parametrize("kind", ["continuous", "static", "padded"])
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_tokens_are_the_same_under_every_policy(name: str, kind: Kind) -> None:
     model = model_of(spec_of())

@@ -2,90 +2,27 @@
 
 from __future__ import annotations
 
-import random
-from collections import deque
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiled_kernels import Lane, lane_problems
-from tests.engine.tiny import CONTEXT, VOCAB, Oracle, layer, model_of, request, runner_of, spec_of, specs
+from compiled_kernels import Lane
+from tests.engine.guesses import Guesses, drafts, needs_mlir, plain, run_checked, tokens
+from tests.engine.tiny import Oracle, layer, model_of, request, runner_of, spec_of, specs
 from workbench.cache.format import CacheFormat
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import pages_for
-from workbench.engine.draft_model import ModelDrafts, _Followed
-from workbench.engine.drafting import check_same_tokens
-from workbench.engine.drafts import Drafts
 from workbench.engine.lanes import Lanes
-from workbench.engine.load import DEMO, load
-from workbench.engine.lookup import LookupDrafts
-from workbench.engine.mlir_drafts import GreedySteps
 from workbench.engine.plan import Span
-from workbench.engine.runner import Runner, generate
-from workbench.engine.speculation import speculation_from
-from workbench.errors import WorkbenchError
+from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
-from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, Sequence
 from workbench.sampling import choose
 from workbench.sampling.choice import Choice
-from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Decoded, Finished, Stepped, Verified
 
 PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
-needs_mlir = pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"{lane_problems()[Lane.MLIR]}")
-
-
-class Guesses:
-    """Proposes what will come, from `answers`, or something else, as dice have it; seldom fewer than asked for."""
-
-    def __init__(self, answers: dict[str, tuple[int, ...]], seed: int = 0, right: float = 0.7):
-        self.answers, self.dice, self.right = answers, random.Random(seed), right
-        self.kept: set[str] = set()
-
-    def propose(self, sequences, counts) -> list[Draft]:
-        self.kept |= {sequence.request_id for sequence in sequences}
-        return [self._guess(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
-
-    def _guess(self, sequence: Sequence, count: int) -> Draft:
-        coming = self.answers[sequence.request_id][len(sequence.output_ids) :][:count]
-        said = [t if self.dice.random() < self.right else self.dice.randrange(VOCAB) for t in coming]
-        return Draft(tuple(said[: self.dice.choice([count, count, 1])]))
-
-    def forget(self, request_id: str) -> None:
-        self.kept.discard(request_id)
-
-
-def drafts(proposer, most: int = 3, **more) -> Drafts:
-    return Drafts(proposer, most, CONTEXT, **more)
-
-
-def plain(model, requests, **settings) -> dict[str, Finished]:
-    return generate(runner_of(model, **settings), requests)
-
-
-def tokens(ends: dict[str, Finished]) -> dict[str, tuple]:
-    return {name: (end.token_ids, end.reason, end.output_text) for name, end in ends.items()}
-
-
-def check_pages(runner: Runner) -> None:
-    """Nobody holds a page beyond what known tokens need, with everybody committed."""
-    holdings = runner.cache.holdings
-    for sequence in runner.scheduler.running:
-        for table, pages in zip(holdings.tables, sequence.pages, strict=True):
-            assert len(pages) <= pages_for(table.settled(len(sequence.token_ids)), holdings.size)
-
-
-def run_checked(runner: Runner, requests) -> dict[str, Finished]:
-    box: deque = deque()
-    for each in requests:
-        runner.submit(each, box)
-    while runner.busy:
-        runner.step(box)
-        check_pages(runner)
-    return {event.request_id: event for event in box if isinstance(event, Finished)}
 
 
 @settings(max_examples=15, deadline=None)
@@ -255,169 +192,3 @@ def test_packed_pages_and_shared_contexts_in_the_compiled_step(threads: int) -> 
         assert runner.executor.checks  # type: ignore[attr-defined]
     finally:
         torch.set_num_threads(before)
-
-
-# Draft models.
-
-
-def model_drafts(runner: Runner, several: bool = False, **more) -> ModelDrafts:
-    call = GreedySteps(runner.model, runner.store, 5) if several else None
-    return ModelDrafts(
-        runner.model.spec, runner.executor, runner.cache.holdings, runner.scheduler.limits.max_num_batched_tokens,
-        several=call, **more,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_is_the_target_always_stands(temperature: float) -> None:
-    model = model_of(spec_of(layer(), layer(window=9)))
-    asked = [request(f"r{i}", 4 + 13 * i, 9 + 3 * i, temperature=temperature, top_k=20, seed=i) for i in range(3)]
-    runner = runner_of(model, drafts=drafts(model_drafts(runner_of(model))))
-    checks = [e for e in runner.stream(asked) if isinstance(e, Verified)]
-    assert checks and all(check.accepted == check.drafted for check in checks)
-
-
-class Follows:
-    """A proposer whose drafts are held against what its model says to the whole text, computed anew."""
-
-    def __init__(self, inner: ModelDrafts, model, every: int = 1):
-        self.inner, self.model, self.every = inner, model, every
-        self.drafted = self.calls = 0
-
-    def propose(self, sequences, counts) -> list[Draft]:
-        self.calls += 1
-        if self.calls % self.every:
-            return [NO_DRAFT for _ in sequences]
-        found = self.inner.propose(sequences, counts)
-        for sequence, count, draft in zip(sequences, counts, found, strict=True):
-            assert len(draft) == count
-            for place, token in enumerate(draft.token_ids):
-                logits = self.model.logits([*sequence.token_ids, *draft.token_ids[:place]])[-1]
-                assert float(logits.max() - logits[token]) < 1e-4
-                self.drafted += 1
-        return found
-
-    def forget(self, request_id: str) -> None:
-        self.inner.forget(request_id)
-
-
-@pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
-@pytest.mark.parametrize(("windowed", "every"), [(False, 1), (True, 1), (True, 3)])
-def test_the_drafts_cache_follows_what_the_target_accepts(several: bool, windowed: bool, every: int) -> None:
-    target, small = model_of(spec_of(), 1), model_of(spec_of(layer(), layer(window=9 if windowed else None)), 2)
-    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "") if several else None
-    own = runner_of(small, lanes=lanes)
-    proposer = Follows(model_drafts(own, several), small, every)
-    asked = [request(f"r{i}", 2 + 17 * i, 20) for i in range(3)]
-    runner = runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=2)
-    assert tokens(generate(runner, asked)) == tokens(plain(target, asked))
-    assert proposer.drafted > 20 // every
-    for each in asked:
-        proposer.forget(each.request_id)
-    assert all(pool.used == 0 for pool in own.scheduler.pools)
-
-
-def test_a_draft_that_keeps_what_fell_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted bug: its cache is never taken back."""
-
-    def keep_to(self, token_ids):
-        computed = self.own.computed
-        right(self, token_ids)
-        self.own.computed = min(computed, len(token_ids) - 1)
-
-    right = _Followed.keep_to
-    monkeypatch.setattr(_Followed, "keep_to", keep_to)
-    small = model_of(spec_of(layer(), layer()), 2)
-    runner = runner_of(model_of(spec_of(), 1), drafts=drafts(Follows(model_drafts(runner_of(small)), small, 3), 4))
-    assert any("AssertionError" in end.error for end in generate(runner, [request("r", 19, 20)]).values())
-
-
-def test_a_draft_without_pages_proposes_nothing() -> None:
-    target = model_of(spec_of(), 1)
-    own = runner_of(model_of(spec_of(), 2), pages=6)
-    runner = runner_of(target, drafts=drafts(model_drafts(own)))
-    asked = [request(f"r{i}", 12, 9) for i in range(3)]
-    events = list(runner.stream(asked))
-    assert {e.reason for e in events if isinstance(e, Finished)} == {"length"}
-    assert any(isinstance(e, Verified) for e in events)
-
-
-# Prompt lookup, lengths, settings.
-
-
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 3), st.integers(0, 2), st.integers(1, 6))
-def test_lookup_copies_what_followed_the_latest_longest_match(ids, least, more, count) -> None:
-    proposer = LookupDrafts(least, least + more)
-    sequence = Sequence.of(Request("a", tuple(ids[:1])), 0)
-    for end in range(2, len(ids) + 1):  # as it grows, whatever is entered on the way
-        sequence.token_ids = ids[:end]
-        found = proposer.propose([sequence], [count])[0].token_ids
-    for length in range(least + more, least - 1, -1):
-        places = [p for p in range(length, len(ids)) if ids[p - length : p] == ids[-length:] and length <= len(ids)]
-        if places:
-            copied = list(ids)
-            for _ in range(count):
-                copied.append(copied[places[-1] + len(copied) - len(ids)])
-            assert list(found) == copied[len(ids) :]
-            return
-    assert found == ()
-
-
-def test_adaptive_lengths_grow_by_two_and_shrink_by_one() -> None:
-    ours = drafts(Guesses({"a": tuple(range(30))}, right=1.0), 5, length="adaptive")
-    own = Sequence.of(request("a", 4, 40), 0)
-    own.token_ids.append(0)
-    own.computed = 4
-    seen = []
-    for accepted in ("none", "none", "none", "none", "none", "all", "all", "none"):
-        drafted = ours._count(own)
-        seen.append(drafted)
-        ours.checked("a", drafted, drafted if accepted == "all" else 0)
-    assert seen == [5, 4, 3, 2, 1, 1, 3, 5]
-
-
-def test_no_more_is_drafted_than_the_request_can_use() -> None:
-    asked = request("a", 4, 6)
-    wanted = plain(model_of(spec_of()), [asked])
-    runner = runner_of(model_of(spec_of()), drafts=drafts(Guesses({"a": wanted["a"].token_ids}, right=1.0), 9))
-    checks = [e for e in runner.stream([asked]) if isinstance(e, Verified)]
-    assert sum(check.drafted for check in checks) <= 4 and tokens(generate(runner, [asked])) == tokens(wanted)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("drafts", "speculate: .*'drafts'.*prompt_lookup"),
-        ({"kind": "draft", "num_speculative_tokens": 0}, "num_speculative_tokens: .*greater than or equal to 1"),
-        ({"kind": "prompt_lookup", "min_ngram": 5}, "min_ngram 5 is above max_ngram 4"),
-        ({"kind": "draft", "tokens": 4}, "tokens: Extra inputs"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(given, words: str) -> None:
-    with pytest.raises(WorkbenchError, match=words) as caught:
-        speculation_from(given)
-    assert "\n" not in str(caught.value)
-
-
-def test_another_tokenizer_is_refused_in_one_line() -> None:
-    ours, other = (Tokenizer.from_folder(DEMO / name) for name in ("target", "bytes"))
-    spec = spec_of()
-    with pytest.raises(
-        WorkbenchError, match="a draft must have the target's tokenizer; token .* is .* there"
-    ) as caught:
-        check_same_tokens("bytes", other, spec, ours, spec)
-    assert "\n" not in str(caught.value)
-    check_same_tokens("target", ours, spec, ours, spec)
-    with pytest.raises(WorkbenchError, match="it has none at all"):
-        check_same_tokens("x", None, spec, ours, spec)
-    with pytest.raises(WorkbenchError, match="vocabulary has 128256 tokens"):
-        check_same_tokens("x", None, spec.model_copy(update={"vocab": 128256}), ours, spec)
-
-
-def test_load_speculates() -> None:
-    runner = load("demo", lane="eager", pages=8, speculate="draft")
-    assert runner.drafts is not None and runner.drafts.most == 4
-    sampling = {"max_tokens": 24, "temperature": 0}
-    text = [e.output_text for e in runner.stream("import os\n", **sampling) if isinstance(e, Finished)]
-    runner.drafts = None
-    assert text == [e.output_text for e in runner.stream("import os\n", **sampling) if isinstance(e, Finished)]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Lane, lane_problems
-from tests.engine.test_speculation import Guesses, check_pages, drafts, plain, run_checked, tokens
+from tests.engine.guesses import Guesses, check_pages, drafts, plain, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
-from workbench.engine.invariant import InvariantExecutor
 from workbench.engine.plan import StepPlan
+from workbench.engine.rows import RowsExecutor
 from workbench.engine.runner import Runner
 from workbench.engine.schedule import BUILT_IN, Kind, policy_from
 from workbench.trace.events import Decoded, Verified
@@ -73,7 +73,7 @@ class Bits:
 
 def invariant_runner(**more) -> Runner:
     runner = runner_of(MODEL, prefix="radix", **more)
-    runner.executor = InvariantExecutor(MODEL, runner.store, (1, 3, 8))
+    runner.executor = RowsExecutor(MODEL, runner.store, (1, 3, 8))
     return runner
 
 

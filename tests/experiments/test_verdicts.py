@@ -17,6 +17,7 @@ from experiments import (
     paging_waste,
     prefix_reuse,
     routing,
+    schedule_price,
     window_span,
 )
 from workbench.errors import WorkbenchError
@@ -259,7 +260,9 @@ def test_eviction(rows: list[dict], outcomes: list[str]) -> None:
     assert all(each.rule and each.because and each.says for each in found)
 
 
-def batches(rates: tuple[float, ...], tpot: tuple[float, float], static: float, ttft: float) -> list[dict]:
+def batches(
+    rates: tuple[float, ...], tpot: tuple[float, float], static: float, ttft: float, padded: float = 4.0
+) -> list[dict]:
     """Tokens a second of 1 to 16 at once and of the static batch, TPOT of one and of 16, TTFT of continuous where the
     static batch has 1."""
     rows = [
@@ -267,8 +270,9 @@ def batches(rates: tuple[float, ...], tpot: tuple[float, float], static: float, 
         for name, rate in zip(batching.SIZES.values(), rates, strict=True)
     ]
     rows[-1] |= {"tpot_s_p50": tpot[1], "ttft_s_p50": ttft, "ttft_s_p99": 2.0}
-    return [*rows, {"variant": "static", "output_tokens_per_s": static, "e2el_s_p50": 1.0}
-            | {"ttft_s_p50": 1.0, "ttft_s_p99": 2.0}]  # fmt: skip
+    other = {"e2el_s_p50": 1.0, "ttft_s_p50": 1.0, "ttft_s_p99": 2.0}
+    rates = {"static": static, "padded": padded}
+    return [*rows, *({"variant": name, "output_tokens_per_s": rate, **other} for name, rate in rates.items())]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +282,7 @@ def batches(rates: tuple[float, ...], tpot: tuple[float, float], static: float, 
         (batches((1, 2, 3, 4, 5), (0.1, 0.2), 2.4, 1.5), ["holds-with-limits", "holds"]),
         (batches((1, 2, 3, 4, 5), (0.1, 0.1), 4.0, 0.5), ["holds-with-limits", "holds-with-limits"]),
         (batches((1, 2, 3, 2.9, 5), (0.1, 0.2), 4.9, 0.5), ["refuted", "holds-with-limits"]),
+        (batches((1, 2, 3, 4, 5), (0.1, 0.2), 4.9, 0.5, padded=2.4), ["holds-with-limits", "holds"]),
         (batches((1, 1.2, 1.3, 1.4, 1.5), (0.1, 0.2), 0.5, 0.5), ["holds", "holds-with-limits"]),
         (batches((1, 1, 1, 1, 1), (0.1, 1.6), 2.0, 0.5), ["refuted", "refuted"]),
     ],
@@ -313,3 +318,15 @@ def test_a_long_prompt(rows: list[dict], outcomes: list[str]) -> None:
     assert [each.claim for each in found] == ["chunked-prefill", "queue-p99"]
     assert [each.outcome for each in found] == outcomes
     assert all(each.rule and each.because and each.says for each in found)
+
+
+@pytest.mark.parametrize(
+    ("shares", "outcome"),
+    [((1.0, 0.97, 0.96, 1.02, 0.95), "holds"), ((1.0, 1.0, 1.0, 1.0, 0.9), "holds-with-limits"),
+     ((1.0, 0.84, 1.0, 1.0, 1.0), "refuted")],
+)  # fmt: skip
+def test_schedule_options(shares: tuple[float, ...], outcome: str) -> None:
+    rows = [{"variant": "nothing", "output_tokens_per_s": 100.0}]
+    rows += [{"variant": n, "output_tokens_per_s": 100.0 * s} for n, s in zip(schedule_price.ON, shares, strict=True)]
+    (found,) = schedule_price.judge(rows)
+    assert found.outcome == outcome and found.rule and found.because and found.says

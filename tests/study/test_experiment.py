@@ -252,6 +252,9 @@ def test_ten_thousand_stops_are_refused_in_one_line() -> None:
     assert len(str(caught.value)) < 300
 
 
+EVICTING = "question: q\nworkload: {kind: random}\ncache: {evict: {kind: window, budget: 128}}"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -265,6 +268,8 @@ def test_ten_thousand_stops_are_refused_in_one_line() -> None:
         ("question: why?", "my.yaml: workload: Field required"),
         ("1: 2\nquestion: q\nworkload: {kind: random}", "my.yaml: 1: "),
         ("question: &a [*a]\nworkload: {kind: random}", "my.yaml: question: "),
+        (f"batch_invariant: true\n{EVICTING}", "my.yaml: batch_invariant: not with cache.evict: what stays of a"),
+        (f"speculate: prompt_lookup\n{EVICTING}", "my.yaml: speculate: not with cache.evict: what a policy of it"),
     ],
 )
 def test_what_is_no_experiment_is_refused(text: str, expected: str) -> None:

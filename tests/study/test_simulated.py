@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+import yaml
 
 from workbench.errors import WorkbenchError
 from workbench.study import curves, pareto
@@ -94,7 +95,11 @@ def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
 
 def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
     for change, told in (
-        ("sampling.n=2", "one sample a request"),
+        ("sampling.n=2", "2 samples or beams; a simulated run has one a request"),
+        ("sampling.beams=3", "3 samples or beams"),
+        ("batch_invariant=true", "a clock computes no bits"),
+        ("schedule.overflow=cut_oldest", "overflow: cut_oldest is not simulated"),
+        ("schedule.set_back=offload", "set_back: offload is not simulated"),
         ("executor.hardware=h1000", "no hardware 'h1000'; did you mean 'h100'"),
         ("executor.router=fastest", "executor.router"),
         ("model.name=shape:llama-3.1-70b", "141.1 GB of weights on 1 x h100 with 80 GB each; give more gpus"),
@@ -132,3 +137,27 @@ def test_traffic_becomes_requests_of_the_real_runner() -> None:
     assert len({request.sampling.seed for request in requests}) == 12
     system = {request.prompt_ids[:512] for request in requests}
     assert len(system) == 1  # that of all sessions
+
+
+CROWD = """
+workload: {kind: traffic, lengths: {kind: exponential, output: 32}, arrivals: {kind: at_once}, requests: 80,
+           tenants: {many: 9, few: 1}, priorities: {0: 1, 7: 3}}
+"""
+
+
+def test_policies_tell_tenants_and_priorities_of_a_workload_apart(tmp_path: Path) -> None:
+    """All come at once: who is favoured waits less, by the policy that favours it and by no other."""
+    queues = {}
+    for policy in ("fcfs", "priority", "fair"):
+        changes = f"workload={yaml.safe_load(CROWD)['workload']}", f"schedule.policy={policy}"
+        record = run(Experiment.from_yaml(BASE, changes), tmp_path, policy)
+        summary, rows = record.summary, record.requests.to_pylist()
+        assert {row["tenant"] for row in rows} == {"many", "few"} and {row["priority"] for row in rows} == {0, 7}
+        assert sum(each["requests"] for each in summary["by_tenant"].values()) == 80
+        for by in ("by_tenant", "by_priority"):
+            for name, found in summary["simulated"][by].items():
+                assert found["ttft_s"]["p50"] == pytest.approx(summary[by][name]["ttft_s"]["p50"])
+            queues |= {(policy, name): found["queue_s"]["p50"] for name, found in summary[by].items()}
+    assert queues["priority", "0"] < 0.4 * queues["priority", "7"]
+    assert queues["fair", "few"] < 0.4 * queues["fair", "many"]
+    assert queues["fcfs", "0"] > 0.7 * queues["fcfs", "7"] and queues["fcfs", "few"] > 0.7 * queues["fcfs", "many"]

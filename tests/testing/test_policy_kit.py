@@ -67,6 +67,14 @@ def newest(state: State) -> Wishes:
     return FCFS()(replace(state, waiting=state.waiting[::-1]))
 
 
+def youngest(state: State) -> Wishes:
+    """Of those that run only the youngest goes on: the oldest of all never does, though all that come later end."""
+    if len(state.running) < 2:
+        return FCFS()(state)
+    *others, last = state.running
+    return Wishes([(last.id, min(last.todo, state.budget))], set_back=[entry.id for entry in others])
+
+
 def in_rounds(state: State) -> Wishes:
     """Who has computed something makes room for who waits."""
     backs = [entry.id for entry in state.running if entry.computed] if state.waiting else []
@@ -97,6 +105,7 @@ class Moody:
         (Moody(), "the same state gives the same plan"),
         (shortest, "nobody starves among short prompts"),
         (newest, "nobody starves among requests of other tenants"),
+        (youngest, "nobody starves among long outputs"),
     ],
 )  # fmt: skip
 def test_a_policy_that_breaks_a_law_is_told_which(policy: Callable[[State], Wishes], law: str) -> None:

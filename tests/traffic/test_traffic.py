@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
 from workbench.request import SamplingParameters
+from workbench.study.experiment import Experiment
 from workbench.traffic.arrival import Arrival, prompt_ids, request_of, scaled
 from workbench.traffic.replay import recorded
 from workbench.traffic.settings import (
@@ -145,8 +147,11 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374
         (HEAD.splitlines()[0], "", "holds no request"),
         (HEAD + "2023-11-16 18:15:47,12\n", 3, "2 fields, not 3"),
         (HEAD + "yesterday,12,3\n", 3, "yesterday"),
+        (HEAD + "2023-11-16 18:15:47,99999999999,3\n", 3, "99999999999 is no count from 1"),
+        (GOOD + "\n" + "[" * 100_000 + "\n", 2, "JSON too deep"),
+        (GOOD + "\n" + GOOD[:-5] + "\n", 2, "no JSON at column"),
         (HEAD + "2023-11-16 18:15:47,12.5,3\n", 3, "'12.5' is no count"),
-        (HEAD + "2023-11-16 18:15:47,0,3\n", 3, "0 is no count of at least 1"),
+        (HEAD + "2023-11-16 18:15:47,0,3\n", 3, "0 is no count from 1 to 16,777,216"),
         (HEAD + "2023-11-16 18:15:46,12,3\n", 3, "before the line above"),
         (GOOD + "\n{oops\n", 2, "oops"),
         (GOOD + "\n[1]\n", 2, "not a mapping"),
@@ -184,3 +189,34 @@ def test_scaling_by_one_changes_nothing() -> None:
     arrival = Arrival(1.0, 700, 3, blocks=(1, 2))
     assert list(scaled([arrival])) == [arrival]
     assert next(scaled([arrival], length=0.5)) == Arrival(1.0, 350, 2, blocks=(1, 2), block_tokens=256)
+
+
+SHARES = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 9), min_size=1)
+
+
+@given(LENGTHS, SHARES, st.dictionaries(st.integers(-2, 9), st.floats(0.1, 9), min_size=1), st.integers(0, 9))
+def test_whose_a_request_is_depends_on_nothing_that_comes_after_it(
+    lengths: object, tenants: dict, priorities: dict, seed: int
+) -> None:
+    given_ = {"arrivals": AtOnce(), "lengths": lengths, "requests": 30, "seed": seed}
+    plain = list(source_of(TrafficWorkload.model_validate(given_)).first())
+    workload = TrafficWorkload.model_validate({**given_, "tenants": tenants, "priorities": priorities})
+    assert TrafficWorkload.model_validate(workload.model_dump(mode="json")) == workload
+    made = list(source_of(workload).first())
+    assert made[:7] == list(source_of(workload.model_copy(update={"requests": 7})).first())
+    assert [replace(each, tenant="", priority=0) for each in made] == plain
+    assert {each.tenant for each in made} <= set(tenants) and {each.priority for each in made} <= set(priorities)
+    for session in {each.session for each in made}:
+        assert len({each.tenant for each in made if each.session == session}) == 1
+
+
+def test_tenants_and_priorities_have_their_shares() -> None:
+    shares = {"tenants": {"a": 3, "b": 1}, "priorities": {0: 1, 5: 4}}
+    workload = TrafficWorkload.model_validate({"arrivals": AtOnce(), "lengths": Fixed(), "requests": 4000, **shares})
+    made = list(source_of(workload).first())
+    assert sum(each.tenant == "a" for each in made) / 4000 == pytest.approx(3 / 4, abs=0.03)
+    assert sum(each.priority == 5 for each in made) / 4000 == pytest.approx(4 / 5, abs=0.03)
+    request = request_of(made[0], "a", VOCAB)
+    assert (request.tenant, request.priority) == (made[0].tenant, made[0].priority)
+    with pytest.raises(WorkbenchError, match=r"tenants\.a: Input should be greater than 0"):
+        Experiment.of({"question": "?", "workload": {"kind": "traffic", "tenants": {"a": 0}}})

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from workbench import __version__
 from workbench.cli import batch, bench, claims, cost, kernels, memory, quality, simulate
-from workbench.cli.shared import AsJson, console, print_json
+from workbench.cli.shared import AsJson, console, print_json, settings
 from workbench.errors import WorkbenchError
 
 app = typer.Typer(
@@ -96,6 +96,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
     lane: Annotated[str, typer.Option(help="eager starts at once; inductor compiles first; auto")] = "eager",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    speculate: Annotated[
+        str, typer.Option(help="none, prompt_lookup, draft, or settings: '{kind: draft, model: FOLDER}'")
+    ] = "none",
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, as it is generated."""
@@ -111,7 +114,8 @@ def generate(
         "stop": tuple(stop or ()),
     }
     show = (lambda text: None) if as_json else lambda text: print(text, end="", flush=True)
-    result = generation(prompt, model, lane, dtype, sampling, show, to_nobody if as_json else to_stderr)
+    tell = to_nobody if as_json else to_stderr
+    result = generation(prompt, model, lane, dtype, sampling, show, tell, settings("--speculate", speculate))
     if as_json:
         print_json(result)
     else:

@@ -26,6 +26,16 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def settings(option: str, text: str) -> Any:
+    """What an option that takes a name or settings, as an experiment has them, was given."""
+    from workbench.study import yaml_text
+
+    try:
+        return yaml_text.read(text)
+    except ValueError as error:
+        raise WorkbenchError(f"{option} {text}: {error}") from None
+
+
 def given(context: typer.Context) -> set[str]:
     """The parameters that stand on the command line, whatever their values."""
     sources = {name: context.get_parameter_source(name) for name in context.params}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,11 +39,14 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a traffic on many instances: latencies, goodput, and what each instance did. Nothing is loaded."""
-    from workbench.errors import WorkbenchError
+    from workbench.errors import WorkbenchError, nearest
     from workbench.study.simulate import experiment_of, simulate_experiment
 
     if not load > 0:
         raise WorkbenchError(f"--load {load}: must be above 0; 2 doubles the rate")
+    if trace not in SHIPPED and not Path(trace).exists():
+        known = f"there is no such file; name one, or {' or '.join(SHIPPED)}{nearest(trace, SHIPPED)}"
+        raise WorkbenchError(f"trace {trace!r}: {known}")
     executor: dict[str, Any] = {
         "kind": "simulated", "hardware": hardware, "gpus": gpus, "instances": instances, "router": router,
     }  # fmt: skip
@@ -60,6 +64,8 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from workbench.study.report import groups
+
     out = console()
     about, asked = found["about"], found["requests"]
     heading = f"{about['model']}, {about['instances']} instances, {about['step_times']}"
@@ -75,6 +81,9 @@ def show(found: dict[str, Any]) -> None:
         row = found[name]
         table.add_row(told, *("-" if row[q] is None else f"{row[q] * 1e3:,.2f}" for q in ("p50", "p90", "p99", "max")))
     out.print(table)
+    for kind in ("tenant", "priority"):
+        if found[f"by_{kind}"]:
+            out.print(groups(kind, found[f"by_{kind}"]))
     good = found["goodput"]
     if good["requests_per_s"] is not None:
         promised = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"

@@ -65,7 +65,7 @@ class CapturedExecutor:
         if not plan.decode_only:
             logits = self.model(pack(plan, self.store.page_size, self.model.device), self.store)
         else:
-            batch = pack(plan, self.store.page_size, CPU, bucket_for(len(plan.spans)))
+            batch = pack(plan, self.store.page_size, CPU, bucket_for(len(plan.spans) + plan.padding))
             self.store.settle(batch)  # by lengths that Python knows, so that no graph has to
             logits = self._step(_widened(batch))()[: len(plan.spans)]
         return settled(logits)

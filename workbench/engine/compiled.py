@@ -68,7 +68,7 @@ class CompiledExecutor:
         if plan.phase != "decode" and self._watch.changed:
             self._look()
         plan = plan.by_rows()
-        rows = bucket_for(len(plan.spans)) if plan.decode_only else None
+        rows = bucket_for(len(plan.spans) + plan.padding) if plan.decode_only else None
         batch = pack(plan, self.store.page_size, self.model.device, rows)
         for table in batch.page_tables:
             torch._dynamo.mark_dynamic(table, 1)

@@ -16,16 +16,18 @@ from workbench.engine.buckets import bucket_for, check_bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
 from workbench.engine.evicting import EvictingExecutor, Evictor
-from workbench.engine.invariant import InvariantExecutor
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
 from workbench.engine.observed import observed
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
+from workbench.engine.rows import RowsExecutor
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
 Unit = Literal["block", "step"]
+FEW_TOKENS = 256  # in a step: up to here rows of the compiled step were quicker than blocks, from here on no slower
+FEW_ROWS = (8, 16, 32, 64)
 
 
 class Executor(Protocol):
@@ -59,28 +61,31 @@ class EagerExecutor:
         self.model, self.store = model, store
 
     def forward(self, plan: StepPlan) -> Tensor:
-        return settled(self.model(pack(plan, self.store.page_size, self.model.device), self.store))
+        rows = len(plan.spans) + plan.padding if plan.padding else None
+        return settled(self.model(pack(plan, self.store.page_size, self.model.device, rows), self.store))
 
 
 class MlirExecutor:
-    """Steps of decodes as one compiled function a bucket; `rest` carries out the others."""
+    """Steps of decodes, and of few tokens, as one compiled function a bucket; `rest` carries out the others."""
 
     def __init__(self, model: Transformer, store: KVStore, rest: Executor):
         self.model, self.store, self.rest = model, store, rest
         self.steps: dict[int, MlirStep] = {}
         self.checks: dict[int, MlirStep] = {}  # rows may be of one sequence
+        self.few_tokens = FEW_TOKENS
+        self.few: RowsExecutor | None = None
         self.kernel_seconds: float | None = None
         self._made, self._watch = 0, Watch(model)
 
     @property
     def compiles(self) -> int:
-        return self.rest.compiles + self._made
+        return self.rest.compiles + self._made + (self.few.compiles if self.few else 0)
 
     @property
     def artifacts(self) -> Mapping[str, str]:
         ours = {f"decode {rows}": step.artifact for rows, step in self.steps.items()}
         ours |= {f"check {rows}": step.artifact for rows, step in self.checks.items()}
-        return {**self.rest.artifacts, **ours}
+        return {**self.rest.artifacts, **(self.few.artifacts if self.few else {}), **ours}
 
     def forward(self, plan: StepPlan) -> Tensor:
         self.kernel_seconds = None
@@ -89,19 +94,25 @@ class MlirExecutor:
         together = plan.drafts > 0
         plan = plan.by_rows(self.store.lag)
         if not plan.decode_only:
-            return self.rest.forward(plan)
+            return self.rest.forward(plan) if plan.tokens > self.few_tokens else self._as_rows(plan)
         count, steps = len(plan.spans), self.checks if together else self.steps
-        rows = check_bucket_for(count) if together else bucket_for(count)
+        rows = check_bucket_for(count) if together else bucket_for(count + plan.padding)
         if rows not in steps:
             steps[rows] = MlirStep(self.model, self.store, rows, together)
             self._made += 1
         with torch.inference_mode():
-            batch = pack(plan, self.store.page_size, self.model.device, rows)
-            logits = steps[rows](batch)
+            logits = steps[rows](plan)
             self.kernel_seconds = steps[rows].seconds
             # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
-            samples = len(batch.sample_rows)
-            return logits[:samples] if samples == len(plan.spans) else logits[batch.sample_rows]
+            sampled = [row for row, span in enumerate(plan.spans) if span.logit_rows]
+            return logits[:count] if len(sampled) == count else logits[sampled]
+
+    def _as_rows(self, plan: StepPlan) -> Tensor:
+        self.few = self.few or RowsExecutor(self.model, self.store, FEW_ROWS)
+        if max(span.length for span in plan.spans) > self.few.most < FEW_ROWS[-1]:  # it would go through in small parts
+            return self.rest.forward(plan)
+        logits, self.kernel_seconds = self.few.forward(plan), self.few.kernel_seconds
+        return logits
 
 
 def executor_for(
@@ -111,7 +122,7 @@ def executor_for(
     carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane, and
     for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it."""
     if batch_invariant:
-        return InvariantExecutor(model, store)
+        return RowsExecutor(model, store)
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
     if model.lane is Lane.INDUCTOR:

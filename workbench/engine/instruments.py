@@ -88,6 +88,7 @@ class Instruments:
             accepted_tokens=accepted,
             draft_seconds=times.drafting,
             kernel_seconds=kernel_seconds,
+            padding_rows=plan.padding,
         )
         self._seconds = 0.0
         if self.listener is not None:

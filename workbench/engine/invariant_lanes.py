@@ -7,7 +7,6 @@ import torch
 from compiled_kernels import Lane, lane_problems
 from compiled_kernels.invariance import variance
 from compiled_kernels.lanes import AUTO
-from workbench.cache.evict import Evict
 from workbench.cache.shapes import CacheShape
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import step_problem, store_problem
@@ -32,18 +31,11 @@ def invariant(lanes: Lanes, asked: str, spec: ModelSpec, device: str) -> Lanes:
     return Lanes.one(chosen, f"batch_invariant: {'of all lanes this one keeps it' if asked == AUTO else 'asked for'}")
 
 
-def check_cache(
-    shapes: tuple[CacheShape, ...], kept: torch.dtype, model: torch.dtype, evict: Evict | None = None
-) -> None:
-    """Raises WorkbenchError for a cache, of type `kept` where it is not packed, that the compiled step cannot hold, and
-    for a policy that gives tokens up."""
+def check_cache(shapes: tuple[CacheShape, ...], kept: torch.dtype, model: torch.dtype) -> None:
+    """Raises WorkbenchError for a cache, of type `kept` where it is not packed, that the compiled step cannot hold."""
     names = [str(dtype).removeprefix("torch.") for dtype in (kept, model)]
     if model not in (torch.float32, torch.bfloat16) or kept != model:
         told = f"{names[1]} weights and a {names[0]} cache"
         raise WorkbenchError(f"batch_invariant: steps are computed in float32 or bfloat16, one for both, not {told}")
-    if evict is not None:
-        raise WorkbenchError(
-            f"batch_invariant: not with evict {type(evict).__name__}: what stays of a prompt depends on its chunks"
-        )
     if problem := store_problem(shapes):
         raise WorkbenchError(f"batch_invariant: this cache cannot be kept so: {problem}")

@@ -21,6 +21,7 @@ from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 from workbench.engine import heap
 from workbench.engine.drafting import drafts_of
+from workbench.engine.excluded import excluded
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
 from workbench.engine.invariant_lanes import check_cache, invariant
@@ -118,6 +119,8 @@ def load(
     if set_back not in get_args(SetBack):
         raise WorkbenchError(f"unknown set_back {set_back!r}; known: {', '.join(get_args(SetBack))}")
     policy, speculate = policy_from(policy, schedule), speculation_from(speculate)
+    if problem := excluded(batch_invariant, evicts is not None, not isinstance(speculate, NoSpeculation)):
+        raise WorkbenchError(problem)
     limits = Limits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
     format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
     kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
@@ -134,7 +137,7 @@ def load(
     cache_dtype = transformer.dtype if kept.dtype == "auto" else parse_dtype(kept.dtype)
     shapes = transformer.cache_shapes(kept)
     if batch_invariant:
-        check_cache(shapes, cache_dtype, transformer.dtype, evicts)
+        check_cache(shapes, cache_dtype, transformer.dtype)
     lanes = fitted_to(lanes, shapes, page_size, cache_dtype, transformer.dtype, lane == AUTO and not batch_invariant)
     if lane == AUTO and not batch_invariant:
         with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):

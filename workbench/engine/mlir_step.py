@@ -17,12 +17,13 @@ from compiled_kernels.mlir_text import TYPES, Target
 from compiled_kernels.paged_attention import refusal
 from compiled_kernels.quantized_attention.mlir_tile import PACKED
 from compiled_kernels.quantized_attention.packed import SCALED
-from workbench.batch import TokenBatch
-from workbench.cache.pages import pages_for
+from workbench.cache.pages import NULL_PAGE, pages_for
 from workbench.cache.quantized import QuantizedLayer
 from workbench.cache.shapes import CacheShape
 from workbench.cache.store import KVStore
-from workbench.engine.packing import LEAST_TABLE
+from workbench.engine.angles import Angles
+from workbench.engine.packing import LEAST_TABLE, pack
+from workbench.engine.plan import StepPlan
 from workbench.errors import WorkbenchError
 from workbench.model.feedforward import GatedFeedForward
 from workbench.model.layers import Attention as AttentionModule
@@ -30,6 +31,7 @@ from workbench.model.layers import Block
 from workbench.model.own_parts import mask_of, score_of
 from workbench.model.parts import Linear
 from workbench.model.quantized import Format
+from workbench.model.rotary import RotaryTable
 from workbench.model.rotary_spec import Value
 from workbench.model.spec import Attention, ModelSpec
 from workbench.model.transformer import Transformer
@@ -57,18 +59,30 @@ class MlirStep:
         self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
         shape = step_shape(model, store.page_size, rows, store.shapes, together)
         self.step = DecodeStep(shape, step_tensors(model, store))
+        self._angles = {turn: Angles(cast(RotaryTable, model.rotary[turn])) for turn in self.step.angles}
+        self._ids = torch.zeros(rows, dtype=torch.long)
+        # Written to through numpy: a small step is over before torch has made a handful of small tensors.
+        self._fields = [each.numpy() for each in (self._ids, self.step.lengths, *self.step.tables)]
 
-    def __call__(self, batch: TokenBatch) -> Tensor:
-        """Logits of every row of a batch of decodes, float32: [token, vocab]. Overwritten by the next call."""
-        step = self.step
-        self.store.settle(batch)
-        step.x.copy_(self.model.embed(batch.ids))
-        step.lengths.copy_(batch.context_lengths)
-        for mine, table in zip(step.tables, batch.page_tables, strict=True):
-            mine[:, : table.shape[1]] = table
-        for turn, (cos, sin) in step.angles.items():
-            for mine, angle in zip((cos, sin), self.model.rotary[turn](batch.positions), strict=True):
-                mine.copy_(angle)
+    def __call__(self, plan: StepPlan) -> Tensor:
+        """Logits of every row, float32, for a plan of one token each: [row, vocab]. Overwritten by the next call."""
+        step, spans = self.step, plan.spans
+        if self.store.lag is not None:
+            self.store.settle(pack(plan, self.store.page_size, self.model.device))
+        rows, (ids, lengths, *tables) = len(spans), self._fields
+        ids[:rows] = [span.ids[0] for span in spans]
+        lengths[:rows] = [span.end - span.sequence.evicted for span in spans]
+        lengths[rows:] = 1
+        for t, table in enumerate(tables):
+            for row, span in enumerate(spans):
+                pages = span.sequence.pages[t]
+                table[row, : len(pages)] = pages
+            table[rows:, 0] = NULL_PAGE
+        step.x.copy_(self.model.embed(self._ids))
+        positions = torch.tensor([span.start for span in spans])
+        for turn, mine in step.angles.items():
+            for part, angle in zip(mine, self._angles[turn](positions), strict=True):
+                part[:rows] = angle
         began = time.perf_counter()
         step()
         self.seconds = time.perf_counter() - began

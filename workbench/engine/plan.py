@@ -68,6 +68,7 @@ class StepPlan:
     decisions: tuple[Decision, ...] = ()
     moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
     faults: tuple[tuple[Sequence, str], ...] = ()  # who must end with an error, and which
+    padding: int = 0  # rows of a padded batch that are computed for nobody
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
         """The plan less the spans of `sequences`, which ended before it began."""

@@ -2,7 +2,9 @@
 
 Nobody starves under any of them. `fcfs` serves in order of arrival. Under the others whoever has been here for
 `patience` steps is overdue, and who is overdue goes before all who are not, in order of arrival: so the oldest of all
-gets all it needs `patience` steps after it came, at the latest, and when it ends the next one is the oldest.
+gets all it needs `patience` steps after it came, at the latest, and when it ends the next one is the oldest. Where
+more comes than can be served all are overdue before long, and the order is that of arrival: `patience` is how long a
+policy is to be kept to, and the longest wait that it may cost.
 """
 
 from __future__ import annotations
@@ -126,14 +128,16 @@ class Fair(_Part):
 class Static:
     """A batch waits for its last: nobody joins once anybody in it has decoded. `inner` says who comes into it.
 
-    It is gathered for as long as its prompts take, which may be several steps; nobody decodes meanwhile.
+    It is gathered for as long as its prompts take, which may be several steps; nobody decodes meanwhile. Who ends
+    leaves; in a `padded` batch its row is computed until the last ends (request-level scheduling: Yu et al. 2022,
+    Orca, section 3).
     """
 
-    def __init__(self, inner: Policy):
-        self.inner = inner
+    def __init__(self, inner: Policy, padded: bool = False):
+        self.inner, self.padded = inner, padded
         self.steady = getattr(inner, "steady", False)
         self.patience = getattr(inner, "patience", None)
-        self.kind = f"static {getattr(inner, 'kind', type(inner).__qualname__)}"
+        self.kind = f"{'padded' if padded else 'static'} {getattr(inner, 'kind', type(inner).__qualname__)}"
 
     def __call__(self, state: State) -> Wishes:
         if state.running and self._complete(state):

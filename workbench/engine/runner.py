@@ -18,14 +18,16 @@ from workbench.engine import intake
 from workbench.engine.apart import forward_apart
 from workbench.engine.cache import Cache
 from workbench.engine.drafts import Drafts
+from workbench.engine.excluded import excluded
 from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments, StepTimes
 from workbench.engine.lanes import Lanes
 from workbench.engine.plan import StepPlan
+from workbench.engine.reading import Read
 from workbench.engine.schedule import SetBack, policy_from
 from workbench.engine.scheduler import Limits, Scheduler
-from workbench.engine.served import Read, Served
+from workbench.engine.served import Served
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 from workbench.prompt.tokenizer import Tokenizer
@@ -150,7 +152,7 @@ class Runner:
     def speculate(self, drafts: Drafts | None) -> None:
         """From the next step on tokens that `drafts` proposes are checked besides; with None, none."""
         if drafts is not None and self.cache.evictor is not None:
-            raise WorkbenchError("speculate: what a policy of cache.evict weighs may fall; set one of them to none")
+            raise WorkbenchError(excluded(False, True, True))
         if self.drafts is not None:
             self.drafts.clear()
         self.drafts = drafts

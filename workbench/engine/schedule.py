@@ -12,7 +12,7 @@ from workbench.errors import WorkbenchError, nearest
 from workbench.request import UserPart
 from workbench.user_parts import load, takes
 
-Kind = Literal["continuous", "static"]
+Kind = Literal["continuous", "static", "padded"]
 SetBack = Literal["auto", "recompute", "offload"]
 
 
@@ -55,7 +55,7 @@ def policy_from(value: Any, kind: Kind = "continuous") -> Policy:
     if kind not in get_args(Kind):
         known = ", ".join(get_args(Kind))
         raise WorkbenchError(f"unknown schedule {kind!r}{nearest(kind, get_args(Kind))}; known: {known}")
-    return Static(policy) if kind == "static" else policy
+    return policy if kind == "continuous" else Static(policy, padded=kind == "padded")
 
 
 def _setting(value: Any) -> Any:

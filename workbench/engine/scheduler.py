@@ -6,11 +6,11 @@ model or a simulated one.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Mapping
 
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
+from workbench.engine.families import Families
 from workbench.engine.granting import Granting
 from workbench.engine.lawful import Lawful, ask, lawful, name_of
 from workbench.engine.limits import Limits, Refusal, check_fits
@@ -55,7 +55,9 @@ class Scheduler:
         self.tenants = Tenants()
         self._views = Views(holdings, limits, self.tenants)
         self._queue = Queue(holdings.pools, self._views)
+        self.families = Families(holdings, limits, self.running, self._queue)
         self._steps = 0
+        self._batch = 0  # the rows of a padded batch, until its last has ended
         self._told = ("", "")  # who was last told to wait, and why
 
     @property
@@ -95,7 +97,7 @@ class Scheduler:
         for sequence in self.running if self.holdings.budget is not None else ():
             if reason := self.holdings.evict(sequence):
                 decisions.append(Decision(sequence.request_id, "evicted", reason))
-        self._fork(decisions)
+        self.families.join(self._steps, decisions)
         spans, faults = self._steady(), ()
         if spans is None:
             spans, faults = self._decided(decisions)
@@ -103,7 +105,7 @@ class Scheduler:
             return None
         if proposed:
             spans = with_drafts(spans, proposed, self.holdings, self.limits.max_num_batched_tokens)
-        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain(), faults)
+        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain(), faults, self._padding(spans))
         self._steps += 1
         return plan
 
@@ -143,31 +145,13 @@ class Scheduler:
         del self._queue.by_id[sequence.request_id]
         if sequence in self.running:
             self.running.remove(sequence)
+            self._batch *= bool(self.running)
         else:
             self._queue.remove(sequence)
         if sequence.followers:  # the next sample leads the others
             heirs, sequence.followers = sequence.followers, []
             self._queue.add(*heirs)
         return self.holdings.end(sequence, broken=reason is FinishReason.ERROR)
-
-    def branch(self, mates: list[Sequence], going: list[tuple[Sequence, int]]) -> list[Sequence]:
-        """Between two steps, when all `mates` have computed what they know: each of `going` is one of them, whose text
-        goes on, and its next token. Returns who does so, in that order: the mate itself, and for a second token of the
-        same text one whose own goes nowhere, which gives up its pages and holds that text's."""
-        parents = {id(parent) for parent, _ in going}
-        idle = [mate for mate in mates if id(mate) not in parents]
-        heirs: list[Sequence] = []
-        for parent, _ in going:
-            heir = parent
-            if parent in heirs:
-                heir = idle.pop()
-                self.holdings.release(heir)
-                heir.token_ids = list(parent.token_ids)
-                self.holdings.fork(parent, heir)
-            heirs.append(heir)
-        for heir, (_, token) in zip(heirs, going, strict=True):
-            heir.token_ids.append(token)
-        return heirs
 
     def _steady(self) -> tuple[Span, ...] | None:
         """The step in which everybody decodes, where there is nothing to decide and the policy would say the same."""
@@ -187,6 +171,12 @@ class Scheduler:
                 holdings.take(sequence)
             spans.append(Span(sequence, sequence.computed, 1, True))
         return tuple(spans)
+
+    def _padding(self, spans: tuple[Span, ...]) -> int:
+        if not getattr(self.policy, "padded", False):
+            return 0
+        self._batch = max(self._batch, len(self.running))
+        return self._batch - len(spans) if all(span.length == 1 for span in spans) else 0
 
     def _decided(
         self, decisions: list[Decision], asked: int = 1
@@ -227,8 +217,9 @@ class Scheduler:
                 step.give(sequence, tokens)
         if step.grow(order):
             self._admit(waiting, found.because, step)
-        if forked := self._fork(step.decisions):  # a leader with nothing before its prompt's last token
-            for sequence in forked:
+        # A leader that begins may have nothing to compute before its prompt's last token.
+        if joined := self.families.join(self._steps, step.decisions):
+            for sequence in joined:
                 if sequence in self.running and step.left > 0:
                     step.give(sequence, step.left)
             step.grow(self.running)
@@ -252,32 +243,6 @@ class Scheduler:
             self._queue.remove(sequence)
             sequence.began = self._steps
             places -= 1 + len(sequence.followers)
-
-    def _fork(self, decisions: list[Decision]) -> list[Sequence]:
-        """Followers join whose leader has computed what they have in common; they, and leaders."""
-        forked = []
-        for leader in [s for s in self.running if s.followers]:
-            due = [follower for follower in leader.followers if follower.joins <= leader.computed]
-            if not due:
-                continue
-            forked.append(leader)
-            leader.followers = [f for f in leader.followers if f.joins > leader.computed]
-            beams = sum(len(s.followers) for s in self.running if s.mates and s is not leader)  # which will need theirs
-            places = max(0, self.limits.max_num_seqs - len(self.running) - beams)
-            for follower in due[:places]:
-                follower.leader, follower.began = None, self._steps
-                shared = self.holdings.fork(leader, follower)
-                follower.cached_tokens += follower.computed
-                follower.shared_pages += shared
-                self._queue.by_id[follower.request_id] = follower
-                bisect.insort(self.running, follower, key=lambda running: running.order)
-                forked.append(follower)
-                reason = f"admitted: shares {shared} pages with {leader.request_id}"
-                decisions.append(Decision(follower.request_id, "admitted", reason))
-            if late := due[places:]:
-                self.holdings.fork(leader, late[0])
-                self._queue.add(*late)
-        return forked
 
     def _spans(self, step: Granting, decisions: list[Decision]) -> tuple[Span, ...]:
         """Spans of one token first, as they are packed, then the longer ones, each in order of arrival."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from workbench.engine import intake
 from workbench.engine.beam_search import Hypothesis, Search
-from workbench.engine.best_of import BestOf, not_chosen
+from workbench.engine.best_of import BestOf
 from workbench.engine.cache import Cache
 from workbench.engine.mail import Mail
 from workbench.engine.output import Output
 from workbench.engine.plan import StepPlan
+from workbench.engine.reading import Read, read_out
 from workbench.engine.scheduler import Scheduler
-from workbench.errors import WorkbenchError
+from workbench.engine.searches import Searches, places
+from workbench.errors import in_words
 from workbench.model.spec import ModelSpec
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request, Sequence
@@ -24,21 +25,6 @@ from workbench.sampling.choice import failed
 from workbench.sampling.choose import Choice, Chooser
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
-
-
-@dataclass(frozen=True)
-class Read:
-    """What a step chose for one request: tokens, the text that each lets be shown, and the end if it came."""
-
-    choices: list[Choice]
-    texts: list[str]
-    reason: FinishReason | None = None
-    error: str = ""
-    accepted: int = 0  # drafted tokens that stand
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(choice.token_id for choice in self.choices)
 
 
 class Served:
@@ -61,7 +47,7 @@ class Served:
         self.sequences: dict[str, Sequence] = {}
         self._scheduler, self._cache, self.chooser = scheduler, cache, chooser
         self._outputs: dict[str, Output] = {}
-        self._searches: dict[str, Search] = {}  # by each of their beams
+        self._searches = Searches()
         self._tell, self._mail = tell, Mail(tell)
         self._submitted = 0
         self._coming: dict[str, bool] = {}  # requests that are being told of, and whether a listener cancelled them
@@ -95,7 +81,7 @@ class Served:
         except Exception as error:  # whatever is wrong with one request is no matter of the others'
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
-                self._end(sequence, FinishReason.REFUSED, _told(error))
+                self._end(sequence, FinishReason.REFUSED, in_words(error))
         if self._coming.pop(request.request_id):
             self.cancel(request.request_id)
         return len(samples)
@@ -109,9 +95,7 @@ class Served:
         beams = request.sampling.beams > 0
         self._scheduler.submit(sequences[0], sequences[1:], together=beams)
         if beams:
-            output = self._outputs[sequences[0].request_id]
-            search = Search(request.sampling, sequences, output.ends, output.most)
-            self._searches |= {sequence.request_id: search for sequence in sequences}
+            self._searches.begin(request.sampling, sequences, self._outputs[sequences[0].request_id])
 
     def cancel(self, request_id: str) -> None:
         """End a request with all its samples; unknown ids are ignored."""
@@ -148,7 +132,7 @@ class Served:
         row = 0
         for span in plan.spans:
             sequence, mine = span.sequence, range(row, row := row + span.logit_rows)
-            search = self._searches.get(sequence.request_id)
+            search = self._searches.of(sequence)
             if not span.samples:
                 continue
             if search is None:
@@ -164,24 +148,7 @@ class Served:
 
     def read(self, chosen: Mapping[str, list[Choice]]) -> dict[str, Read]:
         """What was chosen for each request, as text, up to where it ends."""
-        return {
-            name: replace(self._read(self._outputs[name], choices), accepted=len(choices) - 1)
-            for name, choices in chosen.items()
-        }
-
-    def _read(self, output: Output, choices: list[Choice]) -> Read:
-        texts: list[str] = []
-        for place, choice in enumerate(choices):
-            if choice.error:
-                return Read(choices[:place], texts, error=choice.error)
-            try:
-                text, reason = output.push(choice.token_id)
-            except Exception as error:  # an id, say, that the model has and the tokenizer lacks
-                return Read(choices[: place + 1], texts, error=_told(error))
-            texts.append(text)
-            if reason is not None:
-                return Read(choices[: place + 1], texts, reason)
-        return Read(choices, texts)
+        return {name: read_out(self._outputs[name], choices) for name, choices in chosen.items()}
 
     def computed(self, plan: StepPlan, read: Mapping[str, Read], now: float) -> None:
         """The step of `plan` is over: tell how far each request is, and end those that are done."""
@@ -199,32 +166,25 @@ class Served:
             if sequence.finish_reason is None:
                 self._decoded(sequence, read[name], plan.step, now)
 
-        searches = (self._searches.get(span.sequence.request_id) for span in plan.spans) if self._searches else ()
-        for search in {id(search): search for search in searches if search is not None}.values():
-            if search.ready:
-                self._searched(search, plan.step, now)
+        for search in self._searches.ready(plan):
+            self._searched(search, plan.step, now)
 
     def _searched(self, search: Search, step: int, now: float) -> None:
         """Every beam has its logits: they go on, or the search is over and each beam stands for a text it found."""
         going = search.select(now, step)
         if going is not None:
-            search.moved(self._scheduler.branch(search.mates, going))
+            search.moved(self._scheduler.families.branch(search.mates, going))
             return
-        for rank, mate in enumerate(search.mates):
+        for mate, found, words in places(search):
             if mate.finish_reason is not None:  # a listener may have cancelled it
                 return
             mate.token_ids = list(mate.request.prompt_ids)
-            if rank >= len(search.found):
-                self._finish(mate, FinishReason.NOT_CHOSEN, f"not chosen: the search found {len(search.found)} texts")
-                continue
-            found = search.found[rank]
-            reason = self._show(mate, found, search.moments)
-            if mate.finish_reason is None and rank >= search.returned:
-                last = search.found[search.returned - 1].score
-                words = not_chosen(rank, len(search.mates), found.score, last)
-                self._finish(mate, FinishReason.NOT_CHOSEN, words, found.score)
+            reason = None if found is None else self._show(mate, found, search.moments)
+            score = None if found is None else found.score
+            if words:
+                self._finish(mate, FinishReason.NOT_CHOSEN, words, score)
             elif reason is not None:
-                self._finish(mate, reason, score=found.score)
+                self._finish(mate, reason, score=score)
 
     def _show(self, mate: Sequence, found: Hypothesis, moments: list[tuple[float, int]]) -> FinishReason | None:
         """Tell a text as if `mate` had decoded it; why it ended, None where it turns out not to be one."""
@@ -233,17 +193,16 @@ class Served:
             if mate.finish_reason is not None:
                 return None
             mate.token_ids.append(token)
-            read = self._read(self._outputs[mate.request_id], [Choice(token, logprob)])
-            self._show_read(mate, read, step, time)
-            reason = read.reason
+            shown = read_out(self._outputs[mate.request_id], [Choice(token, logprob)])
+            self._show_read(mate, shown, step, time)
+            reason = shown.reason
         return reason
 
     def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
         """End `sequences` with the error that they met."""
         for sequence in sequences:
-            search = self._searches.get(sequence.request_id)
-            for each in reversed([sequence] if search is None else search.mates):
-                self._finish(each, FinishReason.ERROR, _told(error))
+            for each in reversed(self._searches.mates(sequence)):
+                self._finish(each, FinishReason.ERROR, in_words(error))
 
     def _decoded(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
         self._show_read(sequence, read, step, now)
@@ -290,15 +249,13 @@ class Served:
             )
         )  # fmt: skip
         self.chooser.forget(name)
-        self._searches.pop(name, None)
+        self._searches.forget(name)
         self._mail.close(name)
         del self.sequences[name]
 
 
 def _submitted(request: Request, now: float, arrival: float) -> Submitted:
-    prompt, cut = len(request.prompt_ids), request.cut_tokens
-    return Submitted(now, request.request_id, prompt_tokens=prompt, arrival=arrival, cut_tokens=cut)
-
-
-def _told(error: Exception | str) -> str:
-    return str(error) if isinstance(error, str | WorkbenchError) else f"{type(error).__name__}: {error}"
+    return Submitted(
+        now, request.request_id, prompt_tokens=len(request.prompt_ids), arrival=arrival, cut_tokens=request.cut_tokens,
+        tenant=request.tenant, priority=request.priority,
+    )  # fmt: skip

@@ -90,7 +90,8 @@ class Instance:
         """Take `job`, with its keys and values where it was `handed_over`; why it cannot be taken, or nothing."""
         self.now = now
         sampling = _sampling(job.until)
-        request = Request(job.name, job.prompt, sampling, cache_salt=job.arrival.tenant, tenant=job.arrival.tenant)
+        tenant, priority = job.arrival.tenant, job.arrival.priority
+        request = Request(job.name, job.prompt, sampling, cache_salt=tenant, priority=priority, tenant=tenant)
         sequence = Sequence(request, self._orders, [*job.prompt, *(NO_TOKEN - job.number,) * job.produced])
         self._orders += 1
         if handed_over:
@@ -118,7 +119,8 @@ class Instance:
             if decision.action == "admitted" and (job := self.jobs[decision.request_id]).first_scheduled is None:
                 job.first_scheduled = now
         times = self.machine.times
-        work = work_of([(s.start, s.length) for s in plan.spans], sum(s.samples for s in plan.spans), times.kinds)
+        spans = [(s.start, s.length) for s in plan.spans] + [(0, 1)] * plan.padding
+        work = work_of(spans, sum(s.samples for s in plan.spans) + plan.padding, times.kinds)
         steps, rows = (1, ()) if self.one_by_one else self._alike(plan)
         run = times.run(work, rows, self._moving(plan))
         self.move = Move(plan, run, now, steps)

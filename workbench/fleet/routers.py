@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Protocol
 
@@ -76,8 +76,9 @@ class SessionSticky(Part):
         return max(instances, key=lambda view: (_mixed(session, view.number), view.number))
 
 
-def _mixed(session: str, number: int) -> int:
-    return zlib.crc32(f"{number}/{session}/{number}".encode())
+def _mixed(session: str, number: int) -> bytes:
+    # Not a CRC: those of two instances differ by the same bits for every session, and some would get most of them.
+    return hashlib.blake2b(f"{number}/{session}".encode(), digest_size=8).digest()
 
 
 def _kind(value: object) -> object:

@@ -20,8 +20,13 @@ class Teller:
         self._note, self._cost = note, cost
 
     def came(self, job: Job) -> None:
-        time = job.came / SECOND
-        self._note(Submitted(time, job.name, prompt_tokens=job.arrival.prompt_tokens, arrival=time))
+        time, came = job.came / SECOND, job.arrival
+        self._note(
+            Submitted(
+                time, job.name, prompt_tokens=came.prompt_tokens, arrival=time, tenant=came.tenant,
+                priority=came.priority,
+            )
+        )  # fmt: skip
 
     def moved(self, instance: Instance, move: Move) -> None:
         step, plan = instance.tally.steps - move.steps, move.plan

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from workbench.cache.evict import EvictPart
 from workbench.cache.format import CacheFormat
 from workbench.cache.settings import NoOffload, NoPrefix, Offload, Prefix
+from workbench.engine.excluded import excluded
 from workbench.engine.limits import Limits
 from workbench.engine.policies import FCFS
 from workbench.engine.schedule import Kind, PolicySetting, SetBack
@@ -149,6 +150,12 @@ class Experiment(Part):
     variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
     sweep: Sweep | None = None  # of a simulated experiment
     judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
+
+    @model_validator(mode="after")
+    def _possible(self) -> Experiment:
+        if problem := excluded(self.batch_invariant, self.cache.evict is not None, self.speculate.kind != "none"):
+            raise ValueError(problem)
+        return self
 
     @property
     def compares(self) -> bool:

@@ -20,23 +20,27 @@ def generation(
     sampling: dict[str, Any],
     show: Callable[[str], None],
     tell: Callable[[str], None] = to_stderr,
+    speculate: Any = "none",
 ) -> dict:
     """Continue `prompt`; returns text, ids, finish reason, usage, metrics.
 
-    `show` gets the prompt once it is known to run, then each piece of text; `tell` as in `load`.
+    `show` gets the prompt once it is known to run, then each piece of text; `tell` and `speculate` as in `load`.
     """
     recorder = Recorder()
-    runner = load(model, lane=lane, dtype=dtype, max_num_seqs=1, note=recorder.note, tell=tell)
+    runner = load(
+        model, lane=lane, dtype=dtype, max_num_seqs=1, note=recorder.note, tell=tell, speculate=speculate
+    )
     finished = Finished(0.0)
     for event in runner.stream(prompt, **sampling):
         admitted = isinstance(event, Planned) and event.action == "admitted"
         show(prompt if admitted else event.text)
         if isinstance(event, Finished):
             finished = event
-    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+    summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
     metrics = {key: summary[key]["mean"] for key in ("ttft_s", "tpot_s", "e2el_s")}
     metrics["output_tokens_per_s"] = summary["output_tokens_per_s"]
     metrics["lane"] = str(runner.lanes)
+    metrics["speculation"] = summary["speculation"]
     return {
         "text": finished.output_text,
         "token_ids": list(finished.token_ids),

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from workbench.study.acceptance import acceptance
+from workbench.study.apart import apart
 
 PHASES = ("prefill", "decode", "mixed")
 COMPLETED = ("stop", "length")
@@ -47,6 +48,8 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
     return {
         "request_id": request["request_id"],
         "sample": request.get("sample", 0),
+        "tenant": request.get("tenant") or "",  # records of older versions have none
+        "priority": request.get("priority") or 0,
         "queue_s": since_arrival(request["first_scheduled"]),
         "ttft_s": since_arrival(times[0]) if times else None,
         "e2el_s": since_arrival(times[-1]) if times else None,
@@ -111,6 +114,8 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> d
         "itl_s": distribution(gap for f in figures for gap in f["itl_s"]),
         "e2el_s": distribution(f["e2el_s"] for f in completed),
         "queue_s": distribution(f["queue_s"] for f in figures),
+        "by_tenant": apart(figures, "tenant", distribution),
+        "by_priority": apart(figures, "priority", distribution),
         "phases": phases,
         "speculation": acceptance(checks, steps) if checks else None,
         "instruments_share_of_decode": _rate(phases["decode"]["note_s"], phases["decode"]["wall_s"]),

@@ -37,6 +37,9 @@ def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     yield Text(experiment.question, style="bold")
     yield from _texts(record, experiment)
     yield _timings(summary)
+    for kind in ("tenant", "priority"):
+        if summary.get(f"by_{kind}"):
+            yield groups(kind, summary[f"by_{kind}"])
     if summary.get("speculation"):
         yield _speculation(summary["speculation"])
     yield _memory(summary["kv"], summary["tokens"])
@@ -77,6 +80,16 @@ def _timings(summary: dict) -> Table:
     speeds += f"; {_rate(decode['tokens_per_s'])} in decode, {_rate(prefill['tokens_per_s'])} in prefill"
     table.caption = speeds
     table.caption_justify = "left"
+    return table
+
+
+def groups(kind: str, found: dict) -> Table:
+    """What the requests of each tenant, or priority, met with."""
+    table = _table(kind, "requests", "queue p50", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+    for name, figures in found.items():
+        row = [_ms(figures["queue_s"]["p50"])]
+        row += [_ms(figures[key][p]) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99")]
+        table.add_row(name or "(none)", f"{figures['requests']:,}", *row)
     return table
 
 

@@ -13,6 +13,7 @@ from workbench.fleet.job import Job, symbols
 from workbench.fleet.telling import Teller
 from workbench.fleet.work import SECOND
 from workbench.prompt.tokenizer import Tokenizer
+from workbench.study.apart import apart
 from workbench.study.cache_of import spec_of
 from workbench.study.experiment import Experiment, Promise
 from workbench.study.goodput import goodput
@@ -83,6 +84,8 @@ def results(fleet: Fleet, promise: Promise, began: float) -> dict[str, Any]:
             name: distribution(each[name] for each in done)
             for name in ("ttft_s", "tpot_s", "e2el_s", "queue_s", "longest_gap_s")
         },
+        "by_tenant": apart(done, "tenant", distribution),
+        "by_priority": apart(done, "priority", distribution),
         "goodput": goodput(figures, promise, seconds),
         "cache_hit_rate": cached / prompt if prompt and any(i.machine.prefix for i in fleet.instances) else None,
         "cache_waste": waste(fleet.instances),
@@ -100,6 +103,8 @@ def job_figures(job: Job) -> dict[str, Any]:
     more = job.produced - 1
     return {
         "request_id": job.name,
+        "tenant": job.arrival.tenant,
+        "priority": job.arrival.priority,
         "instance": job.places[-1] if job.places else None,
         "prompt_tokens": job.arrival.prompt_tokens,
         "output_tokens": job.produced,

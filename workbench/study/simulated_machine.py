@@ -103,12 +103,18 @@ def failures_of(experiment: Experiment) -> tuple[Failure, ...]:
 def simulated(experiment: Experiment) -> SimulatedExecutor:
     if not isinstance(experiment.executor, SimulatedExecutor):
         raise WorkbenchError("executor: this is simulated; write `executor: {kind: simulated}`")
-    if experiment.sampling.n > 1:
-        raise WorkbenchError(f"sampling.n {experiment.sampling.n}: a simulated run has one sample a request; give 1")
+    if (samples := experiment.sampling.samples) > 1:
+        raise WorkbenchError(f"sampling: {samples} samples or beams; a simulated run has one a request: give n 1")
     if experiment.cache.evict is not None or not isinstance(experiment.cache.offload, NoOffload):
         raise WorkbenchError("cache: evict and offload are not simulated; take them out, or run with executor: real")
     if experiment.speculate.kind != "none":
         raise WorkbenchError("speculate: a clock cannot tell which proposals are accepted; run with executor: real")
+    if experiment.batch_invariant:
+        raise WorkbenchError("batch_invariant: a clock computes no bits; take it out, or run with executor: real")
+    schedule = experiment.schedule
+    if schedule.set_back == "offload" or schedule.overflow != "refuse":
+        which = "set_back: offload" if schedule.set_back == "offload" else f"overflow: {schedule.overflow}"
+        raise WorkbenchError(f"schedule.{which} is not simulated; take it out, or run with executor: real")
     return experiment.executor
 
 

@@ -26,6 +26,8 @@ SCHEMAS = {
         finished=SECONDS,
         prompt_tokens=COUNT,
         cut_tokens=COUNT,
+        tenant=TEXT,
+        priority=COUNT,
         output_tokens=COUNT,
         cached_tokens=COUNT,
         computed_tokens=COUNT,
@@ -58,6 +60,7 @@ SCHEMAS = {
         accepted_tokens=COUNT,
         draft_seconds=SECONDS,
         kernel_seconds=SECONDS,
+        padding_rows=COUNT,
     ),
     "tokens.parquet": _schema(
         request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT

@@ -10,12 +10,16 @@ from hypothesis.strategies import SearchStrategy, tuples
 
 from workbench.testing.report import Broken, Law
 
+SIMPLER = 30
 HEALTH = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_executors)
 
 
 def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStrategy[Any]) -> Law:
-    """The verdict on `law`: `check` is called with what is drawn, and raises where the law is broken."""
+    """The verdict on `law`: `check` is called with what is drawn, and raises where the law is broken. What broke it is
+    made simpler in `SIMPLER` further tries."""
     tried = []
+    faults: dict[str, Exception] = {}  # by what was drawn
+    later = 0  # tries since the first of them
 
     @settings(
         max_examples=examples,
@@ -29,8 +33,18 @@ def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStra
     )
     @given(tuples(*drawn))
     def hold(values: tuple[Any, ...]) -> None:
+        nonlocal later
         tried.append(None)
-        check(*values)
+        later += bool(faults)
+        if later > SIMPLER:  # enough: what is known to break it stays the example
+            if repr(values) in faults:
+                raise faults[repr(values)]
+            return
+        try:
+            check(*values)
+        except Exception as error:
+            faults[repr(values)] = error
+            raise
 
     try:
         hold()

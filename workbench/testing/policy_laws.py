@@ -101,7 +101,8 @@ RIVALS: dict[str, tuple[Coming, Coming]] = {  # who waits, and who comes without
 
 
 def nobody_starves(policy: Policy, rivals: str, scene: PolicyScene) -> None:
-    """However many come after it, each that waits ends within the policy's patience and what is ahead of it."""
+    """However many come after it, each that waits, or runs by then, ends within the policy's patience and what is ahead
+    of it."""
     victim, rival = RIVALS[rivals]
     played, count = Played.of(scene, policy), 0
     while count < scene.seats:  # they run when it comes
@@ -109,7 +110,8 @@ def nobody_starves(policy: Policy, rivals: str, scene: PolicyScene) -> None:
         if len(played.open) <= count - 1:
             return  # it does not even fit alone
     played.step()
-    waiting = played.submit(victim, "victim")
+    played.submit(victim, "victim")
+    awaited = list(played.open)
     patience = getattr(policy, "patience", None) or PATIENCE
     for _ in range(patience + AHEAD):
         while sum(not sequence.computed for sequence in played.open) < 5:
@@ -117,10 +119,10 @@ def nobody_starves(policy: Policy, rivals: str, scene: PolicyScene) -> None:
             played.submit(replace(rival, tenant=tenant), f"rival {count}")
             count += 1
         played.step()
-        if waiting is None or waiting.finish_reason is not None:
+        awaited = [sequence for sequence in awaited if sequence.finish_reason is None]
+        if not awaited:
             return
-    assert waiting is not None
-    done = f"{waiting.computed} of its tokens computed, {waiting.set_backs} set-backs"
+    done = f"{awaited[0].computed} of its tokens computed, {awaited[0].set_backs} set-backs"
     raise Broken(f"among {rivals} without end, one has not ended after {patience + AHEAD} steps ({done}), on {scene}")
 
 

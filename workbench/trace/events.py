@@ -25,6 +25,8 @@ class Submitted(Event):
     prompt_tokens: int = 0
     arrival: float = 0.0
     cut_tokens: int = 0
+    tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +121,4 @@ class Stepped(Event):
     accepted_tokens: int = 0  # of these: they stand
     draft_seconds: float = 0.0  # what proposing them took
     kernel_seconds: float | None = None  # of the forward time, in compiled code; None where that cannot be told apart
+    padding_rows: int = 0  # computed for nobody, in a padded batch

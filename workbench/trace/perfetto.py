@@ -14,7 +14,7 @@ STEP_TRACK = 1
 STEP_ARGUMENTS = (
     "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds",
     "forward_seconds", "kernel_seconds", "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
-    "drafted_tokens", "accepted_tokens", "draft_seconds",
+    "drafted_tokens", "accepted_tokens", "draft_seconds", "padding_rows",
 )  # fmt: skip
 
 

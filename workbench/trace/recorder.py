@@ -96,6 +96,8 @@ def _empty_row(request_id: str, sample: int) -> dict:
         "finished": None,
         "prompt_tokens": 0,
         "cut_tokens": 0,
+        "tenant": "",
+        "priority": 0,
         "output_tokens": 0,
         "cached_tokens": 0,
         "computed_tokens": 0,
@@ -114,7 +116,8 @@ def _enter(row: dict, event: Event) -> None:
     match event:
         case Submitted():
             row["submitted"], row["arrival"] = event.time, event.arrival or event.time
-            row["prompt_tokens"], row["cut_tokens"] = event.prompt_tokens, event.cut_tokens
+            for name in ("prompt_tokens", "cut_tokens", "tenant", "priority"):
+                row[name] = getattr(event, name)
         case Planned(action="admitted") | Prefilled():
             _first(row, "first_scheduled", event.time)
         case Decoded():

@@ -26,6 +26,7 @@ class Arrival:
     tenant: str = ""  # only requests of one tenant share cached pages
     blocks: tuple[int, ...] = ()
     block_tokens: int = BLOCK_TOKENS
+    priority: int = 0  # the smaller, the sooner
 
 
 def scaled(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) -> Iterator[Arrival]:
@@ -55,7 +56,7 @@ def request_of(
     asked = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}
     return Request(
         request_id, prompt_ids(arrival, vocab, request_id), sampling.model_copy(update=asked), arrival=arrival.time,
-        cache_salt=arrival.tenant, tenant=arrival.tenant,
+        cache_salt=arrival.tenant, priority=arrival.priority, tenant=arrival.tenant,
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ from workbench.traffic.arrival import BLOCK_TOKENS, Arrival
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 MOONCAKE = '{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [one a 512 tokens]}'
 
+MOST_TOKENS = 2**24  # beyond any context; a number larger than that is a slip, and its prompt would fill the memory
+
 
 def recorded(path: Path | str) -> Iterator[Arrival]:
     """The requests of a trace file, in its order, the first at second 0. The format is told by the first line.
@@ -65,28 +67,33 @@ def _azure(line: str) -> tuple[float, int, int, tuple[int, ...]]:
         raise ValueError(f"{len(fields)} fields, not 3,")
     when, prompt, output = fields
     at = datetime.fromisoformat(when.strip())
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), _count(prompt, 1), _count(output, 0), ()
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp(), _tokens(prompt, 1), _tokens(output, 0), ()
 
 
 def _mooncake(line: str) -> tuple[float, int, int, tuple[int, ...]]:
-    entry: Any = json.loads(line)
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError as error:  # whose own words begin a count of lines anew
+        raise ValueError(f"no JSON at column {error.colno} ({error.msg})") from None
+    except RecursionError:
+        raise ValueError("JSON too deep") from None
     if not isinstance(entry, dict):
         raise ValueError(f"{type(entry).__name__}, not a mapping,")
     time = entry["timestamp"]
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < math.inf:
         raise ValueError(f"timestamp {time!r}")
-    prompt, output, blocks = _count(entry["input_length"], 1), _count(entry["output_length"], 0), entry["hash_ids"]
+    prompt, output, blocks = _tokens(entry["input_length"], 1), _tokens(entry["output_length"], 0), entry["hash_ids"]
     wanted = -(-prompt // BLOCK_TOKENS)
-    if not isinstance(blocks, list) or len(blocks) != wanted:
-        raise ValueError(f"hash_ids must be the {wanted} ids of {prompt} tokens; they are not")
-    return time / 1000, prompt, output, tuple(_count(block, 0) for block in blocks)
+    if not isinstance(blocks, list) or len(blocks) != wanted or not all(type(block) is int for block in blocks):
+        raise ValueError(f"hash_ids must be the {wanted} ids of {prompt} tokens, which they are not,")
+    return time / 1000, prompt, output, tuple(blocks)
 
 
-def _count(value: object, least: int) -> int:
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+def _tokens(value: object, least: int) -> int:
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 20:
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{value!r} is no count of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_TOKENS:
+        raise ValueError(f"{value!r:.60} is no count from {least} to {MOST_TOKENS:,}")
     return value
 
 

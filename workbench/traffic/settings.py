@@ -96,7 +96,11 @@ Lengths = Annotated[Fixed | Exponential | Sessions | Azure | Mooncake, Field(dis
 
 
 class TrafficWorkload(Part):
-    """Requests over time. A `trace` file takes the place of `lengths`; `time` and `length` scale gaps and texts."""
+    """Requests over time. A `trace` file takes the place of `lengths`; `time` and `length` scale gaps and texts.
+
+    `tenants` and `priorities` say whose requests are and how urgent, each with its share: {a: 3, b: 1}, {0: 1, 5: 9}.
+    All requests of a session are of one tenant; only requests of one tenant share cached pages.
+    """
 
     kind: Literal["traffic"] = "traffic"
     trace: str | None = None
@@ -106,3 +110,5 @@ class TrafficWorkload(Part):
     time: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     length: Positive = 1.0
     seed: Annotated[int, Field(ge=0)] = 0
+    tenants: dict[str, Positive] = {}
+    priorities: dict[int, Positive] = {}  # the smaller, the sooner, under `policy: priority`

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from workbench.errors import WorkbenchError
 from workbench.traffic.arrival import Arrival, scaled
@@ -14,6 +14,8 @@ from workbench.traffic.lengths import HOURS, LENGTHS
 from workbench.traffic.replay import recorded
 from workbench.traffic.settings import AsRecorded, ClosedLoop, TrafficWorkload
 from workbench.traffic.times import TIMES
+
+Name = TypeVar("Name", str, int)
 
 
 class Source(Protocol):
@@ -56,13 +58,31 @@ class Closed:
 
 def source_of(workload: TrafficWorkload) -> Source:
     """The traffic a workload describes, the same every time. WorkbenchError for one that lacks times or an end."""
-    arrivals, kind = scaled(_lengths(workload), workload.time, workload.length), workload.arrivals
+    arrivals, kind = scaled(_owned(_lengths(workload), workload), workload.time, workload.length), workload.arrivals
     if isinstance(kind, ClosedLoop):
         return Closed(arrivals, kind.clients, kind.think * workload.time)
     if isinstance(kind, AsRecorded):
         return Open(arrivals)
     times = TIMES[type(kind)](kind, random.Random(f"{workload.seed}/times"))
     return Open(replace(a, time=time * workload.time) for a, time in zip(arrivals, times, strict=False))
+
+
+def _owned(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
+    """Whose each request is, and how urgent. The same where more requests come before or after it."""
+    if not (workload.tenants or workload.priorities):
+        yield from arrivals
+        return
+    for number, arrival in enumerate(arrivals):
+        who = f"session {arrival.session}" if arrival.session else f"request {number}"
+        yield replace(
+            arrival,
+            tenant=_drawn(workload.tenants, f"{workload.seed}/tenants/{who}", arrival.tenant),
+            priority=_drawn(workload.priorities, f"{workload.seed}/priorities/{number}", arrival.priority),
+        )
+
+
+def _drawn(shares: Mapping[Name, float], seed: str, other: Name) -> Name:
+    return random.Random(seed).choices(list(shares), list(shares.values()))[0] if shares else other
 
 
 def _lengths(workload: TrafficWorkload) -> Iterator[Arrival]:

@@ -1,4 +1,5 @@
-"""Every step as rows of one compiled function, whatever its spans: what `batch_invariant` asks for.
+"""Any step as rows of one compiled function, whatever its spans: what `batch_invariant` asks for, and the quickest way
+through a step of few tokens on the lane mlir.
 
 A token is a row, computed at the end of its own context. Each row's sums have an order of their own: products walk the
 width in one order, attention its context in pages and in parts that the row's position alone decides, norms and gates
@@ -22,6 +23,7 @@ from workbench.batch import TokenBatch
 from workbench.cache.quantized import QuantizedLayer
 from workbench.cache.store import KVStore
 from workbench.engine.alike import Watch
+from workbench.engine.angles import Angles
 from workbench.engine.buckets import DECODE_BUCKETS
 from workbench.engine.mlir_step import check_step, step_shape, step_tensors
 from workbench.engine.packing import pack
@@ -30,27 +32,26 @@ from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 
 PARTS = 2  # of every context: the number must not depend on rows or threads
-BLOCK = 1024  # positions whose angles are computed together, always
 
 
-class InvariantExecutor:
+class RowsExecutor:
     """Steps as calls of a bucket of rows. A sequence's tokens go through in order, and packed layers settle what each
     call makes old enough before it."""
 
     def __init__(self, model: Transformer, store: KVStore, buckets: tuple[int, ...] = DECODE_BUCKETS):
         """`buckets` are the numbers of rows that are compiled for, ascending. The last is the most of a call: with 64
         rows, reading the weights anew for each call is little beside multiplying with them."""
-        check_step(model, store)
         self.buckets = buckets
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
         self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
         lags = [layer.rule.lag for layer in store.layers if isinstance(layer, QuantizedLayer)]
-        self._most = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
+        self.most = max(1, min(lags, default=buckets[-1]))  # of a sequence in a call: none of them settles another
         self._made = 0
         self._look()
 
     def _look(self) -> None:
+        check_step(self.model, self.store)
         self._watch = Watch(self.model)
         self._steps: dict[tuple[str, int], DecodeStep] = {}
 
@@ -70,7 +71,7 @@ class InvariantExecutor:
         found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
         for places, spans in self._calls(plan):
             batch = pack(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            rows = self._hidden(batch)[batch.sample_rows]
+            rows = self._hidden(batch, plan.padding)[batch.sample_rows]
             for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
                 found[place].append(mine)
         sampled = torch.cat([rows for span in found for rows in span]).split(self.buckets[-1])
@@ -84,7 +85,7 @@ class InvariantExecutor:
         while waiting:
             room, places, spans, left = self.buckets[-1], [], [], []
             for place, span in waiting:
-                length = min(span.length, room, self._most)
+                length = min(span.length, room, self.most)
                 room -= length
                 if length:
                     places.append(place)
@@ -94,14 +95,15 @@ class InvariantExecutor:
             yield places, tuple(spans)
             waiting = left
 
-    def _hidden(self, batch: TokenBatch) -> Tensor:
+    def _hidden(self, batch: TokenBatch, padding: int) -> Tensor:
         """What the last block leaves of each token, float32, in a buffer: [token, width]."""
-        step = self._step("blocks", batch.rows)
+        step = self._step("blocks", min(batch.rows + padding, self.buckets[-1]))
         self.store.settle(batch)
         rows = batch.rows
         step.x[:rows], step.x[rows:] = self.model.embed(batch.ids), 0
-        step.lengths[:rows], step.lengths[rows:] = batch.positions + 1, 1
         of_row = torch.repeat_interleave(batch.span_starts.diff().long())
+        later = batch.span_starts[1:][of_row] - 1 - torch.arange(rows)  # tokens of its span after each row's
+        step.lengths[:rows], step.lengths[rows:] = batch.context_lengths[of_row] - later, 1
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
             mine[:rows, : table.shape[1]] = table[of_row]
             mine[rows:, 0] = 0
@@ -144,24 +146,6 @@ class InvariantExecutor:
             step_shape(self.model, self.store.page_size, rows, self.store.shapes), chunks=PARTS, together=True
         )
         return replace(whole, head=None) if part == "blocks" else replace(whole, layers=())
-
-
-class Angles:
-    """Cosines and sines by position, float32, looked up: computed among other positions they could have other bits."""
-
-    def __init__(self, table: RotaryTable):
-        self._table = table
-        self._known = [torch.empty(0), torch.empty(0)]
-
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [token] -> cos, sin [token, dim / 2]."""
-        while len(self._known[0]) <= int(positions.max()):
-            start = len(self._known[0])
-            found = self._table(torch.arange(start, start + BLOCK, device=positions.device))
-            joined = zip(self._known, found, strict=True)
-            self._known = [torch.cat([known, more.float()]) if start else more.float() for known, more in joined]
-        cos, sin = (known[positions] for known in self._known)
-        return cos, sin
 
 
 def _cut(span: Span, start: int, length: int) -> Span:

@@ -1,0 +1,30 @@
+"""The verdict on what schedule options cost: the rule of `schedule_price.yaml`, written before the run."""
+
+from __future__ import annotations
+
+from workbench.study.verdict import Rows, Verdict, row_of
+
+KEEPS, MOST = 0.95, 0.85  # of the tokens a second
+RATE = "output_tokens_per_s"
+ON = ("fair", "priority", "chunks of 128", "prefix index and host", "everything")
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    nothing = row_of(rows, "nothing")[RATE]
+    kept = {name: row_of(rows, name)[RATE] / nothing for name in ON}
+    least = min(kept.values())
+    return [
+        Verdict(
+            claim="schedule-options-free",
+            says="Policies, chunks, a prefix index and a host cost no throughput where nobody needs them",
+            rule=(
+                f"32 requests, none sharing a prefix, 16 at most at once: each option, and all together, keep "
+                f"{KEEPS:.0%} of the output tokens a second: holds; {MOST:.0%}: with limits; less: refuted"
+            ),
+            outcome="holds" if least >= KEEPS else "holds-with-limits" if least >= MOST else "refuted",
+            because=(
+                f"{nothing:,.0f} tokens/s with nothing; "
+                + ", ".join(f"{name} {share:.2f}" for name, share in kept.items())
+            ),
+        )
+    ]

@@ -1,0 +1,47 @@
+"""What nobody holds is NaN before each step, and so is the null page: a row that reads it is not the oracle's."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import torch
+
+from tests.engine.tiny import VOCAB, Oracle, layer, model_of, request, spec_of
+from workbench.engine.runner import Runner
+from workbench.request import Request
+
+WINDOW = 5
+MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=WINDOW)))
+
+
+class Poison:
+    """Stands in for a runner's executor: before each step every page that nobody holds becomes NaN."""
+
+    compiles, kernel_seconds, artifacts = 0, None, {}
+
+    def __init__(self, runner: Runner):
+        self.inner, self.runner = runner.executor, runner
+        runner.executor = self
+
+    def forward(self, plan):
+        for table, pool in enumerate(self.runner.scheduler.pools):
+            free = [page for page in range(pool.pages + 1) if page == 0 or pool.holders(page) == 0]
+            for tensor in self.runner.store.paged(table):
+                tensor.view(torch.uint8)[free] = 255  # NaN in every type of float
+        return self.inner.forward(plan)
+
+
+def poisoned(runner: Runner) -> Oracle:
+    """The oracle over a poisoned cache."""
+    Poison(runner)
+    return Oracle(runner)
+
+
+def asked(name: str, shared: int, own: int, most: int, beginning: int = 0, **more) -> Request:
+    """A prompt of `shared` tokens that others may have too, and `own` of its own."""
+    draw = random.Random(beginning)
+    first = tuple(draw.randrange(VOCAB) for _ in range(shared))
+    salt = more.pop("cache_salt", "")
+    alone = request(name, own, most, **more)
+    return replace(alone, prompt_ids=first + alone.prompt_ids, cache_salt=salt)

@@ -1,0 +1,42 @@
+"""Pages that no query can reach any more are given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.poison import WINDOW, Poison, poisoned
+from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from workbench.engine.runner import generate
+from workbench.model.spec import Attention, LayerKind
+from workbench.trace.events import Decoded, Stepped
+
+SINKS = LayerKind(attention=Attention(heads=2, groups=1, dim=4, window=6, sinks=3), hidden=12)
+
+
+@pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1])
+@pytest.mark.parametrize("kind", [layer(4, 2, window=WINDOW), SINKS])
+def test_a_window_bounds_memory(length: int, kind: LayerKind) -> None:
+    """Twenty times the window: no more pages at the end than soon after its beginning."""
+    model = model_of(spec_of(kind, kind).model_copy(update={"context": 160}))
+    runner = runner_of(model, pages=8, page_size=2, max_num_batched_tokens=4)
+    (poisoned if kind is not SINKS else Poison)(runner)
+    used, ids = [], list(request("a", length, 1).prompt_ids)
+    for event in runner.stream([request("a", length, 20 * WINDOW + 10)]):
+        used += [event.pages_used] if isinstance(event, Stepped) else []
+        if isinstance(event, Decoded):
+            assert event.token_id == int(model.logits(ids)[-1].argmax())
+            ids.append(event.token_id)
+    assert len(used) >= 20 * WINDOW
+    assert max(used[-WINDOW:]) <= max(used[: 2 * WINDOW]) <= (6 if kind is SINKS else 4)
+    end = generate(runner, [request("b", 20 * WINDOW, 3)])["b"]
+    assert end.token_ids == generate(runner_of(model, page_size=50), [request("b", 20 * WINDOW, 3)])["b"].token_ids
+
+
+def test_a_refusal_counts_what_is_needed_at_once() -> None:
+    spec = spec_of(layer(4, 2, window=WINDOW)).model_copy(update={"context": 400})
+    runner = runner_of(model_of(spec), pages=4, page_size=2, max_num_batched_tokens=4)
+    refused = generate(runner, [request("a", 100, 100)])["a"]
+    # Positions t - 4 .. t + 3 are touched at once: eight, which meet five pages of two.
+    assert refused.reason == "refused" and "need 5 pages of 2 tokens at once in layers that see 5" in refused.error
+    enough = runner_of(model_of(spec), pages=5, page_size=2, max_num_batched_tokens=4)
+    assert generate(enough, [request("a", 100, 9)])["a"].reason == "length"

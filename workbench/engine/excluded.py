@@ -1,0 +1,12 @@
+"""Settings that exclude one another, and why."""
+
+from __future__ import annotations
+
+
+def excluded(batch_invariant: bool, evicts: bool, speculates: bool) -> str:
+    """Why a runner cannot be asked for all of these at once, or nothing."""
+    if evicts and batch_invariant:
+        return "batch_invariant: not with cache.evict: what stays of a prompt depends on its chunks; leave one out"
+    if evicts and speculates:
+        return "speculate: not with cache.evict: what a policy of it weighs may fall; leave one out"
+    return ""
