@@ -54,7 +54,7 @@ def test_a_prediction_is_written_before_anything_is_measured(tmp_path: Path, mon
         assert row["predicted"] == seen[0]["variants"][row["variant"]]
         for point, told in zip(row["curve"], row["predicted"]["lengths"], strict=True):
             assert point["predicted_prefill_s"] == told["prefill_s"] > 0
-            assert point["e2el_s"] >= point["decode_s"] > 0
+            assert min(point[key] for key in ("prefill_s", "decode_step_s", "decode_s", "e2el_s")) > 0
             share = told["decode_bytes"] / point["decode_step_s"] / row["predicted"]["bytes_per_s"]
             assert point["decode_bytes_share"] == pytest.approx(share)
     assert (record.path / "lengths.svg").exists() or "problem" in record.summary["picture"]
@@ -64,7 +64,7 @@ def test_without_a_cache_a_step_is_foretold_to_be_a_prefill() -> None:
     told = predictions(experiment(variants=VARIANTS))
     assert told is not None
     cached, anew = (told["variants"][name]["lengths"][1] for name in VARIANTS)
-    assert anew["decode_flops"] > 60 * cached["decode_flops"]
+    assert anew["decode_flops"] > 40 * cached["decode_flops"]  # but for the head, of 66 tokens
     assert anew["prefill_flops"] == cached["prefill_flops"]
 
 

@@ -52,7 +52,7 @@ def test_texts_of_the_demo_model() -> None:
         "hot": {"sampling.temperature": 3},
         "two": {"sampling.top_k": 2},
     }
-    work = {"kind": "texts", "prompts": 3, "prompt_tokens": 24, "output_tokens": 24, "repeats": 2}
+    work = {"kind": "texts", "prompts": 2, "prompt_tokens": 24, "output_tokens": 24, "repeats": 2}
     asked = Experiment.of({"question": "?", "model": {"name": "demo"}, "lane": "eager", "workload": work}
                           | {"variants": variants})  # fmt: skip
     told = cast(dict, predictions(asked))
@@ -66,4 +66,4 @@ def test_texts_of_the_demo_model() -> None:
     assert rows["greedy"]["bits_a_token"] < rows[CAME]["bits_a_token"]
     assert rows["greedy"]["most_likely"] > 0.9 > rows["hot"]["most_likely"]
     assert all(rows[name]["repeated_alike"] for name in variants)
-    assert len(found.tables["texts"]) == 3 * (3 + len(variants))
+    assert len(found.tables["texts"]) == 2 * (3 + len(variants))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from workbench.study.labels import place
 from workbench.study.pareto import drawing
 
 WIDTH, HEIGHT = 480, 340
+LOW = -0.12  # where the axis begins, so that names find room below 0
 KNOWN, MADE, FORETOLD = "#a8a8a8", "#0b6e4f", "black"
 Rows = Sequence[Mapping[str, Any]]
 
@@ -23,15 +25,22 @@ def chart(rows: Rows, title: str) -> Any:
 def _repeats(altair: Any, rows: Rows) -> Any:
     points = [{"variant": row["variant"], "bits": row["bits_per_byte"], "repeated": row["repeated_4"],
                "made": "predicted" in row} for row in rows]  # fmt: skip
-    most = 1.1 * max(point["bits"] for point in points)
-    x = altair.X("bits:Q", title="bits a byte under the model in float32", scale=altair.Scale(domain=[0, most]))
-    y = altair.Y("repeated:Q", title="4-grams that stood before in the text", axis=altair.Axis(format="%"))
+    left, right = 0.8 * min(point["bits"] for point in points), 1.25 * max(point["bits"] for point in points)
+    x = altair.X(
+        "bits:Q", title="bits a byte under the model in float32",
+        scale=altair.Scale(type="log", domain=[left, right], nice=False),
+    )  # fmt: skip
+    y = altair.Y(
+        "repeated:Q", title="4-grams that stood before in the text",
+        scale=altair.Scale(domain=[LOW, 1], nice=False),
+        axis=altair.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1]),
+    )  # fmt: skip
     base = altair.Chart(altair.Data(values=points)).encode(x=x, y=y)
     dots = base.mark_point(filled=True, size=60, opacity=1).encode(
         color=altair.condition("datum.made", altair.value(MADE), altair.value(KNOWN))
     )
-    high = max(1e-9, max(point["repeated"] for point in points))
-    pixels = [(WIDTH * point["bits"] / most, HEIGHT * (1 - point["repeated"] / high)) for point in points]
+    width = WIDTH / math.log(right / left)
+    pixels = [(width * math.log(p["bits"] / left), HEIGHT * (1 - p["repeated"]) / (1 - LOW)) for p in points]
     texts = [
         altair.Chart(altair.Data(values=[point]))
         .mark_text(align="right" if label.left else "left", dx=label.dx, dy=label.dy, fontSize=11)
