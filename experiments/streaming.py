@@ -19,16 +19,16 @@ def judge(rows: Rows) -> list[Verdict]:
 def overhead(rows: Rows) -> Verdict:
     whole, stream = row_of(rows, "whole"), row_of(rows, "stream")
     gains = [mine / theirs for mine, theirs in zip(whole["rates"], stream["rates"], strict=True)]
-    gain, always = median(gains), all(each > 1 for each in gains)
+    gain, slower = median(gains), sum(each <= 1 for each in gains)
     predicted = whole[f"predicted_{RATE}"] / stream[f"predicted_{RATE}"]
-    holds = gain >= OVERHEAD and always
+    holds = gain >= OVERHEAD and slower <= 1
     handled = (stream["handling_s_per_token"] - whole["handling_s_per_token"]) * 1e6
     return Verdict(
         claim="batch-no-stream",
         says="Streaming adds overhead in batch pipelines",
         rule=(
             f"the same requests, their texts to a client whole at the end against token by token: at least "
-            f"{OVERHEAD:g} times the output tokens a second in the median of the rounds, and more in each: holds; "
+            f"{OVERHEAD:g} times the output tokens a second in the median of the rounds, and more in all but one: holds; "
             f"{SOME:g} times: with limits; less: refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if gain >= SOME else "refuted",

@@ -12,6 +12,7 @@ from experiments import (
     disaggregation,
     prefix_reuse,
     routing,
+    schedule_price,
     speculation,
 )
 from experiments.claims.streams import crowds
@@ -19,8 +20,8 @@ from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
 
 
 def _batches(*rates: float) -> Numbers:
-    """Rows of batches that give so many tokens a second: the first static, then one at a time to sixteen."""
-    names = ("static", *batching.SIZES.values())
+    """Rows of batches that give so many tokens a second: static, padded, then one at a time to sixteen."""
+    names = ("static", "padded", *batching.SIZES.values())
     return [
         {"variant": name, batching.RATE: rate, batching.SERVICE: 0.01 * (1 + rate / 1000), "ttft_s_p50": 1 / rate,
          "ttft_s_p99": 2 / rate, "e2el_s_p50": 3 / rate}
@@ -28,7 +29,8 @@ def _batches(*rates: float) -> Numbers:
     ]  # fmt: skip
 
 
-GROWING, STANDING = _batches(100, 100, 190, 350, 600, 900), _batches(900, 900, 900, 900, 900, 800)
+GROWING = _batches(100, 80, 100, 190, 350, 600, 900)
+STANDING = _batches(900, 900, 900, 900, 900, 900, 800)
 
 
 def _interrupted(gap: float, tail: float) -> Numbers:
@@ -84,6 +86,11 @@ def _drafts(times: float, plain: float, odd: float) -> Numbers:
 def _companies(outputs: int) -> Numbers:
     return [{"variant": "bfloat16", "batch_invariant": False, "same_bits": 1, "varying_bits": outputs,
              "varying_outputs": outputs}]  # fmt: skip
+
+
+def _options(kept: float) -> Numbers:
+    rows = [{"variant": name, schedule_price.RATE: 100.0 * kept} for name in schedule_price.ON]
+    return [{"variant": "nothing", schedule_price.RATE: 100.0}, *rows]
 
 
 CLAIMS = (
@@ -200,6 +207,17 @@ CLAIMS = (
             Trial(
                 Run("determinism", ("workload.runs=2",)), OfJudge(determinism.judge, "greedy-not-deterministic"),
                 refuted_by=_companies(1), met_by=_companies(3),
+            ),
+        ),
+    ),
+    Claim(
+        id="schedule-options-free",
+        says="Policies, chunks, a prefix index and a host cost no throughput where nobody needs them",
+        sources=(Source("this project", "what it promises"),),
+        trials=(
+            Trial(
+                Run("schedule_price", ("measure.rounds=1",)), OfJudge(schedule_price.judge, "schedule-options-free"),
+                refuted_by=_options(0.5), met_by=_options(1.0),
             ),
         ),
     ),

@@ -84,16 +84,16 @@ def cache_ttl_choice(
     prices = prices or prices_of(SOURCE)
     return {
         "hits_a_write_to_pay": {life.name: _number(hits_a_write_to_pay(prices, life)) for life in LIVES},
-        "hit_share_to_pay": {life.name: float(hit_share_to_pay(prices, life)) for life in LIVES},
+        "hit_share_to_pay": {life.name: _number(hit_share_to_pay(prices, life)) for life in LIVES},
         "pays_from_requests_an_hour": {life.name: _pays_from(prices, life) for life in LIVES},
         "rows": [row for count in a_day for row in _choices(prices, count, requests, seed)],
     }
 
 
 def _pays_from(prices: Prices, life: Life) -> Figures:
-    share, hits = float(hit_share_to_pay(prices, life)), _number(hits_a_write_to_pay(prices, life))
+    share, hits = _number(hit_share_to_pay(prices, life)), _number(hits_a_write_to_pay(prices, life))
     lives_an_hour = ONE_HOUR.seconds / life.seconds
-    renewed = -math.log1p(-share) * lives_an_hour if share < 1 else None
+    renewed = -math.log1p(-share) * lives_an_hour if share is not None and share < 1 else None
     return {"renewed": renewed, "from the write on": None if hits is None else hits * lives_an_hour}
 
 

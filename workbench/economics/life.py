@@ -39,14 +39,16 @@ def break_even(prices: Prices, life: Life) -> BreakEven:
     return BreakEven(crossing, math.floor(crossing) + 1)
 
 
-def hit_share_to_pay(prices: Prices, life: Life) -> Fraction:
-    """The share of requests that must hit for caching to cost as much as none; above 1 it never does."""
+def hit_share_to_pay(prices: Prices, life: Life) -> Fraction | None:
+    """The share of requests that must hit for caching to cost as much as none: below 0 it always costs less, above 1
+    never. None where a read costs as much as a write, so that hits save nothing."""
     plain, write, read = _three(prices, life)
-    return (write - plain) / (write - read) if write > read else Fraction(2)
+    return (write - plain) / (write - read) if write > read else None
 
 
 def hits_a_write_to_pay(prices: Prices, life: Life) -> Fraction | None:
-    """Reads that each write must be followed by, in the mean, for caching to cost as much as none."""
+    """Reads that each write must be followed by, in the mean, for caching to cost as much as none; None where a read
+    costs as much as the plain price."""
     plain, write, read = _three(prices, life)
     return (write - plain) / (plain - read) if plain > read else None
 

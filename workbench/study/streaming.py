@@ -37,19 +37,18 @@ def streaming(experiment: Experiment, tell: Callable[[str], None] = lambda line:
             runners[key] = runner_for(variant)
         mine[name] = runners[key]
         if mine[name].tokenizer is None:
-            raise WorkbenchError(f"variants.{name}: model {variant.model.name!r} has no tokenizer, so no text to hand over")
-    predicted: dict[str, dict[str, float]] = {}
+            raise WorkbenchError(f"variants.{name}: model {variant.model.name!r} has no tokenizer, so no text to give")
+    tell("predicting")
+    predicted = {name: predicted_rates(variant, mine[name]) for name, variant in variants.items()}
     rounds: list[dict[str, Any]] = []
     for turn in range(cast(StreamingWorkload, experiment.workload).rounds + 1):
-        for name, runner in mine.items():
+        order = list(mine.items())
+        for name, runner in order if turn % 2 else reversed(order):  # who comes first has no advantage
             tell(f"{f'round {turn}' if turn else 'warm-up'}: {name}")
             runner.forget_prefixes()
             found = handed_over(runner, variants[name], turn)
             if turn:
                 rounds.append({"variant": name, "round": turn, **found})
-        if not turn:
-            tell("predicting")
-            predicted = {name: predicted_rates(variant, mine[name]) for name, variant in variants.items()}
     rows = [_row(experiment, name, mine[name], rounds, predicted[name]) for name in variants]
     about = {"workload": experiment.workload.model_dump(mode="json"), "predicted": predicted}
     return Findings(rows, about, {"rounds": rounds})

@@ -1,5 +1,5 @@
-"""What handing texts over should cost, before a run: the handling of a token measured by itself, without a model, beside
-steps as quick as the roofline of this machine allows."""
+"""What handing texts over should cost, before a run: the handling of a token measured by itself, without a model,
+beside steps as quick as the roofline of this machine allows."""
 
 from __future__ import annotations
 
