@@ -49,6 +49,19 @@ def test_running_one_measures_it(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "there is no such experiment" in capsys.readouterr().err
 
 
+def test_the_picture_is_drawn_from_the_record(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert", reason="pip install 'inference-workbench[plots]'")
+    place = ["--folder", str(made.folder(tmp_path))]
+    file = tmp_path / "speed.svg"
+    assert main(["claims", "show", "speed", "--picture", str(file), *place]) == 2
+    assert "has no record of a run, so no picture" in capsys.readouterr().err
+    made.record(tmp_path, 0.5)
+    assert main(["claims", "show", "speed", "--picture", str(file), *place]) == 0
+    assert file.read_text().startswith("<svg")
+    assert main(["claims", "show", "speed", "--picture", str(tmp_path / "speed.gif"), *place]) == 2
+    assert ".svg or .png" in capsys.readouterr().err
+
+
 def test_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     place = ["--folder", str(made.folder(tmp_path))]
     assert main(["claims", "show", "sise", *place]) == 2

@@ -191,7 +191,7 @@ def assembly(found: Numbers) -> Ruling:
         "holds-with-limits" if small else "refuted",
         f"{found['turns']:,} next turns of conversations: {found['before_p50']:,.0f} tokens stand before the "
         f"message, which is {found['message_share_p50']:.1%} of the prompt, in the median",
-        "as Mooncake's conversations show it: no coding agent, and what stands in which order is each template's choice",
+        "as Mooncake's conversations show it: no coding agent, and the order is each template's choice",
         {"tokens before the message, median": found["before_p50"], "the message's share": found["message_share_p50"]},
     )  # fmt: skip
 

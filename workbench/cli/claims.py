@@ -91,18 +91,25 @@ def run(
 @app.command(epilog="Example: `workbench claims show prefill-linear`")
 def show(
     id: Annotated[str, typer.Argument(metavar="ID", help="a claim")],
+    picture: Annotated[
+        Path | None, typer.Option(help="draw its run's picture into this file, .svg or .png, and print nothing")
+    ] = None,
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
     """Everything about one claim: evidence, rule, our figures beside the sources', where it is true, command."""
     from workbench.ledger import tables
+    from workbench.ledger.picture import draw
     from workbench.ledger.rebuild import Records
     from workbench.ledger.registry import chosen
 
     place = folder or _home()
     known, ledger = _claims_and_ledger(folder)
     (claim,) = chosen(known, [id]).values()
-    found = tables.detail(claim, ledger, Records(place.parent / "records", place.parent))
+    records = Records(place.parent / "records", place.parent)
+    if picture is not None:
+        return draw(claim, records, picture)
+    found = tables.detail(claim, ledger, records)
     if as_json:
         return print_json(found)
     out = console()
@@ -115,6 +122,8 @@ def show(
         for name in ("because", "limits", "machine", "evidence", "record", "date", "remark", "rule", "command"):
             if trial[name]:
                 out.print(f"  {name:9}{trial[name]}", markup=False, soft_wrap=True)
+    if found["picture"]:
+        out.print(f"\npicture  {found['picture']}", markup=False, soft_wrap=True)
     for source in dict.fromkeys(trial["rule_source"] for trial in found["trials"]):
         out.print("\n" + source, markup=False, soft_wrap=True)
     for table in found["where"]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.ledger.claim import Claim, Measurement, OfJudge, Run, Table, Trial
 from workbench.ledger.entry import NOT_RUN, Entry, Ledger
+from workbench.ledger.picture import recorded_run
 from workbench.ledger.rebuild import Records
 
 HEADINGS = ("claim", "statement", "verdict", "machine", "elsewhere")
@@ -103,12 +104,14 @@ def detail(claim: Claim, ledger: Ledger, records: Records) -> dict[str, Any]:
                 "command": command(claim, trial),
             }
         )  # fmt: skip
+    drawable = recorded_run(claim, records) is not None
     where = claim.where(records) if claim.where is not None else ()
     return {
         "claim": claim.id,
         "statement": claim.says,
         "sources": [{"name": source.name, "figures": source.figures} for source in claim.sources],
         "trials": trials,
+        "picture": f"workbench claims show {claim.id} --picture {claim.id}.svg" if drawable else None,
         "where": [{"title": t.title, "headings": list(t.headings), "rows": [list(r) for r in t.rows]} for t in where],
     }
 
