@@ -58,8 +58,7 @@ def router(found: Numbers) -> Ruling:
             for times, one in found.items()
         ),
         f"where {min(known, default=1):.0%} to {max(known, default=1):.0%} of the bill is simple, and the small "
-        "model's "
-        "answers will do, which needs a second model to be tested",
+        "model's answers will do, which needs a second model to be tested",
         {f"share of the bill, {times} times cheaper": one["simple_share_of_bill"] for times, one in found.items()},
     )
 

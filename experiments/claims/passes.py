@@ -54,8 +54,7 @@ def parallel(found: Numbers) -> Ruling:
     return Ruling(
         "holds" if right else "refuted",
         f"{found['prompt']} tokens in {found['steps']} step; the cache has pages for {found['cached_tokens']:.0f} "
-        "tokens "
-        f"after it; the next 8 are {'' if found['same_tokens'] else 'not '}those of the naive loop",
+        f"tokens after it; the next 8 are {'' if found['same_tokens'] else 'not '}those of the naive loop",
         figures={"steps of the prefill": found["steps"]},
     )
 

@@ -129,8 +129,7 @@ def three_ends(found: Numbers) -> Ruling:
     return Ruling(
         "refuted" if not ends or not (far or found["to_the_context"]) else "holds" if far else "holds-with-limits",
         f"of {found['asked']}: {found['at_max_tokens']} at 8 tokens asked, {found['at_stop']} at a stop string; "
-        "with no limit "
-        f"{found['at_end_token']} at the end token and {found['to_the_context']} at the context of "
+        f"with no limit {found['at_end_token']} at the end token and {found['to_the_context']} at the context of "
         f"{found['context']:,}",
         f"the demo's context ends texts at {found['context']:,} tokens",
         {"texts that ran to the context": found["to_the_context"], "longest text, tokens": found["longest"]},

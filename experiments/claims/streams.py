@@ -35,8 +35,7 @@ def by_bytes(found: Numbers) -> Ruling:
     return Ruling(
         "refuted" if not below else "holds" if len(below) == len(powers) else "holds-with-limits",
         f"powers {', '.join(f'{power:.2f}' for power in powers)} between {', '.join(found)}, where a step takes "
-        "what it "
-        "reads and sends, and nothing else",
+        "what it reads and sends, and nothing else",
         "small models, whose layers pass on between GPUs for longer than they read; large ones grow as their bytes do",
         {"power between the largest": powers[-1]},
     )

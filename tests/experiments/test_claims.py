@@ -13,6 +13,7 @@ from workbench.ledger.entry import NAME, Entry, read_ledger
 from workbench.ledger.kept import kept
 from workbench.ledger.rebuild import Records, entry_of
 from workbench.ledger.registry import CLAIMS, check, claims_in
+from workbench.ledger.tables import rule_source
 from workbench.study.experiment import Experiment
 from workbench.study.verdict import verdicts
 
@@ -96,6 +97,13 @@ def test_an_experiment_judges_by_the_claims_rules(name: str) -> None:
         else:  # what does not depend on a run is a calculation, and judged by the same rule
             assert isinstance(evidence := claim.trials[0].evidence, Calculation)
             assert judged(claim, claim.trials[0], evidence.numbers()) == verdict
+
+
+def test_every_rule_can_be_read() -> None:
+    for claim in KNOWN.values():
+        for trial in claim.trials:
+            source = rule_source(trial)
+            assert source.startswith("def ") and ("Verdict(" in source or "Ruling(" in source or "_better(" in source)
 
 
 def test_settled_by_calculation_where_sources_contradict() -> None:

@@ -92,6 +92,18 @@ def test_measuring_writes_records_and_only_what_is_missing(tmp_path: Path, monke
     assert len(asked) == 2, "a record of an experiment that is another by now is none"
 
 
+def test_an_interruption_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made.folder(tmp_path)
+
+    def interrupted(file: Path, out: Path, settings: tuple[str, ...]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        renew(folder, (), tmp_path / "records", tmp_path / "runs")
+    assert outcomes(folder)["look"] == "holds" and outcomes(folder)["speed"] == "not run yet"
+
+
 def test_a_quick_look_leaves_nothing(tmp_path: Path) -> None:
     folder = made.folder(tmp_path)
     found = renew(folder, ["look"], tmp_path / "records", tmp_path / "runs", quick=True)

@@ -21,7 +21,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-WIDTHS = {"statement": 46, "machine": 26}  # letters, in a terminal
+WIDTHS = {"claim": 24, "statement": 40, "verdict": 17, "machine": 25, "elsewhere": 20}  # letters, in a terminal
 
 Folder = Annotated[Path | None, typer.Option(help="the claims' folder; the workbench's own unless given")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="claims; all unless given")]
@@ -158,7 +158,7 @@ def _print(
     table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns if one_line else ():
         column.no_wrap = True
-        column.max_width = WIDTHS.get(str(column.header))
+        column.min_width = column.max_width = WIDTHS[str(column.header)]
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     out.print(table)

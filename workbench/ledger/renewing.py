@@ -49,7 +49,10 @@ def renew(
             faults = run_all(work, here, Path(place), True, tell, Path(place))
             found = rebuilt(asked, Records(Path(place), folder.parent), {})
         return Renewed(asked, found, faults)
-    faults = run_all(work, here, out, False, tell, records)
-    fresh = rebuilt(known, Records(records, folder.parent), ledger)
-    write_ledger(fresh, folder / NAME)
+    faults, fresh = {}, ledger
+    try:
+        faults = run_all(work, here, out, False, tell, records)
+    finally:  # who interrupts keeps what was measured until then
+        fresh = rebuilt(known, Records(records, folder.parent), ledger)
+        write_ledger(fresh, folder / NAME)
     return Renewed(asked, {id: fresh[id] for id in asked}, faults)
