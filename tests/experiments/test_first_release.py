@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_sizes(power: float | None, outcome: str) -> None:
     assert outcomes(model_size.judge(rows)) == {"model-size-not-linear": outcome}
 
 
-def batches(rates: tuple, tpot: tuple, ttft: tuple, limited: tuple[float, float]) -> list[dict]:
+def batches(rates: Sequence, tpot: Sequence, ttft: Sequence, limited: tuple[float, float]) -> list[dict]:
     rows = [
         {"variant": name, "output_tokens_per_s": rate, "tpot_s_p50": wait, "ttft_s_p50": first}
         for name, rate, wait, first in zip(batch_size.SIZES, rates, tpot, ttft, strict=True)

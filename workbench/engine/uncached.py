@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -30,8 +31,17 @@ class _Anew:
         self.inner = runner.executor
         self._nothing = torch.empty(0, runner.model.spec.vocab)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    @property
+    def compiles(self) -> int:
+        return self.inner.compiles
+
+    @property
+    def kernel_seconds(self) -> float | None:
+        return self.inner.kernel_seconds
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return self.inner.artifacts
 
     def forward(self, plan: StepPlan) -> Tensor:
         spans = tuple(_whole(span) for span in plan.spans if span.logit_rows)
@@ -43,9 +53,10 @@ class _Oracle:
 
     compiles = 0
     kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, runner: Runner):
-        self.model, self.artifacts = runner.model, dict[str, str]()
+        self.model = runner.model
         self._nothing = torch.empty(0, runner.model.spec.vocab)
 
     def forward(self, plan: StepPlan) -> Tensor:

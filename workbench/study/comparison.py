@@ -57,21 +57,21 @@ def run_comparison(
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured
             found = findings(experiment, bar.set_description, predicted)
-        judged = verdicts(experiment.judge, found.rows)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     summary = {
         "rows": found.rows,
         "about": found.about,
-        "verdicts": [each.as_dict() for each in judged],
         "wall_s": time.perf_counter() - began,
         "others_cpu_share": others_cpu_share(before),
-        "picture": _draw(folder, experiment, found),
     }
+    folder.write_json("summary.json", summary)  # what was measured stays, should judging or drawing it fail
     for table, rows in found.tables.items():
         if rows:
             folder.write_table(f"{table}.parquet", rows)
+    summary["verdicts"] = [each.as_dict() for each in verdicts(experiment.judge, found.rows)]
+    summary["picture"] = _draw(folder, experiment, found)
     folder.write_json("summary.json", summary)
     return Record.open(folder.finish())
 
@@ -82,6 +82,12 @@ def findings(
     predicted: Predictions | None = None,
 ) -> Findings:
     """The comparison itself, by the kind of workload; `predicted` is what `predictions` gives, made here if need be."""
+    sweep, simulated = experiment.sweep, isinstance(experiment.executor, SimulatedExecutor)
+    if sweep is not None and not (simulated and sweep.one_axis):
+        raise WorkbenchError(
+            "sweep: has points of its own, which `workbench sweep` runs; take it out here, or give a simulated "
+            "experiment one axis, which is drawn as a curve"
+        )
     if isinstance(experiment.workload, LengthsWorkload):
         return lengths(experiment, tell, predicted or predictions(experiment, tell) or {})
     if isinstance(experiment.workload, TextsWorkload):
@@ -98,10 +104,8 @@ def findings(
         return interruption(experiment, tell)
     if isinstance(experiment.workload, StreamingWorkload):
         return streaming(experiment, tell)
-    if isinstance(experiment.executor, SimulatedExecutor):
+    if simulated:
         return simulated_variants(experiment, tell)
-    if experiment.sweep is not None:
-        raise WorkbenchError("sweep: is for simulated experiments; write `executor: {kind: simulated}`, or take it out")
     return side_by_side(experiment, tell, predicted)
 
 

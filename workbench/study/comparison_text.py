@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workbench.study.machine import is_busy
 from workbench.study.record import Record
 
-BUSY = 0.1  # share of the processor that others took above which times are not to be trusted
 Rows = Sequence[Mapping[str, Any]]
 Cell = Callable[[Any], str]
 
@@ -212,7 +212,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     if picture:
         lines.append(f"picture: {picture.get('svg') or picture['problem']}")
     busy = summary["others_cpu_share"]
-    if busy is not None and busy > BUSY:
+    if is_busy(busy):
         lines.append(f"other processes took {busy:.0%} of the processor: do not trust these times")
     return lines
 

@@ -42,7 +42,7 @@ def lengths(experiment: Experiment, tell: Callable[[str], None], predicted: Pred
     rows = []
     for name, runner in runners.items():
         told = predicted["variants"][name]
-        row = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
+        row: dict[str, Any] = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
         row |= {"parameters": runner.model.spec.parameters, "weight_bytes": runner.model.weight_bytes}
         row |= {"predicted": told, "curve": []}
         for foretold in told["lengths"]:

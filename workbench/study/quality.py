@@ -44,7 +44,7 @@ def quality(
         tell(name)
         known = name == REFERENCE  # what it says is known from above
         runner = exact if known else runner_for(variant)
-        row = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
+        row: dict[str, Any] = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
         row["weight_bytes"] = runner.model.weight_bytes
         if predicted is not None and not known:
             row["predicted"] = predicted["variants"][name]
