@@ -28,7 +28,7 @@ def overhead(rows: Rows) -> Verdict:
         says="Streaming adds overhead in batch pipelines",
         rule=(
             f"the same requests, their texts to a client whole at the end against token by token: at least "
-            f"{OVERHEAD:g} times the output tokens a second in the median of the rounds, and more in all but one: holds; "
+            f"{OVERHEAD:g} times the output tokens a second in the median of the rounds, more in all but one: holds; "
             f"{SOME:g} times: with limits; less: refuted"
         ),
         outcome="holds" if holds else "holds-with-limits" if gain >= SOME else "refuted",

@@ -321,18 +321,6 @@ def test_a_long_prompt(rows: list[dict], outcomes: list[str]) -> None:
     assert all(each.rule and each.because and each.says for each in found)
 
 
-@pytest.mark.parametrize(
-    ("shares", "outcome"),
-    [((1.0, 0.97, 0.96, 1.02, 0.95), "holds"), ((1.0, 1.0, 1.0, 1.0, 0.9), "holds-with-limits"),
-     ((1.0, 0.84, 1.0, 1.0, 1.0), "refuted")],
-)  # fmt: skip
-def test_schedule_options(shares: tuple[float, ...], outcome: str) -> None:
-    rows = [{"variant": "nothing", "output_tokens_per_s": 100.0}]
-    rows += [{"variant": n, "output_tokens_per_s": 100.0 * s} for n, s in zip(schedule_price.ON, shares, strict=True)]
-    (found,) = schedule_price.judge(rows)
-    assert found.outcome == outcome and found.rule and found.because and found.says
-
-
 def streams(whole: list[float], stream: list[float], total: float, first: float) -> list[dict]:
     """Rates by round, and when a client sees the last text (against 2 s) and the first."""
     rates = {"whole": whole, "events": whole, "stream": stream}
@@ -360,3 +348,15 @@ def test_streaming(rows: list[dict], outcomes: list[str]) -> None:
     assert [each.claim for each in found] == ["batch-no-stream", "stream-perceived"]
     assert [each.outcome for each in found] == outcomes
     assert all(each.rule and each.because and each.says for each in found)
+
+
+@pytest.mark.parametrize(
+    ("shares", "outcome"),
+    [((1.0, 0.97, 0.96, 1.02, 0.95), "holds"), ((1.0, 1.0, 1.0, 1.0, 0.9), "holds-with-limits"),
+     ((1.0, 0.84, 1.0, 1.0, 1.0), "refuted")],
+)  # fmt: skip
+def test_schedule_options(shares: tuple[float, ...], outcome: str) -> None:
+    rows = [{"variant": "nothing", "output_tokens_per_s": 100.0}]
+    rows += [{"variant": n, "output_tokens_per_s": 100.0 * s} for n, s in zip(schedule_price.ON, shares, strict=True)]
+    (found,) = schedule_price.judge(rows)
+    assert found.outcome == outcome and found.rule and found.because and found.says

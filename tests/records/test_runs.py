@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.records.folders import RECORDS, environment, many, run_of_rounds, write
@@ -165,6 +165,7 @@ def test_whatever_a_summary_holds_is_no_crash(
 
 
 @settings(max_examples=80, deadline=None)
+@example(value={"A": "\n", "B": "x\n\n", "C": {"d": "\n\ny\n", "e": " z"}, "D": ""})
 @given(value=st.dictionaries(st.from_regex(r"[A-Za-z_]\w{0,5}", fullmatch=True), values, min_size=1, max_size=5))
 def test_settings_are_read_as_yaml_reads_them(value: dict) -> None:
     text = yaml_text.write({"first": 1, "group": value, **value})
@@ -217,6 +218,22 @@ def test_tables_of_runs_are_reached_with_the_settings_of_their_run(tmp_path: Pat
     (first / "tokens.parquet").write_bytes(b"torn")
     again = open_runs(tmp_path)
     assert again.select(table="tokens").num_rows == 2 and first.name in again.problems[0]
+
+
+def test_a_point_of_a_sweep_that_failed_is_a_row_with_its_error(tmp_path: Path) -> None:
+    experiment = {"question": "q", "cache": {"format": "int4"}}
+    for key, run, error in (("done", "run-1", None), ("failed", None, "no such model"), ("torn", None, "x")):
+        point = tmp_path / "sweep" / "points" / key
+        point.mkdir(parents=True)
+        (point / "point.json").write_text(json.dumps({"key": key, "label": key, "experiment": experiment}))
+        outcome = json.dumps({"key": key, "run": run, "error": error, "seconds": 1.0, "peak_bytes": None})
+        (point / "outcome.json").write_text(outcome if key != "torn" else outcome[:9])
+    write(tmp_path / "sweep" / "points" / "done" / "run-1", "question: q\n", {"wall_s": 1.0}, environment())
+    found = {row["run"]: row for row in open_runs(tmp_path).select(["run", "state", "cache.format"]).to_pylist()}
+    assert found.keys() == {f"sweep/points/{name}" for name in ("done/run-1", "failed", "torn/outcome.json")}
+    assert found["sweep/points/failed"]["state"] == "failed: no such model"
+    assert found["sweep/points/failed"]["cache.format"] == "int4"
+    assert found["sweep/points/torn/outcome.json"]["state"].startswith("damaged")
 
 
 def test_committed_records_are_runs_too() -> None:

@@ -37,8 +37,6 @@ app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
-app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
-app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
 app.command("sweep", epilog="Example: `workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8`")(
     sweep.sweep
 )
@@ -46,6 +44,8 @@ app.command("runs", epilog="Example: `workbench runs --where \"cache.format = 'i
 app.command("compare", epilog="Example: `workbench compare runs/a --baseline runs/a:dense --measure ttft_s_p50`")(
     records.compare
 )
+app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
+app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(claims.app, name="claims")
 

@@ -14,6 +14,7 @@ from workbench.study.run_folder import MANIFEST, MARKER
 
 NAMED_BY = ("peer", "operator", "case", "lane", "format", "work", "batch", "depth")  # rows that have no variant's name
 COMPLETE = "complete"
+POINT, OUTCOME = "point.json", "outcome.json"  # of a sweep's points
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,16 @@ def _if_object(text: str | None) -> str | None:
 
 def _file(place: Place, pieces: Pieces) -> Row | None:
     """A committed record: experiment, environment and summary in one object, or figures that stand beside them."""
+    text = read_text(place.path) or ""
+    outcome = place.path.endswith(f"/{OUTCOME}")
+    if not outcome and '"environment"' not in text and text.rstrip().endswith("}"):
+        return None  # whole, and something else
     try:
-        record = json.loads(read_text(place.path) or "")
+        record = json.loads(text)
     except (ValueError, RecursionError) as error:
         return Row(place.name, None, place.path, f"damaged: {str(error).splitlines()[0]}", None, None, None)
+    if outcome:
+        return _failed(place, record)
     if not isinstance(record, dict) or "environment" not in record:
         return None
     experiment = record.get("experiment", record.get("settings"))
@@ -73,6 +80,16 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
         settings = json.dumps({"question": question, **json.loads(settings)})
     texts = [_if_object(json.dumps(part)) for part in (record["environment"], summary)]
     return Row(place.name, None, place.path, COMPLETE if settings else "damaged: its experiment", settings, *texts)
+
+
+def _failed(place: Place, outcome: Any) -> Row | None:
+    """A sweep's point that left no run: a row with its settings and its error."""
+    if not isinstance(outcome, dict) or outcome.get("run") is not None or not outcome.get("error"):
+        return None
+    folder = place.path.removesuffix(f"/{OUTCOME}")
+    experiment = _object(read_text(f"{folder}/{POINT}")).get("experiment")
+    name = place.name.removesuffix(OUTCOME).rstrip("/") or folder
+    return Row(name, None, folder, f"failed: {outcome['error']}", json.dumps(experiment or {}), None, None)
 
 
 def variant_rows(runs: Sequence[Row]) -> Iterator[Row]:

@@ -22,7 +22,7 @@ Pieces = dict[str, str | None]
 
 def as_json(text: str, pieces: Pieces) -> str | None:
     """`text` as one JSON object, None where it is not a mapping in YAML. `pieces` keeps what was read already."""
-    members = [_member(piece, pieces) for piece in KEY.split(text.rstrip("\n"))]
+    members = [_member(piece, pieces) for piece in KEY.split(text.removesuffix("\n"))]
     known = [member for member in members if member is not None]
     return "{" + ", ".join(known) + "}" if len(known) == len(members) else None
 
@@ -47,7 +47,7 @@ def _read(piece: str) -> str | None:
     if found := NUMBER.fullmatch(piece):
         return f'"{found[1]}": {found[2]}'
     try:
-        found = yaml.load(piece, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = yaml.load(piece + "\n", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         if not isinstance(found, dict):
             return None
         return json.dumps(strict(found), default=str)[1:-1] or None
