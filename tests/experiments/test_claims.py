@@ -3,6 +3,7 @@ makes of the calculation or of the committed record."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -113,6 +114,27 @@ def test_settled_by_calculation_where_sources_contradict() -> None:
         assert where is not None
         tables = where(records())
         assert all(len(row) == len(table.headings) for table in tables for row in table.rows) and tables
+
+
+def test_a_record_adds_this_machine_to_the_tables(tmp_path: Path) -> None:
+    """Its ceilings become a roofline of here, first among the machines, and its curve a table of its own."""
+    from experiments.claims.prefill import rows_of
+    from workbench.ledger.crossings import Machine
+
+    (row,) = rows_of(Machine.of("llama-3.1-8b", "a100"))
+    row["predicted"] = {"flops_per_s": 8e11, "bytes_per_s": 4e10}
+    experiment = Experiment.read(CLAIMS.parent / "prefill_decode_length.yaml").model_dump(mode="json")
+    value = {
+        "summary": {"rows": [row], "others_cpu_share": 0.0}, "experiment": experiment,
+        "environment": {"date": "2026-11-21", "cpu": {"model": "A CPU", "usable_cores": 2}, "gpu": []},
+    }  # fmt: skip
+    (tmp_path / "prefill_decode_length-20261121-120000.json").write_text(json.dumps(value))
+    mine = Records(tmp_path, CLAIMS.parent)
+    for id in ("prefill-linear", "decode-flat-in-context"):
+        claim = KNOWN[id]
+        assert claim.where is not None and "A CPU" in claim.where(mine)[0].rows[0][0]
+        assert len(claim.where(mine)) == len(claim.where(records())) + (records().of(claim.trials[0].evidence) is None)
+        assert entry_of(claim, claim.trials[0], mine).outcome == "holds-with-limits"
 
 
 def test_a_ledger_that_was_touched_is_seen(tmp_path: Path) -> None:
