@@ -101,9 +101,9 @@ COMPARISONS = (
     | CompanyWorkload
     | SpeculationWorkload
     | InterruptionWorkload
+    | StreamingWorkload
     | LengthsWorkload
     | TextsWorkload
-    | StreamingWorkload
 )
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 

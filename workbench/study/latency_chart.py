@@ -48,7 +48,7 @@ def _against(altair: Any, rows: Rows, key: str, told: str) -> Any:
     if not points:
         return altair.Chart(altair.Data(values=[])).mark_point()
     ends = {
-        name: (0.8 * min(p[name] for p in points), 1.25 * max(p[name] for p in points)) for name in ("rate", "latency")
+        name: (0.6 * min(p[name] for p in points), 2.0 * max(p[name] for p in points)) for name in ("rate", "latency")
     }
     x = altair.X(
         "rate:Q", title="output tokens a second", scale=altair.Scale(type="log", domain=ends["rate"], nice=False)
