@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.study.ceilings import BUSY
+from workbench.study.machine import BUSY
 from workbench.sweep.estimate import MEASURED, MODEL, Estimate, estimates
 from workbench.sweep.folder import SweepFolder, asked_before
 from workbench.sweep.run import Row, rows_of
