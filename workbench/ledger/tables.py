@@ -50,7 +50,7 @@ def counted(rows: list[dict[str, Any]]) -> str:
     """How many claims have which verdict."""
     counts = Counter(row["verdict"] for row in rows)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
-    return f"{len(rows)} claims: {told or 'none'}"
+    return f"{len(rows)} claim{'' if len(rows) == 1 else 's'}: {told or 'none'}"
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
