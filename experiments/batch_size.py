@@ -42,6 +42,8 @@ def amortised(rows: Rows) -> Verdict:
             f"{_predicted(rows, RATE, '64') / _predicted(rows, RATE, '1'):.1f}; the last doubling that gives {LAST:g} "
             f"times or more leads to {last}; TPOT p50 {_list([t * 1e3 for t in tokens], '.1f')} ms, {slower:.1f} times"
         ),
+        limits=f"{times:.1f} times in all, {'growing' if grows else 'not growing'} with every doubling",
+        figures={"times the tokens a second, 64 at once": times, "times a token's latency": slower},
     )
 
 
@@ -68,6 +70,8 @@ def trade(rows: Rows) -> Verdict:
             f"{_list([row[RATE] for row in limit], ',.0f')} tokens/s and TTFT "
             f"{_list([row[TTFT] * 1e3 for row in limit], ',.0f')} ms"
         ),
+        limits=f"over {'the number of clients' if parted[0] else 'the limit of the batch'}, not over "
+        f"{'the limit of the batch' if parted[0] else 'the number of clients'}",
     )
 
 

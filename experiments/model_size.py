@@ -37,6 +37,8 @@ def judge(rows: Rows) -> list[Verdict]:
                 f"{_list(powers['predicted_e2el_s'], '.2f')}; of a decode step "
                 f"{_list(powers['decode_step_s'], '.2f')}, at {_list(reads, '.0%')} of the read ceiling"
             ),
+            limits="small models, whose steps are overhead more than reading; large ones grow as their bytes do",
+            figures={"power of the parameters, in all": whole},
         )
     ]
 

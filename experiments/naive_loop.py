@@ -43,5 +43,7 @@ def judge(rows: Rows) -> list[Verdict]:
                 + ", ".join(f"{name} {rates[name]:,.0f}" for name in BESIDE if name in rates)
                 + " tokens/s"
             ),
+            limits=f"no gain from {', '.join(name for name in steps if name not in helps)}",
+            figures={"times the tokens a second, in all": whole},
         )
     ]

@@ -42,6 +42,8 @@ def judge(rows: Rows) -> list[Verdict]:
                 "times as the naive loop; the products of every token, linear, hide the square of attention until "
                 "texts are long"
             ),
+            limits="up to lengths at which the products of every token hide the square of attention",
+            figures={"power of the length, cache": with_cache, "power of the length, no cache": without},
         )
     ]
 

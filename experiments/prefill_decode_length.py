@@ -60,6 +60,8 @@ def flat(points: Points) -> Verdict:
             f"flat up to {max(still, default=0)} tokens; {_told(points, 'prefill_s')}; 100 to 1,000 tokens by the "
             f"roofline: {_elsewhere(lambda bound: bound(0, 1000) / bound(0, 100), '{:.1f} times')}"
         ),
+        limits=f"up to {max(still, default=0):,} tokens",
+        figures={"times as long, 1,024 tokens over 128": times, "flat up to tokens": max(still, default=0)},
     )
 
 
@@ -77,6 +79,8 @@ def linear(points: Points) -> Verdict:
         because=f"so {_ranges(fit)}; {_told(points, 'prefill_s')}, predicted {_told(points, 'predicted_prefill_s')}; "
         f"1,000 to 100,000 tokens, 100 times as many, by the roofline: "
         f"{_elsewhere(lambda bound: bound(0, 100_000) / bound(0, 1000), '{:.0f} times')}",
+        limits=f"of the lengths tried: {_ranges(fit)} tokens",
+        figures={f"exponent, {start:,} to {end:,} tokens": power for start, end, power in found},
     )
 
 
@@ -94,6 +98,8 @@ def quadratic(points: Points) -> Verdict:
         because=f"{last:.2f} up to {longest:,} tokens, predicted "
         f"{exponents(points, 'predicted_prefill_s')[-1][2]:.2f}; from 50,000 to 100,000 by the roofline: "
         f"{_elsewhere(lambda bound: math.log2(bound(0, 100_000) / bound(0, 50_000)), '{:.2f}')}",
+        limits=f"it begins: the exponent is {last:.2f} at {longest:,} tokens",
+        figures={"exponent of the last doubling": last},
     )
 
 
@@ -115,6 +121,8 @@ def compute_bound(points: Points) -> Verdict:
         because="tokens, shares of FLOP/s and of bytes/s: "
         + ", ".join(f"{p['prompt_tokens']:,}: {p['prefill_flops_share']:.0%} and {p['prefill_bytes_share']:.0%}"
                     for p in points),
+        limits=f"from {so[0]:,} tokens on" if so else "",
+        figures={"limited by arithmetic from tokens": so[0]} if so else {},
     )  # fmt: skip
 
 
@@ -140,6 +148,8 @@ def flat_in_context(points: Points) -> Verdict:
             f"100 to 100,000 tokens by the roofline: "
             f"{_elsewhere(lambda bound: bound(99_999, 1) / bound(99, 1), '{:.1f} times')}"
         ),
+        limits=f"up to {reach:,} tokens here; at 100,000 it takes {min(far):.1f} to {max(far):.1f} times as long",
+        figures={"the same up to tokens": reach, "times as long at the longest": points[-1]["decode_step_s"] / base},
     )
 
 
@@ -163,6 +173,8 @@ def bandwidth_bound(points: Points) -> Verdict:
             f"{first['decode_step_s'] * 1e3:.2f} ms a step, reading alone {first['predicted_decode_step_s'] * 1e3:.2f}:"
             f" {reads:.0%} of the read ceiling, {computes:.1%} of the FLOP/s ceiling"
         ),
+        limits=f"reading takes {reads:.0%} of the step at the measured ceiling",
+        figures={"share of the read ceiling": reads, "share of the FLOP/s ceiling": computes},
     )
 
 
@@ -179,6 +191,8 @@ def dominates(points: Points) -> Verdict:
             f"{share:.0%} of {asked['e2el_s']:.2f} s, predicted {told:.0%}; by the roofline: "
             f"{_elsewhere(lambda bound: 1 / (1 + bound(0, 1000) / (199 * bound(1100, 1))), '{:.0%}')}"
         ),
+        limits=f"{share:.0%} of the time, more than half of it",
+        figures={"share of the time that is decode": share},
     )
 
 

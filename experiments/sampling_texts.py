@@ -48,6 +48,8 @@ def temperature(rows: Rows) -> Verdict:
             f"times {came:.2f} of the text that came: "
             + ", ".join(f"{name.removeprefix('temperature ')}: {value:.2f}" for name, value in times.items())
         ),
+        limits=f"texts are incoherent at {', '.join(name.removeprefix('temperature ') for name in wild)}",
+        figures={f"times the bits a byte, {name}": value for name, value in times.items()},
     )
 
 
@@ -76,6 +78,8 @@ def topk_loops(rows: Rows) -> Verdict:
                 f"{row['variant']} {row['looped']:.0%} and {row['repeated_4']:.0%}" for row in (*few, free, came)
             )
         ),
+        limits="they repeat themselves more, and few end in a loop",
+        figures={f"texts that loop, {row['variant']}": row["looped"] for row in (*few, free)},
     )
 
 
@@ -101,6 +105,8 @@ def greedy_repeats(rows: Rows) -> Verdict:
             f"{came['repeated_4']:.0%}; texts that end in a loop {greedy['looped']:.0%}, {free['looped']:.0%} and "
             f"{came['looped']:.0%}"
         ),
+        limits="it repeats itself more, and few texts end in a loop",
+        figures={"times the repeated 4-grams": again, "texts that loop more": loops},
     )
 
 

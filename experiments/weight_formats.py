@@ -40,6 +40,8 @@ def judge(rows: Rows) -> list[Verdict]:
                 + ", ".join(f"{name} {row_of(rows, name)['kl_mean']:.1e}" for name in (FULL, INT8, INT4))
                 + f"; decode of a larger shape: {_speeds(rows)}"
             ),
+            limits=f"INT4 keeps {kept[INT4]:.1%} of the quality of this small model",
+            figures={"quality kept, INT8": kept[INT8], "quality kept, INT4": kept[INT4]},
         )
     ]
 

@@ -20,6 +20,7 @@ from workbench import __version__
 from workbench.cli import (
     batch,
     bench,
+    claims,
     cost,
     export,
     kernels,
@@ -69,6 +70,7 @@ app.command("export", epilog="Example: `workbench export runs/first_light-202611
     export.export
 )
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(claims.app, name="claims")
 
 
 def _tell_version(asked: bool) -> None:

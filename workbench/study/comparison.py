@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,22 +109,26 @@ def findings(
     return side_by_side(experiment, tell, predicted)
 
 
+def picture_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
+    """A run's kind of picture by its name, and what draws it: `svg` and `png` of rows and a title."""
+    if isinstance(experiment.workload, QualityWorkload):
+        return "pareto", pareto
+    if isinstance(experiment.workload, CompanyWorkload):
+        return "company", company_chart
+    if isinstance(experiment.workload, SpeculationWorkload):
+        return "speculation", speculation_chart
+    if isinstance(experiment.workload, LengthsWorkload):
+        return "lengths", lengths_chart
+    if isinstance(experiment.workload, TextsWorkload):
+        return "texts", texts_chart
+    if all("predicted" in row and "curve" not in row for row in rows):
+        return "latency", latency_chart
+    return "curves", curves
+
+
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
     """A run's picture as SVG and PNG; why there is none, where there is none."""
-    if isinstance(experiment.workload, QualityWorkload):
-        name, picture = "pareto", pareto
-    elif isinstance(experiment.workload, CompanyWorkload):
-        name, picture = "company", company_chart
-    elif isinstance(experiment.workload, SpeculationWorkload):
-        name, picture = "speculation", speculation_chart
-    elif isinstance(experiment.workload, LengthsWorkload):
-        name, picture = "lengths", lengths_chart
-    elif isinstance(experiment.workload, TextsWorkload):
-        name, picture = "texts", texts_chart
-    elif all("predicted" in row and "curve" not in row for row in found.rows):
-        name, picture = "latency", latency_chart
-    else:
-        name, picture = "curves", curves
+    name, picture = picture_of(experiment, found.rows)
     if problem := pareto.plotting_problem():
         return {"problem": problem}
     folder.write_text(f"{name}.svg", picture.svg(found.rows, experiment.question))
