@@ -27,6 +27,13 @@ def _fcfs_by_hand(state: State) -> Wishes:
     return FCFS()(state)
 
 
+def over_budget(state: State) -> Wishes:
+    """A policy that wishes more than a step has for every prompt of 3 tokens, 5, 7, ...: they end with it."""
+    wishes = FCFS()(state)
+    odd = {entry.id for entry in (*state.running, *state.waiting) if entry.prompt % 2 and entry.prompt > 1}
+    return replace(wishes, tokens=[(name, state.budget + 1 if name in odd else n) for name, n in wishes.tokens])
+
+
 BLOCK = 4
 
 TICKS = st.integers(0, 3)
@@ -35,8 +42,11 @@ FORMS = st.builds(
     pairs=st.tuples(TICKS, TICKS), read=st.tuples(TICKS, TICKS),
 )  # fmt: skip
 POLICIES = st.sampled_from(
-    [None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), Static(FCFS()), _fcfs_by_hand]
-)
+    [
+        None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), Static(FCFS()), _fcfs_by_hand,
+        over_budget,
+    ]
+)  # fmt: skip
 ROUTERS = st.sampled_from([RoundRobin(), LeastLoaded(), PrefixAware(request_tokens=3), SessionSticky()])
 
 

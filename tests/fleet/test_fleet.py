@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fleet.scenes import TICK, fleet, machines, scenes, told
+from tests.fleet.scenes import TICK, fleet, machines, over_budget, scenes, told
 from workbench.errors import WorkbenchError
 from workbench.fleet.fleet import Failure, Fleet, Pool
 from workbench.fleet.routers import LeastLoaded
@@ -78,6 +78,21 @@ def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
     few = fleet(scene).run()
     more = fleet(scene, pool=replace(scene["pool"], count=scene["pool"].count + 1), failures=()).run()
     assert more.finished >= few.finished
+
+
+@given(scenes(), st.booleans())
+def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[str, Any], split: bool) -> None:
+    """Their pages are free, which the laws above hold to; nobody tries them again elsewhere."""
+    pool = replace(scene["pool"], machine=replace(scene["pool"].machine, policy=over_budget))
+    decode = replace(pool, machine=replace(pool.machine, arrives=True)) if split else None
+    run = fleet(scene, pool=pool, decode=decode, failures=()).run()
+    for job in run.jobs:
+        asked = job.arrival.prompt_tokens
+        if not job.places:  # it could never run
+            continue
+        assert ("wishes" in job.error) == (asked % 2 == 1 and asked > 1), job
+        assert "wishes" not in job.error or len(job.places) == 1 and job.produced == 0 and job.ended is not None
+    assert run.finished + run.failed == run.submitted
 
 
 def test_a_failure_of_nobody_is_refused() -> None:

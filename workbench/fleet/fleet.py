@@ -192,9 +192,10 @@ class Fleet:
         return self.instances[view.number]
 
     def _start(self, instance: Instance) -> None:
-        end = instance.start(self.now)
-        if end is not None:
-            self._push(end, STEP, instance.number, instance.move)
+        for job in instance.start(self.now):
+            self._end(job)
+        if instance.move is not None:
+            self._push(instance.move.end, STEP, instance.number, instance.move)
 
     def _step(self, instance: Instance, move: Move) -> None:
         if instance.move is not move or move.end != self.now:
