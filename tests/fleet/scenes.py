@@ -87,10 +87,11 @@ def scenes(draw: Any, failing: bool = True) -> dict[str, Any]:
     pool = Pool(draw(machines()), draw(st.integers(1, 3)), draw(ROUTERS))
     decode = Pool(replace(pool.machine, arrives=True), draw(st.integers(1, 2)), draw(ROUTERS)) if split else None
     count = pool.count + (decode.count if decode else 0)
-    failures = [
-        Failure(draw(st.integers(0, count - 1)), draw(st.integers(0, 300)) * TICK, draw(st.integers(1, 60)) * TICK)
-        for _ in range(draw(st.integers(0, 3)) if failing else 0)
-    ]
+    failures = []
+    for _ in range(draw(st.integers(0, 3)) if failing else 0):
+        down = draw(st.sampled_from([1, 7, 60, None]))  # or for good
+        at = draw(st.integers(0, 300)) * TICK
+        failures.append(Failure(draw(st.integers(0, count - 1)), at, down and down * TICK))
     transfer = Transfer(draw(st.sampled_from([1e15, 2e15])), draw(st.integers(0, 5)) * TICK)
     return {
         "arrivals": draw(arrivals()), "clients": draw(st.sampled_from([None, None, 1, 3])), "pool": pool,

@@ -64,6 +64,7 @@ class Instance:
         self.machine, self.number, self.one_by_one, self.moved = machine, number, one_by_one, moved
         self.now = 0
         self.up, self.incarnation = True, 0
+        self.gone = False  # for good: it is not up, and does not come back
         self.move: Move | None = None
         self.tally = Tally()
         self.jobs: dict[str, Job] = {}
