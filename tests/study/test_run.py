@@ -51,9 +51,9 @@ def prompts(*texts: str, copies: int = 1) -> dict:
     return {"kind": "prompts", "prompts": list(texts), "copies": copies}
 
 
-def shown(record: Record) -> str:
+def shown(record: Record, file: Path | None = None) -> str:
     console = Console(record=True, width=100, file=io.StringIO())
-    report.show(record, console)
+    report.show(record, console, file)
     return console.export_text()
 
 
@@ -216,6 +216,14 @@ def test_the_report_of_a_run(random_run: Record) -> None:
     kv = random_run.summary["kv"]
     assert f"16 pages x 8 tokens x 512 = {kv['bytes_used_peak']:,}" in text and "(equal)" in text
     assert str(random_run.path) in text and "roofline" not in text
+
+
+def test_what_to_try_next_is_about_the_experiment_that_was_run(random_run: Record, mixed_run: Record) -> None:
+    text = shown(mixed_run, Path("mine.yaml"))
+    assert "run mine.yaml --set workload.copies=8" in text and "generate" in text
+    assert f"run {mixed_run.path / 'experiment.yaml'} --set workload.copies=8" in shown(mixed_run)
+    text = shown(random_run)  # in lane eager already, nothing in it is copied, and it is not about the demo model
+    assert "try next" in text and not any(words in text for words in ("first_light", "--set", "generate"))
 
 
 def test_the_report_puts_the_roofline_beside_the_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,17 +22,17 @@ MOST_TEXTS = 3
 BUSY = 0.1  # share of the processor that others took above which timings are not to be trusted
 
 
-def show(record: Record, console: Console) -> None:
-    """Print the report of a finished run."""
+def show(record: Record, console: Console, file: Path | None = None) -> None:
+    """Print the report of a finished run. `file` is where its experiment was read from, if that is known."""
     experiment = Experiment.from_yaml(record.experiment_text)
     if experiment.compares:
         comparison_text.show(record, console)
         return
-    for part in _parts(record, experiment):
+    for part in _parts(record, experiment, file or record.path / "experiment.yaml"):
         console.print(part, soft_wrap=isinstance(part, Text))  # a path must not be broken by lines
 
 
-def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
+def _parts(record: Record, experiment: Experiment, file: Path) -> Iterator[RenderableType]:
     summary = record.summary
     yield Text(experiment.question, style="bold")
     yield from _texts(record, experiment)
@@ -47,7 +47,7 @@ def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
         yield _roofline(summary)
     yield from _remarks(summary)
     yield Text(f"\nrun folder  {record.path}", style="bold")
-    yield Text(_next_steps(record))
+    yield Text(_next_steps(record, experiment, file))
 
 
 def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
@@ -161,17 +161,21 @@ def _remarks(summary: dict) -> Iterator[RenderableType]:
         yield Text(f"not every request ran: {failed}", style="red")
 
 
-def _next_steps(record: Record) -> str:
-    workbench = _program()
-    return (
-        "try next\n"
-        f"  {workbench} reproduce {record.path}\n"
-        f"  {workbench} inspect {record.path}\n"
-        f"  {workbench} run experiments/first_light.yaml --set lane=eager\n"
-        f"  {workbench} run experiments/first_light.yaml --set workload.copies=8\n"
-        f'  {workbench} generate "class Stack:" --temperature 0.8\n'
-        f"  open {record.path / 'trace.json'} in ui.perfetto.dev"
-    )
+def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
+    """Commands that make sense after this run: its own experiment changed, where there is something to change."""
+    workbench, real = _program(), experiment.executor.kind == "real"
+    changes = ["lane=eager"] if real and experiment.lane != "eager" else []
+    changes += ["workload.copies=8"] if getattr(experiment.workload, "copies", 8) != 8 else []
+    demo = real and experiment.model.name == "demo"
+    lines = [
+        "try next",
+        f"{workbench} reproduce {record.path}",
+        f"{workbench} inspect {record.path}",
+        *(f"{workbench} run {file} --set {change}" for change in changes),
+        *([f'{workbench} generate "class Stack:" --temperature 0.8'] if demo else []),
+        f"open {record.path / 'trace.json'} in ui.perfetto.dev",
+    ]
+    return "\n  ".join(lines)
 
 
 def _program() -> str:
