@@ -16,14 +16,18 @@ ORDER = [
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),
+    ("workbench.economics",),
     ("workbench.cache",),
     ("workbench.prompt",),
     ("workbench.model",),
     ("workbench.sampling",),
     ("workbench.engine",),
+    ("workbench.offline",),
     ("workbench.fleet",),
     ("workbench.study",),
+    ("workbench.records",),
     ("workbench.peers",),
+    ("workbench.sweep",),
     ("workbench.testing",),
     ("experiments",),
     ("workbench.cli",),
@@ -42,7 +46,7 @@ FREE_OF_TORCH = (
     )),  # fmt: skip
     *(
         path.relative_to(ROOT).as_posix()
-        for room in ("trace", "traffic", "fleet")
+        for room in ("trace", "traffic", "economics", "fleet")
         for path in (ROOT / "workbench" / room).glob("*.py")
     ),
 )

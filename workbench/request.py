@@ -144,6 +144,7 @@ class Request:
     fault: str = ""  # why its text could not become ids; it is refused with these words
     priority: int = 0  # for `policy: priority`: the smaller, the sooner
     tenant: str = ""  # for `policy: fair`: who shares the machine with other tenants
+    whole: bool = False  # its text comes at its end, all at once; no Decoded is told of it (with logprobs they are)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from experiments import (
     prefix_reuse,
     routing,
     schedule_price,
+    streaming,
     window_span,
 )
 from workbench.errors import WorkbenchError
@@ -29,7 +30,7 @@ from workbench.study.verdict import Verdict, row_of, verdicts
 EXPERIMENTS = Path(kv_precision.__file__).parent
 NAMES = (
     "kv_precision", "kv_evict", "window_span", "kv_groups", "prefix_reuse", "determinism", "disaggregation", "routing",
-    "paging_waste", "batching", "chunked_prefill",
+    "paging_waste", "batching", "chunked_prefill", "streaming",
 )  # fmt: skip
 
 
@@ -316,6 +317,35 @@ def interruptions(gaps: tuple[float, float, float], tail: float, median: float) 
 def test_a_long_prompt(rows: list[dict], outcomes: list[str]) -> None:
     found = chunked_prefill.judge(rows)
     assert [each.claim for each in found] == ["chunked-prefill", "queue-p99"]
+    assert [each.outcome for each in found] == outcomes
+    assert all(each.rule and each.because and each.says for each in found)
+
+
+def streams(whole: list[float], stream: list[float], total: float, first: float) -> list[dict]:
+    """Rates by round, and when a client sees the last text (against 2 s) and the first."""
+    rates = {"whole": whole, "events": whole, "stream": stream}
+    rows = [
+        {"variant": name, "rates": each, "output_tokens_per_s": each[0], "visible_s_p50": 2.0, "e2el_s_p50": 2.0,
+         "predicted_output_tokens_per_s": 5000.0, "handling_s_per_token": 1e-6}
+        for name, each in rates.items()
+    ]  # fmt: skip
+    rows[2] |= {"visible_s_p50": first, "e2el_s_p50": total, "handling_s_per_token": 2e-5}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcomes"),
+    [
+        (streams([110, 108, 109], [100, 100, 101], 2.05, 0.02), ["holds", "holds"]),
+        (streams([110, 110, 110, 99, 99], [100] * 5, 2.3, 0.02), ["holds-with-limits"] * 2),
+        (streams([103, 102, 103], [100, 100, 100], 2.05, 0.8), ["holds-with-limits"] * 2),
+        (streams([100.5, 100, 99], [100, 100, 100], 3.0, 0.02), ["refuted", "refuted"]),
+        (streams([90, 90, 90], [100, 100, 100], 2.0, 1.5), ["refuted", "refuted"]),
+    ],
+)
+def test_streaming(rows: list[dict], outcomes: list[str]) -> None:
+    found = streaming.judge(rows)
+    assert [each.claim for each in found] == ["batch-no-stream", "stream-perceived"]
     assert [each.outcome for each in found] == outcomes
     assert all(each.rule and each.because and each.says for each in found)
 

@@ -8,8 +8,11 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from workbench.errors import WorkbenchError
+from workbench.study.dated_record import write_dated
 from workbench.study.run_folder import RunFolder
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.perfetto import chrome_trace
@@ -41,21 +44,25 @@ def write_run(parent: Path, recorder: Recorder, name: str = "first") -> Path:
     return run.finish()
 
 
-def die_before_call(parent: Path, number: int) -> bool:
-    """Fork; the child writes a run, killed at its `number`-th file operation. Whether it got that far."""
+def write_note(parent: Path) -> Path:
+    return write_dated({"date": "2025-01-02T03:04:05", "rows": list(range(50))}, parent, "note")
+
+
+def die_before_call(write: Callable[[], object], number: int) -> bool:
+    """Fork; the child writes, killed at its `number`-th file operation. Whether it got that far."""
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
         return os.WIFSIGNALED(status)
     calls = itertools.count()
-    operations = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+    operations = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link"}
 
     def watch(event: str, arguments: tuple) -> None:
         if event in operations and next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
-    write_run(parent, small_recorder())
+    write()
     os._exit(0)
 
 
@@ -71,13 +78,32 @@ def die_at_random(parent: Path, most_seconds: float) -> None:
     os.waitpid(child, 0)
 
 
+def write_until_full(parent: Path) -> None:
+    """Runs until one cannot be written, whose error is printed, as a run would end by it."""
+    recorder = small_recorder(200)
+    while True:
+        try:
+            write_run(parent, recorder)
+        except WorkbenchError as error:
+            print(error)
+            return
+
+
 if __name__ == "__main__":
     manner, folder = sys.argv[1], Path(sys.argv[2])
-    if manner == "calls":
-        number = 0
-        while die_before_call(folder / str(number), number):
-            number += 1
-        print(number)
-    else:
+    if manner == "full":
+        write_until_full(folder)
+    elif manner == "random":
         for _ in range(int(sys.argv[3])):
             die_at_random(folder, 0.06)
+    else:
+        number = 0
+        write = {"run": lambda: write_run(here, small_recorder()), "note": lambda: write_note(here)}
+        while True:
+            here = folder / str(number)
+            if manner == "note":
+                write_note(here)  # the one that has the name already
+            if not die_before_call(write[manner], number):
+                break
+            number += 1
+        print(number)

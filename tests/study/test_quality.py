@@ -194,3 +194,14 @@ def test_words_that_are_no_variant() -> None:
         variant_of("int8")
     with pytest.raises(WorkbenchError, match="No closing quotation"):
         variant_of("a='b")
+
+
+def test_windows_may_be_shorter_than_the_models_context(text: Path, tmp_path: Path) -> None:
+    few = {**WORK, "windows": 3, "copying": None, "speed": None, "pool": None, "texts": [str(text)], "context": 64}
+    values = {name: value for name, value in VALUES.items() if name not in ("variants", "judge")}
+    experiment = Experiment.of({**values, "workload": few})
+    found = quality(experiment)
+    assert [each["variant"] for each in found.rows] == ["float32", "as given"]  # without variants, itself
+    assert found.about["context"] == 64 and all(each["scored_tokens"] <= 3 * 64 for each in found.rows)
+    with pytest.raises(WorkbenchError, match="workload.context 99999: above the model's own"):
+        quality(experiment.with_("workload.context=99999"))

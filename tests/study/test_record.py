@@ -283,7 +283,7 @@ def run_and_kill(*arguments: str) -> str:
 
 
 def test_a_run_killed_before_any_file_operation_is_never_complete_and_damaged(tmp_path):
-    count = int(run_and_kill("calls", str(tmp_path)))
+    count = int(run_and_kill("run", str(tmp_path)))
     assert count > 3 * len(FILES)  # each file is opened, renamed, and its folder looked at
     fates = [judged(tmp_path / str(number)) for number in range(count + 1)]
     assert all(len(fate) <= 1 for fate in fates)

@@ -78,7 +78,7 @@ def test_clients_wait_for_their_answers(tmp_path: Path) -> None:
 def test_variants_and_a_swept_setting(tmp_path: Path) -> None:
     text = BASE + (
         "variants: {one: {}, two: {executor.instances: 2}}\n"
-        "sweep: {path: workload.arrivals.rate, values: [40, 400]}\n"
+        "sweep: {axes: {workload.arrivals.rate: [40, 400]}}\n"
     )
     record = run_comparison(Experiment.from_yaml(text), tmp_path, "sweep", progress=False)
     rows = record.summary["rows"]
@@ -112,8 +112,8 @@ def test_what_cannot_be_simulated_is_told(tmp_path: Path) -> None:
         with pytest.raises(WorkbenchError, match=told):
             run(Experiment.from_yaml(BASE, (change,)), tmp_path, "wrong", progress=False)
     assert not list(tmp_path.glob("wrong*"))
-    with pytest.raises(WorkbenchError, match="sweep: is for simulated"):
-        real = Experiment.from_yaml(BASE + "sweep: {path: cache.pages, values: [9]}", ("executor={kind: real}",))
+    with pytest.raises(WorkbenchError, match="sweep: has points of its own, which `workbench sweep` runs"):
+        real = Experiment.from_yaml(BASE + "sweep: {axes: {cache.pages: [9]}}", ("executor={kind: real}",))
         run(real, tmp_path, "wrong", progress=False)
 
 

@@ -1,5 +1,4 @@
-"""The command line: `workbench run | generate | reproduce | inspect | doctor | bench | quality | memory | simulate |
-kernels`.
+"""The command line: each command beside `run`, `generate`, `reproduce` and `inspect` is a file of this folder.
 
 Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
 70 a fault of the workbench itself, 130 interrupted.
@@ -18,7 +17,7 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import bench, kernels, memory, quality, simulate
+from workbench.cli import batch, bench, cost, kernels, memory, quality, records, simulate, sweep
 from workbench.cli.shared import AsJson, console, print_json, settings
 from workbench.errors import WorkbenchError
 
@@ -38,6 +37,15 @@ app.command("bench", epilog="Example: `workbench bench --model shape:smollm2-135
 app.command("quality", epilog='Example: `workbench quality "four bits: cache.format=int4"`')(quality.quality)
 app.command("memory", epilog="Example: `workbench memory shape:llama-3-70b --context 128000 --json`")(memory.memory)
 app.command("simulate", epilog="Example: `workbench simulate azure --instances 8 --hardware h100`")(simulate.simulate)
+app.command("sweep", epilog="Example: `workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8`")(
+    sweep.sweep
+)
+app.command("runs", epilog="Example: `workbench runs --where \"cache.format = 'int8'\"`")(records.runs)
+app.command("compare", epilog="Example: `workbench compare runs/a --baseline runs/a:dense --measure ttft_s_p50`")(
+    records.compare
+)
+app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
+app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
 app.add_typer(kernels.app, name="kernels")
 
 

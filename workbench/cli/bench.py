@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from tqdm.auto import tqdm
 
-from workbench.cli.shared import AsJson, console, given, lanes_told, print_json
+from workbench.cli.shared import AsJson, Format, console, given, lanes_told, print_json
 from workbench.errors import WorkbenchError
 
 if TYPE_CHECKING:
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 
 WITH_PEERS = {"peer", "peer_python", "work", "rounds"}
 WITHOUT_PEERS = {"batch", "depth", "prompt", "generate", "mixed", "memory", "cold_start"}
-
-
-class Format(StrEnum):
-    TABLE = "table"
-    MD = "md"
-    CSV = "csv"
-    JSON = "json"
 
 
 def bench(

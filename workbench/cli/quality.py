@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from workbench.cli.shared import console, lanes_told, print_json
+from workbench.cli.shared import Format, console, lanes_told, print_json
 from workbench.errors import WorkbenchError
 
 QUESTION = "What do these variants cost in quality, and what do they buy in memory and speed?"
 CANONICAL = ("model.dtype=bfloat16", "cache.format=int8", "cache.format=int4")
-
-
-class Format(StrEnum):
-    TABLE = "table"
-    MD = "md"
-    CSV = "csv"
-    JSON = "json"
 
 
 def quality(

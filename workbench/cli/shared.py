@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,13 @@ from workbench.errors import WorkbenchError
 
 WIDE = 140
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    MD = "md"
+    CSV = "csv"
+    JSON = "json"
 
 
 def console() -> Console:

@@ -228,6 +228,11 @@ def _source(name: str, attention: AttentionPart) -> _Source:
     return _Source(vary_spec(trained, attention), attention, folder, trained)
 
 
+def folder_of(name: str) -> Path | None:
+    """The folder that a model's name means; None for a shape, which has none."""
+    return None if name.startswith(SHAPE) else _folder(name)
+
+
 def _folder(name: str) -> Path:
     folder = SHIPPED.get(name, Path(name))
     if not folder.is_dir():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.errors import WorkbenchError
-from workbench.prompt.detokenize import Detokenizer
+from workbench.prompt.detokenize import Detokenizer, WholeText
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 
@@ -18,7 +18,10 @@ class Output:
                 f"request {request.request_id}: stop strings need a tokenizer, and this model has none; "
                 "use stop_token_ids"
             )
-        self._detokenizer = Detokenizer(tokenizer, sampling.stop) if tokenizer is not None else None
+        self._detokenizer = None
+        if tokenizer is not None:
+            whole = request.whole and not sampling.stop  # to find a stop string every token's text is wanted
+            self._detokenizer = WholeText(tokenizer) if whole else Detokenizer(tokenizer, sampling.stop)
         self.ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
         self.most = min(sampling.max_tokens, context - len(request.prompt_ids))
         self._count = 0

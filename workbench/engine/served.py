@@ -212,7 +212,8 @@ class Served:
     def _show_read(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
         """Tell of the last tokens of `sequence`, which were read; end it where they could not be."""
         first = len(sequence.output_ids) - len(read.choices)
-        for index, (choice, text) in enumerate(zip(read.choices, read.texts, strict=False), first):
+        texts = () if _silent(sequence.request) else read.texts
+        for index, (choice, text) in enumerate(zip(read.choices, texts, strict=False), first):
             if sequence.finish_reason is not None:  # a listener may have cancelled it
                 return
             self._mail.send(
@@ -238,6 +239,8 @@ class Served:
         name = sequence.request_id
         output = self._outputs.pop(name, None)
         rest = output.finish() if output is not None else ""
+        if output is not None and _silent(sequence.request):
+            rest = output.text
         self._mail.send(
             Finished(
                 self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
@@ -251,6 +254,11 @@ class Served:
         self._searches.forget(name)
         self._mail.close(name)
         del self.sequences[name]
+
+
+def _silent(request: Request) -> bool:
+    """Whether nothing is told of single tokens."""
+    return request.whole and request.sampling.logprobs is None
 
 
 def _submitted(request: Request, now: float, arrival: float) -> Submitted:

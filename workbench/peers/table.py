@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from workbench.study.dated_record import write_dated
+from workbench.study.machine import is_busy
 
-BUSY = 0.1  # share of the processor that others took above which a row is marked
 COLUMNS = ("peer", "tokens/s", "rounds", "of workbench", "of best peer", "load s", "peak MB", "how, or why not")
 
 
@@ -62,7 +62,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     if "tokens_per_s" not in row:
         return [row["peer"], row["status"], *[""] * 5, row["reason"]]
     how, busy = row["how"], row["others_cpu_share"]
-    if busy is not None and busy > BUSY:
+    if is_busy(busy):
         how += f" (others took {busy:.0%} of the processor: do not trust it)"
     low, high = row["spread"]
     return [

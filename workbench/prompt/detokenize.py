@@ -52,6 +52,25 @@ class Detokenizer:
         return text
 
 
+class WholeText:
+    """As a Detokenizer without stop strings, for a text that nobody sees before its end: decoded once, together."""
+
+    stopped = None
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self.text = ""
+
+    def push(self, token_id: int) -> str:
+        self._ids.append(self._tokenizer.known(token_id))
+        return ""
+
+    def finish(self) -> str:
+        self.text = self._tokenizer.decode(self._ids)
+        return self.text
+
+
 class _Stream(Protocol):
     def push(self, token_id: int) -> str: ...
 

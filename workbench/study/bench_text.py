@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-BUSY = 0.1  # share of the processor that others took above which times are not to be trusted
+from workbench.study.machine import is_busy
+
 COLUMNS = ("work", "batch", "depth", "tokens/s", "spread", "step ms", "of read", "of GEMM", "not kernels")
 UNTOLD = "where a lane does not tell its kernels' time, `not kernels` is at least the part outside the forward pass (>)"
 
@@ -69,7 +70,7 @@ def remarks(record: Mapping[str, Any]) -> list[str]:
         if any(row["outside_kernels_share"] is None for row in rows):
             lines.append(UNTOLD)
     busy = record["others_cpu_share"]
-    if busy is not None and busy > BUSY:
+    if is_busy(busy):
         lines.append(f"others took {busy:.0%} of the processor: do not trust these times")
     return lines
 

@@ -14,7 +14,7 @@ import torch
 
 from compiled_kernels.remembered import directory
 from workbench.errors import WorkbenchError
-from workbench.study.machine import cpu_model, last_level_cache
+from workbench.study.machine import cpu_model, is_busy, last_level_cache
 from workbench.study.measure_ceilings import (
     GEMM_SHAPE,
     Ceiling,
@@ -25,7 +25,6 @@ from workbench.study.measure_ceilings import (
 from workbench.study.run_folder import write_atomically
 
 FILE = "ceilings.json"
-BUSY = 0.1  # share of the processor taken by others above which a ceiling is not to be trusted
 
 __all__ = ["Ceiling", "Ceilings", "ceilings_for", "measure_gemm_rate", "measure_read_bandwidth"]
 
@@ -79,7 +78,7 @@ def ceilings_for(
 
     def find(key: str, measure: Callable[[], Ceiling]) -> Ceiling:
         before = kept.get(key)
-        if before is None or (before.others_cpu_share or 0.0) > BUSY:
+        if before is None or is_busy(before.others_cpu_share):
             now = measure()
             higher = now if before is None or now.value >= before.value else before
             # Kept with today's load: once measured in quiet, the matter rests.

@@ -24,7 +24,7 @@ OURS = "asked"  # the request that all is about; the others' names end in number
 def company(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     """One row a variant: answers in varying company and in the same; and what the mode costs, where a variant is
     another one with `batch_invariant`."""
-    work, variants = cast(CompanyWorkload, experiment.workload), every_variant(experiment) or {"as given": experiment}
+    work, variants = cast(CompanyWorkload, experiment.workload), every_variant(experiment)
     rows, asked = [], []
     for name, variant in variants.items():
         tell(f"loading: {name}")

@@ -30,6 +30,8 @@ from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
 from workbench.study.speculating import speculating
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming import streaming
+from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -47,27 +49,33 @@ def run_comparison(
     try:
         with threads(experiment.measure.threads), tqdm(bar_format="{desc} [{elapsed}]", disable=not progress) as bar:
             found = findings(experiment, bar.set_description)
-        judged = verdicts(experiment.judge, found.rows)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
     summary = {
         "rows": found.rows,
         "about": found.about,
-        "verdicts": [each.as_dict() for each in judged],
         "wall_s": time.perf_counter() - began,
         "others_cpu_share": others_cpu_share(before),
-        "picture": _draw(folder, experiment, found),
     }
+    folder.write_json("summary.json", summary)  # what was measured stays, should judging or drawing it fail
     for table, rows in found.tables.items():
         if rows:
             folder.write_table(f"{table}.parquet", rows)
+    summary["verdicts"] = [each.as_dict() for each in verdicts(experiment.judge, found.rows)]
+    summary["picture"] = _draw(folder, experiment, found)
     folder.write_json("summary.json", summary)
     return Record.open(folder.finish())
 
 
 def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: None) -> Findings:
     """The comparison itself, by the kind of workload."""
+    sweep, simulated = experiment.sweep, isinstance(experiment.executor, SimulatedExecutor)
+    if sweep is not None and not (simulated and sweep.one_axis):
+        raise WorkbenchError(
+            "sweep: has points of its own, which `workbench sweep` runs; take it out here, or give a simulated "
+            "experiment one axis, which is drawn as a curve"
+        )
     if isinstance(experiment.workload, QualityWorkload):
         return quality(experiment, tell)
     if isinstance(experiment.workload, SharedPrefixWorkload):
@@ -78,10 +86,10 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return speculating(experiment, tell)
     if isinstance(experiment.workload, InterruptionWorkload):
         return interruption(experiment, tell)
-    if isinstance(experiment.executor, SimulatedExecutor):
+    if isinstance(experiment.workload, StreamingWorkload):
+        return streaming(experiment, tell)
+    if simulated:
         return simulated_variants(experiment, tell)
-    if experiment.sweep is not None:
-        raise WorkbenchError("sweep: is for simulated experiments; write `executor: {kind: simulated}`, or take it out")
     return side_by_side(experiment, tell)
 
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workbench.study.machine import is_busy
 from workbench.study.record import Record
 
-BUSY = 0.1  # share of the processor that others took above which times are not to be trusted
 Rows = Sequence[Mapping[str, Any]]
 Cell = Callable[[Any], str]
 
@@ -55,6 +55,7 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("ttft_first_s", "first TTFT ms", _ms),
     ("ttft_s", "TTFT ms", _ms),
     ("ttft_s_p50", "TTFT ms", _ms),
+    ("visible_s_p50", "first text seen ms", _ms),
     ("ttft_s_p99", "TTFT p99", _ms),
     ("tpot_s_p50", "TPOT ms", _ms),
     ("tpot_s_p99", "TPOT p99", _ms),
@@ -76,6 +77,8 @@ COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("cached_tokens", "cached tokens", _whole),
     ("requests_per_s", "requests/s", "{:.2f}".format),
     ("output_tokens_per_s", "output tokens/s", _whole),
+    ("predicted_output_tokens_per_s", "predicted at most", _whole),
+    ("messages", "messages", _whole),
     ("same_tokens", "same tokens", str),
     ("kv_bytes_peak", "cache bytes", _whole),
     ("varying_outputs", "outputs in varying company", str),
@@ -194,7 +197,7 @@ def remarks(summary: Mapping[str, Any]) -> list[str]:
     if picture:
         lines.append(f"picture: {picture.get('svg') or picture['problem']}")
     busy = summary["others_cpu_share"]
-    if busy is not None and busy > BUSY:
+    if is_busy(busy):
         lines.append(f"other processes took {busy:.0%} of the processor: do not trust these times")
     return lines
 

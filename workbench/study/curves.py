@@ -22,6 +22,7 @@ BARS = (
     ("longest_gap_s", "longest gap between tokens of those running, s"),
     ("ttft_s", "TTFT, s"),
     ("behind_ttft_s", "TTFT of the short request behind it, s"),
+    ("visible_s_p50", "first text that a client sees p50, s"),
     ("ttft_s_p50", "TTFT p50, s"),
     ("ttft_s_p99", "TTFT p99, s"),
     ("tpot_s_p50", "time per output token p50, s"),

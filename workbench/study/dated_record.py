@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +15,18 @@ from workbench.study.run_folder import strict, write_atomically
 
 def write_dated(record: Mapping[str, Any], folder: Path, name: str) -> Path:
     """`NAME-YYYYmmdd-HHMMSS.json` in `folder` by the record's own `date`, whole or not at all; what is no finite
-    number is null in it. Raises WorkbenchError where it cannot be written."""
+    number is null in it. A second record of the same second gets `-2`. Raises WorkbenchError where none can be
+    written."""
     date = "".join(character for character in record["date"][:19] if character.isdigit())
-    path = folder / f"{name}-{date[:8]}-{date[8:]}.json"
+    stem = f"{name}-{date[:8]}-{date[8:]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(strict(record), indent=2, allow_nan=False) + "\n"
-        write_atomically(path, lambda file: file.write(text.encode()))
+        for number in itertools.count(1):
+            path = folder / f"{stem}{'' if number == 1 else f'-{number}'}.json"
+            with contextlib.suppress(FileExistsError):
+                write_atomically(path, lambda file: file.write(text.encode()), replace=False)
+                return path
+        raise AssertionError("numbers do not end")
     except OSError as error:
-        raise WorkbenchError(f"{path}: the record cannot be written there ({error})") from error
-    return path
+        raise WorkbenchError(f"{folder / stem}.json: the record cannot be written there ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,8 @@ from workbench.study.interruption_workload import InterruptionWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
+from workbench.study.streaming_workload import StreamingWorkload
+from workbench.study.sweep_part import Sweep
 from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
@@ -90,7 +93,10 @@ class RandomWorkload(Part):
 
 
 # Those whose run is a table of variants.
-COMPARISONS = QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
+COMPARISONS = (
+    QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
+    | StreamingWorkload
+)  # fmt: skip
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
@@ -99,13 +105,6 @@ class Promise(Part):
 
     ttft: Annotated[float, Field(gt=0)] = 1.0
     tpot: Annotated[float, Field(gt=0)] = 0.1
-
-
-class Sweep(Part):
-    """One setting, and the values it takes: each variant is simulated at each of them, besides as it is."""
-
-    path: str
-    values: Annotated[tuple[float | int | str, ...], Field(min_length=1)]
 
 
 class MeasurePart(Part):
@@ -135,7 +134,7 @@ class Experiment(Part):
     executor: Executor = RealExecutor()
     measure: MeasurePart = MeasurePart()
     variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
-    sweep: Sweep | None = None  # of a simulated experiment
+    sweep: Sweep | None = None  # the points that `workbench sweep` runs
     judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
 
     @model_validator(mode="after")
@@ -151,10 +150,15 @@ class Experiment(Part):
 
     def variant(self, name: str) -> Experiment:
         """The experiment that the variant `name` is: this one with its changes, and no variants."""
+        return self.alone(self.variants[name], f"variants.{name}")
+
+    def alone(self, changes: Mapping[str, Any], where: str) -> Experiment:
+        """One experiment of the many that this is: with `changes` (dotted path -> value), and without variants, sweep
+        and judge."""
         values = self.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
-        for path, value in self.variants[name].items():
-            _set(values, path, value, f"variants.{name}.{path}")
-        return Experiment.of(values, f"variants.{name}")
+        for path, value in changes.items():
+            _set(values, path, value, f"{where}.{path}")
+        return Experiment.of(values, where)
 
     @classmethod
     def from_yaml(cls, text: str, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-BUSY = 0.1  # share of the processor that others took above which a time is marked
+from workbench.study.machine import is_busy
+
 STATES = ("ok", "gap", "failed")
 
 
@@ -58,7 +59,7 @@ def show_bench(record: Mapping[str, Any], console: Console) -> None:
         before = heading
     busy = record["others_cpu_share"]
     table.caption = f"{record['threads']} threads, {record['environment']['cpu']['model']}, {record['date']}"
-    if busy is not None and busy > BUSY:
+    if is_busy(busy):
         table.caption += f"; others took {busy:.0%} of the processor: do not trust these times"
     table.caption_justify = "left"
     console.print(table)

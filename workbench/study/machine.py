@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+BUSY = 0.1  # share of all cores that other processes took above which times are not to be trusted
 TELLING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
@@ -45,6 +46,11 @@ def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> 
         return None
     others = (after.busy - before.busy) - (after.own - before.own)
     return min(1.0, max(0.0, others / (after.total - before.total)))
+
+
+def is_busy(others: float | None) -> bool:
+    """Whether times taken while others had this share of the cores are not to be trusted; not where nobody knows."""
+    return others is not None and others > BUSY
 
 
 def cpu_model() -> str:

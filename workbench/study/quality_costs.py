@@ -49,7 +49,7 @@ def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[st
     their sizes, and the `pool_bytes` that these pools take."""
     rows = []
     for name, variant in variants.items():
-        variant = _with_model(variant, pool.model, pool.dtype if name != REFERENCE else None)
+        variant = with_model(variant, pool.model, pool.dtype if name != REFERENCE else None)
         page, chunk = variant.cache.page_size, variant.schedule.max_num_batched_tokens
         spec, dtype = spec_of(variant)
         store = store_of(spec, variant.cache, dtype)
@@ -70,7 +70,7 @@ def check_speed(variants: Mapping[str, Experiment], part: SpeedPart) -> None:
     """Raises WorkbenchError where a model's context is too short for the contexts asked for."""
     longest = max(part.contexts) + part.tokens * (part.rounds + 1)
     for variant in variants.values():
-        context = spec_of(_with_model(variant, part.model, None))[0].context
+        context = spec_of(with_model(variant, part.model, None))[0].context
         if longest > context:
             raise WorkbenchError(f"workload.speed: {longest:,} tokens exceed the model's context of {context:,}")
 
@@ -82,7 +82,7 @@ def speed(
     runners = {}
     for name, variant in variants.items():
         tell(f"loading for decode: {name}")
-        variant = _with_model(variant, part.model, part.dtype if name != REFERENCE else None)
+        variant = with_model(variant, part.model, part.dtype if name != REFERENCE else None)
         schedule = variant.schedule.model_copy(update={"max_num_seqs": 1})
         changes: dict[str, Any] = {"schedule": schedule}
         if part.lane is not None or name == REFERENCE:
@@ -91,6 +91,6 @@ def speed(
     return decode_speed(runners, part.contexts, part.tokens, part.rounds, tell)
 
 
-def _with_model(experiment: Experiment, name: str | None, dtype: str | None) -> Experiment:
+def with_model(experiment: Experiment, name: str | None, dtype: str | None) -> Experiment:
     changes = {key: value for key, value in (("name", name), ("dtype", dtype)) if value is not None}
     return experiment.model_copy(update={"model": experiment.model.model_copy(update=changes)})

@@ -29,7 +29,10 @@ class QualityTexts:
 
     @classmethod
     def of(cls, work: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
-        """Raises WorkbenchError where the texts are too short or cannot be read."""
+        """`context` is the model's. Raises WorkbenchError where the texts are too short or cannot be read."""
+        if (work.context or 0) > context:
+            raise WorkbenchError(f"workload.context {work.context}: above the model's own, {context}")
+        context = work.context or context
         texts, about = texts_of(work.texts)
         if work.decode + 2 > context:
             raise WorkbenchError(f"workload.decode {work.decode}: must be below the model's context of {context}")

@@ -42,7 +42,8 @@ class QualityWorkload(Part):
 
     kind: Literal["quality"] = "quality"
     texts: tuple[str, ...] = ()  # files; none: the modules that were held out from the demo model's training
-    windows: Count = 12  # of the model's context; the second half of each is scored
+    windows: Count = 12  # stretches of text; the second half of each is scored
+    context: Count | None = None  # tokens of a window, and of all that is asked here; None is the model's own
     decode: Count = 64  # tokens at the end of each window that are computed one at a time
     greedy_prompts: Count = 8
     greedy_tokens: Count = 64

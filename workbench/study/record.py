@@ -12,36 +12,44 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.errors import WorkbenchError
-from workbench.study.run_folder import MANIFEST, MARKER, RunFolder, fingerprint
+from workbench.study.intact import Condition, State, condition
+from workbench.study.run_folder import RunFolder
 
 __all__ = ["Record", "RunFolder"]
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run folder, opened: files are read when asked for. `complete` says whether it was finished."""
+    """A run folder, opened: files are read when asked for."""
 
     path: Path
-    complete: bool
-    manifest: dict[str, dict] = field(repr=False)  # file name -> bytes, sha256
+    condition: Condition = field(repr=False)
 
     @classmethod
     def open(cls, path: Path | str, incomplete_ok: bool = False) -> Record:
         """WorkbenchError if `path` is no run, was not finished, or lacks anything its manifest names.
 
-        `incomplete_ok` opens an unfinished run for what is there. Sizes are compared here, contents
-        by `verify`.
+        `incomplete_ok` opens an unfinished, half copied or older run for what is there. Sizes are compared here,
+        contents by `verify`.
         """
-        path = Path(path)
-        if not path.is_dir():
-            raise WorkbenchError(f"run {path}: no such folder")
-        if (path / MARKER).exists() or not (path / MANIFEST).exists():
-            if not incomplete_ok:
-                raise WorkbenchError(f"run {path}: {_unfinished(path)}")
-            return cls(path, complete=False, manifest={})
-        record = cls(path, complete=True, manifest=_manifest(path))
-        record._refuse_damage(contents=False)
+        record = cls(Path(path), condition(Path(path)))
+        if not (record.complete or incomplete_ok):
+            raise WorkbenchError(f"run {path}: {record.condition}")
         return record
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run was finished and every file it wrote is here."""
+        return self.condition.state == "complete"
+
+    @property
+    def state(self) -> State:
+        return self.condition.state
+
+    @property
+    def manifest(self) -> dict[str, dict]:
+        """File name -> bytes, sha256."""
+        return self.condition.manifest
 
     @property
     def name(self) -> str:
@@ -78,9 +86,11 @@ class Record:
 
     def verify(self) -> None:
         """Compare every file's contents with the manifest; WorkbenchError names each that differs."""
-        if not self.complete:
+        if self.state in ("running", "killed", "unfinished"):
             raise WorkbenchError(f"run {self.path}: unfinished, so it has no manifest to verify against")
-        self._refuse_damage(contents=True)
+        found = condition(self.path, contents=True)
+        if found.state != "complete":
+            raise WorkbenchError(f"run {self.path}: {found}")
 
     def read_text(self, name: str) -> str:
         return self._bytes(name).decode("utf-8", "replace")
@@ -106,24 +116,8 @@ class Record:
             message = f"run {self.path}: cannot read {name} ({error.strerror}); the folder holds {here}"
             raise WorkbenchError(message) from error
 
-    def _refuse_damage(self, contents: bool) -> None:
-        wrong = []
-        for name, expected in self.manifest.items():
-            file = self.path / name
-            if not file.is_file():
-                wrong.append(f"{name} is missing")
-            elif (size := file.stat().st_size) != expected["bytes"]:
-                wrong.append(f"{name} has {size} bytes, {expected['bytes']} were written")
-            elif contents and fingerprint(file) != expected:
-                wrong.append(f"{name} is not what was written (its SHA-256 differs)")
-        if wrong:
-            raise WorkbenchError(
-                f"run {self.path}: {'; '.join(wrong)}; copy the whole folder or run it again"
-            )
-
     def _repr_html_(self) -> str:
-        state = "complete" if self.complete else "incomplete"
-        rows = {"run": self.name, "state": state, **self._headline()}
+        rows = {"run": self.name, "state": str(self.condition), **self._headline()}
         cells = [f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items()]
         return f"<table>{''.join(cells)}</table>"
 
@@ -139,23 +133,3 @@ class Record:
             if isinstance(spread, dict) and spread.get("p50") is not None:
                 out[f"{key} p50 / p90 / p99"] = " / ".join(f"{spread[p]:.4g}" for p in ("p50", "p90", "p99"))
         return out
-
-
-def _manifest(path: Path) -> dict[str, dict]:
-    try:
-        files = json.loads((path / MANIFEST).read_bytes())["files"]
-        plain = all(
-            name == Path(name).name and set(entry) == {"bytes", "sha256"} for name, entry in files.items()
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise WorkbenchError(f"run {path}: {MANIFEST} is damaged ({error})") from error
-    if not plain:
-        raise WorkbenchError(f"run {path}: {MANIFEST} is damaged (an entry is not a file of this folder)")
-    return files
-
-
-def _unfinished(path: Path) -> str:
-    if (path / MARKER).exists():
-        here = ", ".join(sorted(p.name for p in path.glob("[!.]*") if p.name != MARKER)) or "nothing"
-        return f"unfinished (it was killed or is still running) and holds {here}; run it again"
-    return f"{MANIFEST} is missing: this is no run folder, or only half of one was copied"

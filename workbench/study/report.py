@@ -15,11 +15,11 @@ from rich.text import Text
 
 from workbench.study import comparison_text
 from workbench.study.experiment import Experiment
+from workbench.study.machine import is_busy
 from workbench.study.record import Record
 from workbench.trace.recorder import row_name
 
 MOST_TEXTS = 3
-BUSY = 0.1  # share of the processor that others took above which timings are not to be trusted
 
 
 def show(record: Record, console: Console, file: Path | None = None) -> None:
@@ -154,7 +154,7 @@ def _remarks(summary: dict) -> Iterator[RenderableType]:
     if slow := summary["compiling_steps"]:
         yield Text(f"{slow} of the measured steps compiled something; raise measure.warmup", style="yellow")
     busy = summary["others_cpu_share"]
-    if busy is not None and busy > BUSY:
+    if is_busy(busy):
         yield Text(f"other processes took {busy:.0%} of the processor: do not trust these timings", style="yellow")
     failed = {k: v for k, v in summary["requests"]["by_finish_reason"].items() if k in ("refused", "error")}
     if failed:

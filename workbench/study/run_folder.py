@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.errors import WorkbenchError
+from workbench.study.intact import MANIFEST, MARKER, fingerprint, marker_text
 from workbench.study.tables import SCHEMAS, table_of
 
-MARKER = "INCOMPLETE"
-MANIFEST = "manifest.json"
 ATTEMPTS = 100
 
 
@@ -73,6 +72,7 @@ class RunFolder:
             present = sorted(p for p in self.path.glob("[!.]*") if p.is_file())
             files = {p.name: fingerprint(p) for p in present if p.name not in (MARKER, MANIFEST)}
             self.write_json(MANIFEST, {"files": files})
+            _sync_folder(self.path)  # the names first: a power cut must not leave a folder without marker and files
             (self.path / MARKER).unlink()
             _sync_folder(self.path)
         return self.path
@@ -88,42 +88,58 @@ class RunFolder:
             write_atomically(self.path / name, fill)
 
 
-def write_atomically(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """What `fill` writes becomes the file `path` at once or never, on disk before it gets its name."""
+def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
+    """What `fill` writes becomes the file `path` at once or never, on disk before it gets its name.
+
+    Without `replace` FileExistsError if the name is taken, whoever takes it and whenever.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        if not replace and _take(path, temporary):
+            temporary.unlink()
+        else:
+            os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def fingerprint(path: Path) -> dict:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+def _take(path: Path, content: Path) -> bool:
+    """The name `path` for us alone: `content` under it too, or False and empty where a file has but one name."""
+    try:
+        os.link(content, path)
+        return True
+    except FileExistsError:
+        raise
+    except OSError:
+        path.open("xb").close()
+        return False
 
 
 def _make(parent: Path, name: str) -> Path | None:
     """`parent/name` with the marker inside, or None if that name is taken."""
     path = parent / name
     hidden = parent / f".incomplete-{name}-{secrets.token_hex(8)}"
-    hidden.mkdir()
-    write_atomically(hidden / MARKER, lambda file: file.write(b"This run was not finished, or still runs.\n"))
     try:
-        if not os.path.lexists(path):
+        hidden.mkdir()
+        write_atomically(hidden / MARKER, lambda file: file.write(marker_text()))
+        _sync_folder(hidden)
+        if os.path.lexists(path):
+            return None
+        try:
             os.rename(hidden, path)  # onto another run's folder it fails: that one is never empty
-            _sync_folder(parent)
-            return path
-    except OSError:
-        if not os.path.lexists(path):
+        except OSError:
+            if os.path.lexists(path):
+                return None
             raise
-    (hidden / MARKER).unlink()
-    hidden.rmdir()
-    return None
+        _sync_folder(parent)
+        return path
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 @contextmanager

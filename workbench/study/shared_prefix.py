@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 def shared_prefix(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     """One row a variant; rounds are in turn, each with a prefix of its own, after one that does not count."""
     work = cast(SharedPrefixWorkload, experiment.workload)
-    variants = every_variant(experiment) or {"as given": experiment}
+    variants = every_variant(experiment)
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
         tell(f"loading: {name}")

@@ -39,7 +39,7 @@ def side_by_side(experiment: Experiment, tell: Callable[[str], None]) -> Finding
             _played(runners[name], variant, name)
             runners[name].instruments.listener = None
             found = {table: getattr(recorder, table)() for table in TABLES}
-            rounds[name].append(_figures(**found))
+            rounds[name].append(round_figures(**found))
             for table in TABLES:
                 tables[table] += [{"variant": name, "round": turn + 1, **row} for row in found[table]]
     rows = []
@@ -55,7 +55,7 @@ def _played(runner: Runner, variant: Experiment, title: str) -> None:
     play(runner, requests, title, False, clients_of(variant))
 
 
-def _figures(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
+def round_figures(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
     """Of one round. Service is what E2EL leaves without the queue."""
     summary = summarize(requests, steps, tokens)
     each = per_request(requests, tokens)

@@ -20,33 +20,26 @@ SPREADS = ("ttft_s", "tpot_s", "longest_gap_s", "e2el_s", "queue_s")
 
 
 def simulated_variants(experiment: Experiment, tell: Callable[[str], None]) -> Findings:
-    """One row a variant, with its `curve` where a setting is swept."""
-    variants = every_variant(experiment) or {"as given": experiment}
-    sweep = experiment.sweep
-    points: dict[str, dict[str, Experiment]] = {}
-    for name, variant in variants.items():  # all are made before the first is run: a wrong one is told at once
-        values = sweep.values if sweep is not None else ()
-        changes = (f"{sweep.path}={value}" for value in values) if sweep is not None else ()
-        points[name] = {str(value): plain(variant).with_(change) for value, change in zip(values, changes, strict=True)}
+    """One row a variant, with its `curve` where one setting is swept."""
+    variants = every_variant(experiment)
+    path, values = (experiment.sweep and experiment.sweep.one_axis) or ("", ())
+    points = {  # all are made before the first is run: a wrong one is told at once
+        name: [variant.alone({path: value}, "sweep") for value in values] for name, variant in variants.items()
+    }
     rows, requests = [], []
     for name, variant in variants.items():
         tell(name)
-        fleet, figures = _simulated(plain(variant))
+        fleet, figures = _simulated(variant)
         row = {"variant": name, "settings": settings_text(experiment, name), **figures}
         requests += [{"variant": name, **job_figures(job)} for job in fleet.jobs]
-        if sweep is not None:
+        if values:
             row["curve"] = []
-            for value, point in zip(sweep.values, points[name].values(), strict=True):
-                tell(f"{name}: {sweep.path}={value}")
-                found = figures if point == plain(variant) else _simulated(point)[1]
-                row["curve"].append({"path": sweep.path, "value": value, **found})
+            for value, point in zip(values, points[name], strict=True):
+                tell(f"{name}: {path}={value}")
+                found = figures if point == variant else _simulated(point)[1]
+                row["curve"].append({"path": path, "value": value, **found})
         rows.append(row)
     return Findings(rows, {"requests": rows[0]["submitted"]}, {"requests": requests})
-
-
-def plain(experiment: Experiment) -> Experiment:
-    """Without what makes a comparison of it."""
-    return experiment.model_copy(update={"variants": {}, "sweep": None, "judge": None})
 
 
 def _simulated(experiment: Experiment) -> tuple[Fleet, dict[str, Any]]:

@@ -32,7 +32,7 @@ Tell = Callable[[str], None]
 def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     """One row a variant. Of every load and round all variants run in turn, so that what disturbs one disturbs all."""
     work = cast(SpeculationWorkload, experiment.workload)
-    variants = every_variant(experiment) or {"as given": experiment}
+    variants = every_variant(experiment)
     runners, drafts = _loaded(variants, tell)
     asked, about = _requests(variants, runners, work)
     runs: list[dict[str, Any]] = []

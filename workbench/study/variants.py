@@ -7,16 +7,20 @@ import json
 from workbench.study.experiment import Experiment
 
 REFERENCE = "float32"
+AS_GIVEN = "as given"
 
 
 def every_variant(experiment: Experiment) -> dict[str, Experiment]:
-    """Each variant by name, checked: WorkbenchError names the variant and the path that is wrong."""
+    """Each variant by name, checked: WorkbenchError names the variant and the path that is wrong. Without variants the
+    experiment is its only one, `as given`."""
+    if not experiment.variants:
+        return {AS_GIVEN: experiment.alone({}, AS_GIVEN)}
     return {name: experiment.variant(name) for name in experiment.variants}
 
 
 def reference_of(experiment: Experiment) -> Experiment:
     """The same model in float32 as it was trained, with a dense cache and dense weights, on the lane eager."""
-    values = experiment.model_dump(mode="json", exclude={"variants", "judge"})
+    values = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
     values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None}
     kept = {"page_size", "pages"}
     values["cache"] = {name: value for name, value in values["cache"].items() if name in kept}

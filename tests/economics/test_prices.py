@@ -1,0 +1,97 @@
+"""Price tables: what ships, what is refused, and that money is exact."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from tests.economics.tables import table
+from workbench.economics.machine import cost_per_million, output_over_input, tokens_per_s_to_match
+from workbench.economics.prices import Prices, prices_of, shipped, told
+from workbench.economics.usage import KINDS, Usage
+from workbench.errors import WorkbenchError
+
+GOOD = "name: mine\nsource: a price list\ndate: 2026-01-02\ninput: 1.10\noutput: '4.40'\n"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_what_ships_says_whose_it_is(name: str) -> None:
+    prices = prices_of(name)
+    assert prices.name == name and prices.source and prices.date.year >= 2026
+    assert prices.example == (name != "article-a")  # only article A names amounts; the others are made from its
+    assert ("article" in prices.source) and prices.cost(Usage(1, 0, 0, 0, 1)) > 0
+
+
+def test_article_a_is_what_it_says() -> None:
+    prices = prices_of("article-a")
+    assert [getattr(prices, kind) / prices.input for kind in KINDS] == [1, Decimal("1.25"), 2, Decimal("0.1"), 5]
+    assert prices.cost(Usage(input=2000)) * 1000 == 6
+    assert prices.says[0].saved == Decimal("5.90")
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(GOOD)
+    prices = prices_of(file)
+    assert prices.cost(Usage(input=1_000_000)) == Fraction(11, 10)  # also where YAML reads 1.10 as a float
+    with pytest.raises(WorkbenchError, match="no price of cache_read; it has input, output"):
+        prices.cost(Usage(cache_read=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("cache_reed: 1", "cache_reed: unknown key; did you mean 'cache_read'"),
+        ("cache_read: 1", "give both, or neither"),
+        ("cache_write_1h: 1", "give both, or neither"),
+        ("input: -1", "input"),
+        ("input: .nan", "input"),
+        ("input: cheap", "input"),
+        ("date: soon", "date"),
+        ("output: null", "output"),
+    ],
+)
+def test_mistakes_name_the_place(change: str, words: str, tmp_path: Path) -> None:
+    key = change.split(":")[0]
+    file = tmp_path / "mine.yaml"
+    file.write_text("".join(line + "\n" for line in GOOD.splitlines() if not line.startswith(key)) + change + "\n")
+    with pytest.raises(WorkbenchError, match=words) as caught:
+        prices_of(file)
+    assert "\n" not in str(caught.value) and "mine.yaml" in str(caught.value)
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(WorkbenchError, match="no such table; did you mean 'article-a'"):
+        prices_of("article-b")
+    with pytest.raises(WorkbenchError, match="cannot be read"):
+        prices_of(tmp_path / "none.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(WorkbenchError, match="must be a mapping"):
+        prices_of(tmp_path / "list.yaml")
+
+
+def test_times_cheaper_is_exact_and_an_example() -> None:
+    small = prices_of("article-a").times(Fraction(1, 30))
+    assert small.example and small.input == Decimal("0.1") and small.says == ()
+    assert small.cost(Usage(input=7, output=3)) * 30 == prices_of("article-a").cost(Usage(input=7, output=3))
+    with pytest.raises(WorkbenchError, match="no end as a decimal"):
+        table(plain="1").times(Fraction(1, 3))
+
+
+def test_an_amount_is_rounded_only_where_it_is_told() -> None:
+    assert told(Fraction(1, 3)) == "0.3333" and told(Fraction(12345678, 1000), 2) == "12,345.68"
+    third = Prices.of({"name": "n", "source": "s", "date": "2026-01-01", "input": "0.1", "output": "0.2"})
+    assert third.cost(Usage(input=1)) + third.cost(Usage(output=1)) == Fraction(3, 10**7)
+
+
+def test_a_machine_by_the_hour() -> None:
+    assert cost_per_million(Fraction(36, 10), 1000) == 1  # 3.6 an hour are 0.001 a second, of 1,000 tokens
+    assert tokens_per_s_to_match(Fraction(36, 10), 1) == 1000
+    assert cost_per_million(2, tokens_per_s_to_match(2, Fraction(7, 3))) == Fraction(7, 3)
+    assert output_over_input(4000, 800) == 5
+    for wrong in (lambda: cost_per_million(-1, 5), lambda: cost_per_million(1, 0), lambda: output_over_input(0, 1)):
+        with pytest.raises(WorkbenchError):
+            wrong()

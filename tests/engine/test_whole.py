@@ -1,0 +1,61 @@
+"""A request whose text is wanted whole ends as any other does, and nothing is told of its tokens before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.offline.batches import runner
+from tests.prompt import samples
+from tests.prompt.samples import byte_level
+from workbench.prompt.detokenize import Detokenizer, WholeText
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Decoded, Event, Finished
+
+SAMPLINGS = st.builds(
+    SamplingParameters,
+    temperature=st.sampled_from([0.0, 1.0]), max_tokens=st.integers(1, 14), n=st.integers(1, 2),
+    stop=st.sampled_from([(), ("e",), ("a", "b")]), stop_token_ids=st.sampled_from([(), (40, 41, 42)]),
+    logprobs=st.sampled_from([None, None, 1]), seed=st.integers(0, 5),
+)  # fmt: skip
+
+
+def ended(event: Event) -> tuple | None:
+    if not isinstance(event, Finished):
+        return None
+    return event.request_id, event.sample, event.reason, event.token_ids, event.output_text
+
+
+@settings(max_examples=40, deadline=None)
+@given(SAMPLINGS, st.text("abc x", min_size=1, max_size=6))
+def test_it_ends_as_any_other(sampling: SamplingParameters, text: str) -> None:
+    plain = Request("r", tuple(byte_level().encode(text)), sampling)
+    told = list(runner().stream([plain]))
+    mine = list(runner().stream([replace(plain, whole=True)]))
+    assert {ended(event) for event in mine} == {ended(event) for event in told}
+    tokens = [event for event in mine if isinstance(event, Decoded)]
+    assert bool(tokens) == (sampling.logprobs is not None)
+    for end in (event for event in mine if isinstance(event, Finished)):
+        shown = "".join(event.text for event in mine if event.sample == end.sample)
+        assert shown == end.output_text
+
+
+@pytest.mark.parametrize("name", samples.ALL)
+@given(data=st.data())
+def test_whole_is_what_the_pieces_are(name: str, data: st.DataObject) -> None:
+    tokenizer = samples.ALL[name]()
+    ids = data.draw(samples.ids_of(tokenizer))
+    whole, pieces = WholeText(tokenizer), Detokenizer(tokenizer)
+    assert {whole.push(each) for each in ids} <= {""}
+    assert whole.finish() == whole.text == "".join([*map(pieces.push, ids), pieces.finish()])
+
+
+@pytest.mark.parametrize("asked", [{"n": 1, "best_of": 3}, {"n": 2, "beams": 3}])
+def test_the_best_are_chosen_all_the_same(asked: dict) -> None:
+    sampling = SamplingParameters(max_tokens=5, **asked)
+    plain = Request("r", tuple(byte_level().encode("abc")), sampling)
+    told, mine = (list(runner().stream([replace(plain, whole=whole)])) for whole in (False, True))
+    assert {ended(event) for event in mine} == {ended(event) for event in told}

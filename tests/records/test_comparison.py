@@ -1,0 +1,215 @@
+"""Runs against a baseline: what is compared with what, how it is named, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.records.folders import RECORDS, environment, many, run_of_rounds, write
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.records import compare
+from workbench.records.comparison import Comparison, Group
+from workbench.records.item import Item
+from workbench.records.measures import directed, direction, timed
+from workbench.records.naming import labels
+
+DENSE = [1.0, 1.2, 1.1, 1.3, 1.0, 1.4]
+TWICE = [2 * value for value in DENSE]
+PRECISION = str(RECORDS / "kv_precision-20261121-135638.json")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    return str(run_of_rounds(tmp_path, "turns", {"dense": DENSE, "int8": TWICE, "again": DENSE}))
+
+
+def row_of(found: Comparison, label: str, measure: str):
+    [row] = [row for row in found.rows if (row.label, row.measure) == (label, measure)]
+    return row
+
+
+def test_rounds_of_one_run_are_paired(run: str) -> None:
+    found = compare([run], f"{run}:dense", ["ttft_s.p50"])
+    row = row_of(found, "cache.format=int8", "ttft_s_p50")
+    assert (row.ratio, row.ratio_low, row.ratio_high) == pytest.approx((2, 2, 2))  # though rounds differ by 40%
+    assert row.paired and row.repetitions == row.baseline_repetitions == 6
+    assert row.verdict == "worse" and row.confidence == 0.95
+    assert row.value == pytest.approx(2.3) and row.baseline == pytest.approx(1.15)
+    same = row_of(found, "cache.format=int4", "ttft_s_p50")
+    assert same.verdict == "same" and same.ratio == 1
+
+
+def test_exchanging_the_baseline_inverts(run: str) -> None:
+    there = compare([f"{run}:int8"], f"{run}:dense").rows
+    back = compare([f"{run}:dense"], f"{run}:int8").rows
+    assert [row.measure for row in there] == [row.measure for row in back]
+    for one, other in zip(there, back, strict=True):
+        assert one.ratio is not None and other.ratio is not None and one.ratio * other.ratio == pytest.approx(1)
+        assert one.difference == pytest.approx(-other.difference)
+        turned = {"better": "worse", "worse": "better"}
+        assert other.verdict == turned.get(one.verdict or "", one.verdict)
+
+
+def test_runs_that_differ_in_seeds_repeat_each_other(tmp_path: Path) -> None:
+    for seed in range(5):
+        scale = 1 + seed / 10
+        run_of_rounds(tmp_path, "r", {"dense": [scale * v for v in DENSE], "int8": [3 * scale * v for v in DENSE]},
+                      seed=seed)  # fmt: skip
+    first = str(sorted(tmp_path.iterdir())[0])
+    row = row_of(compare([str(tmp_path)], f"{first}:dense"), "cache.format=int8", "ttft_s_p50")
+    assert row.repetitions == 5 and row.paired and row.ratio == pytest.approx(3) and row.confidence == 1 - 2**-4
+    apart = compare([str(tmp_path)], f"{first}:dense", separate=True)
+    assert len(apart.groups) == 10 and len({group.label for group in apart.groups}) == 10
+
+
+def test_a_run_against_itself_needs_to_be_asked_for(run: str) -> None:
+    with pytest.raises(WorkbenchError, match="nothing to compare with"):
+        compare([f"{run}:dense"], f"{run}:dense")
+
+
+def test_times_of_a_busy_machine_are_refused_unless_forced(tmp_path: Path) -> None:
+    run = str(run_of_rounds(tmp_path, "busy", {"dense": DENSE, "int8": TWICE}, busy=0.3))
+    with pytest.raises(WorkbenchError, match="other processes took more than 10% .* ttft_s_p50 .* --force"):
+        compare([run], f"{run}:dense")
+    assert compare([run], f"{run}:dense", ["kv_bytes_peak"]).rows  # which no other process changes
+    forced = compare([run], f"{run}:dense", force=True)
+    assert forced.busy == (Path(run).name,) and forced.rows
+
+
+def test_what_is_not_whole_is_refused_with_the_reason(run: str, tmp_path: Path) -> None:
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "INCOMPLETE").write_text("")
+    with pytest.raises(WorkbenchError, match="killed: unfinished"):
+        compare([str(tmp_path / "killed")], f"{run}:dense")
+    (Path(run) / "steps.parquet").unlink()
+    with pytest.raises(WorkbenchError, match="steps.parquet is missing"):
+        compare([run], f"{run}:dense")
+
+
+@pytest.mark.parametrize(
+    ("asked", "baseline", "measure", "message"),
+    [
+        ("RUN", "RUN", [], "must be one run or variant, and this is 3: 'dense', 'int8', 'again'"),
+        ("RUN", "RUN:fp4", [], "no variant 'fp4' there; it has 'dense'"),
+        ("nowhere", "RUN:dense", [], "no such run"),
+        ("RUN", "RUN:dense", ["ttft_p50"], "--measure ttft_p50: the baseline has none; did you mean 'ttft_s_p50'"),
+    ],
+)
+def test_mistakes_are_told(run: str, asked: str, baseline: str, measure: list[str], message: str) -> None:
+    with pytest.raises(WorkbenchError) as caught:
+        compare([asked.replace("RUN", run)], baseline.replace("RUN", run), measure)
+    assert message in str(caught.value)
+
+
+def test_labels_are_the_settings_that_differ() -> None:
+    found = compare([PRECISION], f"{PRECISION}:float32", ["bits_per_byte"])
+    assert [row.label for row in found.rows] == [
+        "bfloat16", "cache.format=int8", "cache.format=fp8", "cache.format=int4",
+        "cache.format=int4 cache.rotate=true", "cache.keys=int8 cache.values=int4",
+    ]  # fmt: skip
+
+
+def item(name: str, settings: dict, variant: str | None = None, **around: str) -> Item:
+    return Item(name, variant, settings, around, {}, None, name)
+
+
+def test_what_cannot_be_told_apart_by_settings_is_by_what_is_around_it() -> None:
+    same = {"lane": "eager"}
+    assert labels([item("a", same, commit="1"), item("b", same, commit="2")]) == ["commit=1", "commit=2"]
+    assert labels([item("a", same), item("b", same)]) == ["a", "b"]
+    assert labels([item("a", same), item("b", {})]) == ["a", "b"]  # an older record that lacks a setting
+    assert labels([item("a", {"x": 1, "y": 2}), item("b", {"x": 1, "y": 3})]) == ["y=2", "y=3"]
+
+
+settings_of = st.dictionaries(st.sampled_from("abc"), st.sampled_from([1, 2, None, "x"]), max_size=3)
+
+
+@given(every=st.lists(settings_of, min_size=1, max_size=6))
+def test_no_two_labels_are_the_same(every: list[dict]) -> None:
+    found = labels([item(str(index), settings) for index, settings in enumerate(every)])
+    assert len(set(found)) == len(found) and all(found)
+
+
+points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=12)
+
+
+@given(points=points, ways=st.tuples(st.sampled_from(["min", "max"]), st.sampled_from(["min", "max"])))
+def test_nobody_beats_the_front_and_everybody_else_is_beaten(points: list, ways: tuple[str, str]) -> None:
+    groups = [
+        Group(str(index), (Item(str(index), None, {}, {}, {"x": float(x), "y": float(y)}, None, str(index)),))
+        for index, (x, y) in enumerate(points)
+    ]
+    found = Comparison("0", tuple(groups), ()).pareto(f"x:{ways[0]}", f"y:{ways[1]}")
+    signs = [1 if way == "min" else -1 for way in ways]
+
+    def beats(one: tuple, other: tuple) -> bool:
+        a, b = ([sign * value for sign, value in zip(signs, point, strict=True)] for point in (one, other))
+        return all(p <= q for p, q in zip(a, b, strict=True)) and a != b
+
+    for row, point in zip(found, points, strict=True):
+        assert row["front"] != any(beats(other, point) for other in points)
+
+
+def test_a_measure_says_by_its_name_which_way_is_better() -> None:
+    names = ("ttft_s_p50", "output_tokens_per_s", "kv_bytes_peak", "same_top", "scored")
+    assert [direction(name) for name in names] == ["min", "max", "min", "max", None]
+    assert directed("ttft_s.p50") == ("ttft_s_p50", "min") and directed("scored:max") == ("scored", "max")
+    with pytest.raises(WorkbenchError, match="scored:min if less of it is better"):
+        directed("scored")
+    assert timed("output_tokens_per_s") and timed("wall_s") and not timed("kv_bytes_peak") and not timed("kl_mean")
+
+
+def test_the_commands_print_what_the_values_say(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["compare", run, "--baseline", f"{run}:dense", "--measure", "ttft_s_p50"]
+    assert main([*ask, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rows"] == compare([run], f"{run}:dense", ["ttft_s_p50"]).as_dicts()
+    assert main(ask) == 0
+    out = capsys.readouterr().out
+    assert "2.000 [2.000, 2.000]" in out and "95%, worse" in out and "6, in turn" in out
+    assert main([*ask, "--format", "md"]) == 0 and "| ttft_s_p50 |" in capsys.readouterr().out
+    assert main([*ask, "--format", "csv", "--out", str(tmp_path / "x.csv")]) == 0
+    assert (tmp_path / "x.csv").read_text().startswith("measure,label,")
+    pareto = ["compare", run, "--baseline", f"{run}:dense", "--pareto", "ttft_s_p50,kv_bytes_peak"]
+    assert main([*pareto, "--format", "json"]) == 0
+    assert [row["front"] for row in json.loads(capsys.readouterr().out)["rows"]] == [True, False, True]
+    assert main(["compare", run, "--baseline", f"{run}:dense", "--format", "svg"]) == 2
+    assert "name its file with --out" in capsys.readouterr().err
+    assert main(["runs", str(tmp_path), "--columns", "run", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == f"run\n{os.path.basename(run)}\n"
+    assert main(["runs", str(tmp_path), "--where", "format = 1"]) == 2
+    assert capsys.readouterr().err.startswith("error: --where: no column 'format'; did you mean 'cache.format'")
+    assert main(["runs", str(tmp_path), "--names"]) == 0 and "cache.format\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [[], ["--pareto", "ttft_s_p50,output_tokens_per_s"]])
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_pictures_are_drawn(run: str, tmp_path: Path, more: list[str], form: str) -> None:
+    pytest.importorskip("altair", reason="pip install 'inference-workbench[plots]'")
+    pytest.importorskip("vl_convert", reason="pip install 'inference-workbench[plots]'")
+    out = tmp_path / f"x.{form}"
+    assert main(["compare", run, "--baseline", f"{run}:dense", "--format", form, "--out", str(out), *more]) == 0
+    content = out.read_bytes()
+    assert content.startswith(b"\x89PNG") if form == "png" else b"cache.format=int8" in content
+
+
+def test_it_shows_itself_in_a_notebook(run: str) -> None:
+    page = compare([run], f"{run}:dense")._repr_html_()
+    assert page.count("<tr>") > 3 and "cache.format=int8" in page
+
+
+def test_runs_without_rounds_have_no_intervals(tmp_path: Path) -> None:
+    one, other, _ = (tmp_path / row["run"] for row in many(tmp_path, 3))
+    found = compare([str(other)], str(one), force=True, measure=["output_tokens_per_s"])
+    [row] = found.rows
+    assert row.confidence is None and row.ratio_low is None and row.verdict is None
+    assert row.ratio == pytest.approx(row.value / row.baseline)
+    text = write(tmp_path / "bare", "question: q\n", {"wall_s": 1.0}, environment())
+    with pytest.raises(WorkbenchError, match="name a measure with --measure"):
+        compare([str(text)], str(one), force=True)

@@ -1,0 +1,14 @@
+"""A machine whose ceilings are known: no test of a sweep measures one."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.sweep.work import ThisMachine
+
+FLOPS, BYTES = 1e11, 1e10
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThisMachine, "rates", lambda self, working_set, dtype: (FLOPS, BYTES))

@@ -1,0 +1,20 @@
+"""Sweeps that are over in a second or two: a shape of four layers, a handful of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TINY = """
+question: does it run?
+model: {name: "shape:tiny", dtype: float32}
+lane: eager
+sampling: {temperature: 0}
+workload: {kind: random, requests: 2, prompt_tokens: 8, output_tokens: 4}
+measure: {warmup: 0, ceilings: false}
+"""
+
+
+def write(folder: Path, more: str = "") -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(TINY + more)
+    return path

@@ -1,0 +1,180 @@
+"""What a plan says: sums, bounds, what was measured before, and what cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sweep.points import write
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.study.ceilings import Ceiling, Ceilings
+from workbench.study.experiment import Experiment
+from workbench.study.run_folder import RunFolder
+from workbench.sweep import work
+from workbench.sweep.carry_out import NAME
+from workbench.sweep.estimate import LIKE, MEASURED, MODEL, NONE, Estimate
+from workbench.sweep.folder import SweepFolder
+from workbench.sweep.plan import Plan, Planned, plan
+from workbench.sweep.point import Outcome, Point
+from workbench.sweep.run import Row
+from workbench.sweep.words import experiment_from
+from workbench.sweep.work import Served, ThisMachine, work_of
+
+KV = Path(__file__).parents[2] / "experiments" / "kv_precision.yaml"
+SIZES = "workload.output_tokens=2,40,400"
+
+
+EXPERIMENT = Experiment.read(KV)
+
+
+def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
+    return SweepFolder.planned(experiment_from(write(folder, more), sets), folder / "runs", "tiny")
+
+
+def done(point: Point, seconds: float, size: int = 10**9) -> None:
+    point.write()
+    run = RunFolder.create(point.folder, NAME)
+    Outcome(point.key, run.finish(), None, seconds, size).write(point.folder)
+
+
+def sources(made: Plan) -> list[str]:
+    return [each.estimate.source for each in made.points]
+
+
+seconds = st.one_of(st.none(), st.floats(0, 1e4))
+
+
+@given(st.lists(st.tuples(seconds, st.sampled_from(["done", "failed", "to run"])), max_size=8), st.booleans())
+def test_the_total_is_the_sum_of_what_is_to_run(rows: list, retry: bool) -> None:
+    made = []
+    for number, (each, state) in enumerate(rows):
+        point = Point(str(number), "", {}, "", Path("nowhere"))
+        outcome = None if state == "to run" else Outcome(point.key, None, "no" if state == "failed" else None, 1.0)
+        made.append(Planned(Row(point, outcome), Estimate(each, 1, MODEL)))
+    sweep = SweepFolder(Path("nowhere"), "x", EXPERIMENT, ())
+    found = Plan(sweep, tuple(made), (), retry)
+    states = ("to run", "failed") if retry else ("to run",)
+    assert found.seconds == sum(each or 0.0 for each, state in rows if state in states)
+    assert found.unknown == sum(each is None for each, state in rows if state in states)
+    assert len(found.to_run) + sum(state not in states for _, state in rows) == len(rows)
+
+
+def test_more_to_do_takes_longer_and_more_memory(tmp_path: Path) -> None:
+    made = plan(planned(tmp_path, SIZES), tmp_path / "runs", start_seconds=1.0)
+    times = [each.estimate.seconds or 0.0 for each in made.points]
+    sizes = [each.estimate.bytes or 0 for each in made.points]
+    assert times == sorted(times) and times[0] > 1.0 and sizes == sorted(sizes) and sizes[0]
+    assert set(sources(made)) == {MODEL} and made.bound and "cost model: " in made.remarks[0]
+    assert made.seconds == sum(times)
+
+
+def test_points_that_ran_scale_the_others(tmp_path: Path) -> None:
+    sweep = planned(tmp_path, SIZES)
+    bounds = [each.estimate.seconds or 0.0 for each in plan(sweep, tmp_path / "runs").points]
+    done(sweep.points[1], 7 * bounds[1])
+    made = plan(sweep, tmp_path / "runs")
+    assert sources(made) == [LIKE.format(1), MEASURED, LIKE.format(1)] and not made.bound
+    assert made.points[0].estimate.seconds == pytest.approx(7 * bounds[0])
+    assert made.points[1].estimate.seconds == 7 * bounds[1] and made.points[1].row.state == "done"
+    assert made.seconds == pytest.approx(7 * (bounds[0] + bounds[2]))
+
+
+def test_another_sweep_of_the_same_points_is_known(tmp_path: Path) -> None:
+    first = planned(tmp_path, SIZES)
+    first.write()
+    done(first.points[0], 5.0)
+    made = plan(planned(tmp_path, "workload.output_tokens=2,7"), tmp_path / "runs")
+    assert made.points[0].estimate == Estimate(5.0, 10**9, MEASURED) and made.points[0].row.state == "to run"
+    assert "measured: the same points have run in another sweep" in made.remarks
+
+
+def test_requests_over_time_last_at_least_as_long_as_they_come(tmp_path: Path) -> None:
+    traffic = "workload={kind: traffic, lengths: {kind: fixed}, arrivals: {kind: poisson, rate: 0.1}, requests: 9}"
+    experiment = experiment_from(write(tmp_path), [traffic]).alone({}, "test")
+    found = work_of(experiment)
+    assert found is not None and found.least_seconds > 9 and sum(found.served[0].lengths.values()) == 9
+    assert work_of(experiment.with_("executor={kind: simulated}")) is None
+
+
+def test_a_machine_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ceilings_for(size: int, dtypes: tuple[str, ...]) -> Ceilings:
+        asked.append((size, *dtypes))
+        ceiling = Ceiling("read", 5.0, "", "", 1, 1, 1.0, size, others_cpu_share=0.3)
+        return Ceilings((ceiling,), (dataclasses.replace(ceiling, value=7.0, dtype=dtypes[0]),))
+
+    monkeypatch.undo()
+    monkeypatch.setattr(work, "ceilings_for", ceilings_for)
+    machine = ThisMachine()
+    assert {machine.rates(100, "bfloat16") for _ in range(3)} == {(7.0, 5.0)} and machine.busy == 0.3
+    machine.rates(100, "float16")
+    assert asked == [(100, "bfloat16"), (100, "float32")]
+
+
+def test_a_decode_has_as_many_tokens_as_are_asked_for() -> None:
+    experiment = EXPERIMENT.with_("schedule.max_num_seqs=4")
+    steps, rows, context = Served(experiment, {(10, 5): 3, (20, 9): 2})._decodes()
+    assert steps * rows >= 3 * 4 + 2 * 8 and steps >= 8 and 10 < context < 29
+
+
+def test_what_is_unknown_is_said_to_be(tmp_path: Path) -> None:
+    made = plan(planned(tmp_path, "executor.memory=0.5,0.9", "executor.kind=simulated"), tmp_path / "runs")
+    assert sources(made) == [NONE] * 2 and made.unknown == 2 and made.seconds == 0
+    done(made.points[0].row.point, 3.0)
+    again = plan(made.sweep, tmp_path / "runs")
+    assert again.points[1].estimate.seconds == 3.0 and sources(again)[1] == LIKE.format(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model.name=nowhere,shape:tiny"], "no model 'nowhere'.* \\(in model.name=nowhere\\)"),
+        (["cache.page_size=8,64", "cache.format=int4", "cache.group=48"], "sweep: "),
+    ],
+)
+def test_a_point_that_cannot_be_is_told_before_anything_runs(tmp_path: Path, words: list[str], told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        plan(planned(tmp_path, *words), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_of_the_issue_plans_nine_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--set", "cache.format=dense,int8,int4", "--set", "workload.context=256,512,1024", "--dry-run"]
+    assert main(["sweep", str(KV), *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["points"]) == found["to_run"] == 9
+    assert found["seconds"] == pytest.approx(sum(each["estimate"]["seconds"] for each in found["points"]))
+    assert any("6 variants are set aside" in line for line in found["remarks"])
+    assert main(["sweep", str(KV), *words]) == 0
+    printed = capsys.readouterr().out
+    assert "cache.format=int4 workload.context=1024" in printed and "9 points to run; one after another" in printed
+    assert not list(tmp_path.iterdir())
+    assert main(["sweep", str(KV), "--set", "workload.context=256,4096", "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert "workload.context 4096: above the model's own, 1024" in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--repeat", "2", "--resume", "x"], "name its file"),
+        ([], "name an experiment's file, or with --resume"),
+        (["--resume", "nowhere"], "nowhere: is no sweep's folder"),
+        ([str(KV), "--retry-failed"], "name its folder with --resume"),
+        ([str(KV), "--out", "x", "--resume", "x"], "goes on in the folder it has"),
+        ([str(KV), "--executor", "slum"], "did you mean 'slurm'"),
+    ],
+)
+def test_wrong_words(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", *words]) == 2
+    assert told in capsys.readouterr().err

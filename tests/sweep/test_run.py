@@ -1,0 +1,239 @@
+"""Sweeps that run: resumed, killed, with points that fail and workers that die; nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.sweep.points import write
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.study.experiment import Experiment
+from workbench.study.record import Record
+from workbench.study.run_folder import RunFolder
+from workbench.sweep import places
+from workbench.sweep.carry_out import NAME, carry_out
+from workbench.sweep.folder import SweepFolder
+from workbench.sweep.local import LocalPlace
+from workbench.sweep.places import place_from
+from workbench.sweep.point import OUTCOME, POINT, Outcome, Point
+from workbench.sweep.run import rows_of, run_sweep
+from workbench.sweep.settings import LocalPart, place_setting
+from workbench.sweep.words import experiment_from
+
+SIZES = "workload.output_tokens=2,3,4"
+
+
+def planned(folder: Path, *sets: str, more: str = "") -> SweepFolder:
+    return SweepFolder.planned(experiment_from(write(folder, more), sets), folder / "runs", "tiny")
+
+
+class Pretended:
+    """A place without processes: each point is done at once, except where `dies` says that its worker does."""
+
+    def __init__(self, dies: Callable[[Path, int], bool] = lambda point, attempt: False, stops_after: int = 10**9):
+        self.dies, self.stops_after = dies, stops_after
+        self.ran: list[str] = []
+
+    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+        for point in points:
+            if len(self.ran) == self.stops_after:
+                raise KeyboardInterrupt
+            self.ran.append(point.name)
+            if not self.dies(point, self.ran.count(point.name)):
+                run = RunFolder.create(point, NAME)
+                Outcome(point.name, run.finish(), None, 0.1).write(point)
+            ended(point)
+
+
+def test_a_sweep_runs_each_point_once_and_resumed_none(tmp_path: Path) -> None:
+    sweep, place = planned(tmp_path, SIZES), Pretended()
+    assert [row.state for row in run_sweep(sweep, place, progress=False)] == ["done"] * 3
+    assert place.ran == [point.key for point in sweep.points]
+    again = SweepFolder.read(sweep.path)
+    assert again == replace(sweep, experiment=again.experiment) and again.experiment.sweep == sweep.experiment.sweep
+    nothing = Pretended()
+    assert all(row.state == "done" for row in run_sweep(again, nothing, progress=False)) and not nothing.ran
+
+
+@pytest.mark.parametrize("stop", range(4))
+def test_interrupted_anywhere_the_rest_runs_and_nothing_twice(tmp_path: Path, stop: int) -> None:
+    sweep, first, second = planned(tmp_path, SIZES), Pretended(stops_after=stop), Pretended()
+    if stop < 3:
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(sweep, first, progress=False)
+    else:
+        run_sweep(sweep, first, progress=False)
+    rows = run_sweep(SweepFolder.read(sweep.path), second, progress=False)
+    assert all(row.state == "done" for row in rows)
+    assert sorted(first.ran + second.ran) == sorted(point.key for point in sweep.points)
+
+
+def test_sigterm_leaves_what_is_done_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ended(Pretended):
+        def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+            super().run(points[:2], ended)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(places, "place_from", lambda setting: Ended())
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["sweep", str(write(tmp_path)), "--set", SIZES, "--out", str(tmp_path / "runs"), "--json"]) == 130
+    assert signal.getsignal(signal.SIGTERM) == before
+    (folder,) = (tmp_path / "runs").iterdir()
+    told = f"interrupted: 2 of 3 points have an outcome; workbench sweep --resume {folder} goes on"
+    assert told in capsys.readouterr().err
+
+
+def test_a_sweep_may_be_extended_and_only_what_is_new_runs(tmp_path: Path) -> None:
+    sweep, place = planned(tmp_path, SIZES), Pretended()
+    run_sweep(sweep, Pretended(), progress=False)
+    more = sweep.extended(experiment_from(tmp_path / "tiny.yaml", ["workload.output_tokens=4,5"]))
+    assert len(run_sweep(more, place, progress=False)) == 4
+    assert [Point.read(sweep.path / "points" / key).settings for key in place.ran] == [{"workload.output_tokens": 5}]
+
+
+def test_what_is_gone_or_damaged_runs_again(tmp_path: Path) -> None:
+    sweep = planned(tmp_path, SIZES)
+    rows = run_sweep(sweep, Pretended(), progress=False)
+    outcomes = [row.outcome for row in rows]
+    assert outcomes[0] is not None and outcomes[0].folder is not None
+    (outcomes[0].folder / "manifest.json").unlink()  # as of a copy that ended early
+    (sweep.points[1].folder / OUTCOME).write_text('{"key": "')
+    assert [row.state for row in rows_of(sweep)] == ["to run", "to run", "done"]
+
+
+def test_a_worker_that_dies_is_followed_by_another_and_then_given_up(tmp_path: Path) -> None:
+    sweep = planned(tmp_path, SIZES)
+    once, always, _ = sweep.points
+    place = Pretended(lambda point, attempt: point == always.folder or (point == once.folder and attempt == 1))
+    rows = run_sweep(sweep, place, progress=False)
+    assert [row.state for row in rows] == ["done", "failed", "done"]
+    assert [place.ran.count(point.key) for point in sweep.points] == [2, 2, 1]
+    outcome = rows[1].outcome
+    assert outcome is not None and outcome.error is not None and "its worker died 2 times" in outcome.error
+    assert [row.state for row in run_sweep(sweep, place, progress=False)] == ["done", "failed", "done"]
+    assert len(place.ran) == 5  # what failed is asked for by name
+    assert [row.state for row in run_sweep(sweep, Pretended(), retry_failed=True, progress=False)] == ["done"] * 3
+
+
+def test_points_that_a_place_does_not_tell_of_are_still_to_run(tmp_path: Path) -> None:
+    class Elsewhere:
+        def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None: ...
+
+    assert {row.state for row in run_sweep(planned(tmp_path, SIZES), Elsewhere(), progress=False)} == {"to run"}
+
+
+def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
+    sweep = planned(tmp_path, "workload.output_tokens=3", "workload.seed=0,1")
+    sweep.write()
+    point = sweep.points[1]
+    outcome = carry_out(point.folder)
+    assert outcome.error is None and outcome.folder is not None and outcome.folder.parent == point.folder
+    record = Record.open(outcome.folder)
+    assert Experiment.from_yaml(record.experiment_text) == point.experiment
+    assert record.summary["tokens"]["output"] == 6
+    assert carry_out(point.folder) == outcome == Outcome.read(point.folder)  # nothing twice
+    assert main(["reproduce", str(outcome.folder), "--out", str(tmp_path)]) == 0
+
+
+def test_an_error_is_the_outcome(tmp_path: Path) -> None:
+    sweep = planned(tmp_path, "model.seed=0,1", "cache.pages=1", "workload.prompt_tokens=100")
+    sweep.write()
+    refused = carry_out(sweep.points[0].folder)  # 100 tokens never fit into one page
+    assert refused.folder is not None and refused.error == "of 2 requests: 2 refused"
+    wrong = planned(tmp_path, "model.name=nowhere,elsewhere")
+    wrong.write()
+    outcome = carry_out(wrong.points[0].folder)
+    assert outcome.folder is None and "no model 'nowhere'" in str(outcome.error)
+
+
+def test_a_point_that_was_changed_is_refused(tmp_path: Path) -> None:
+    sweep = planned(tmp_path, SIZES)
+    sweep.write()
+    file = sweep.points[0].folder / POINT
+    values = json.loads(file.read_text())
+    values["experiment"]["workload"]["output_tokens"] = 9
+    file.write_text(json.dumps(values))
+    with pytest.raises(WorkbenchError, match="was changed since it was planned"):
+        SweepFolder.read(sweep.path)
+
+
+def test_killed_with_nine_and_resumed(tmp_path: Path) -> None:
+    """The command itself, its process killed while a worker is at it: the points that were done are not run again."""
+    file, out = write(tmp_path), tmp_path / "runs"
+    child = os.fork()
+    if not child:
+        main(["sweep", str(file), "--set", "workload.output_tokens=2,3", "--out", str(out), "--json"])
+        os._exit(0)
+    _wait(lambda: list(out.glob(f"*/points/*/{OUTCOME}")))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    (folder,) = (tmp_path / "runs").iterdir()
+    before = {point: (point / OUTCOME).read_bytes() for point in folder.glob("points/*") if (point / OUTCOME).exists()}
+    assert len(before) == 1
+    assert main(["sweep", "--resume", str(folder), "--json"]) == 0
+    assert {row.state for row in rows_of(SweepFolder.read(folder))} == {"done"}
+    assert all((point / OUTCOME).read_bytes() == outcome for point, outcome in before.items())
+    complete = [run for run in folder.glob(f"points/*/{NAME}-*") if not (run / "INCOMPLETE").exists()]
+    assert len(complete) == 2
+
+
+def test_a_local_worker_that_is_killed_has_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = planned(tmp_path, SIZES)
+    sweep.write()
+    ended: list[Path] = []
+    place = place_from(LocalPart(jobs=2))
+    broken = tmp_path / "broken"
+    (broken / "sitecustomize.py").parent.mkdir()
+    (broken / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    place.run([point.folder for point in sweep.points], ended.append)
+    assert sorted(ended) == sorted(point.folder for point in sweep.points)
+    assert {Outcome.read(folder) for folder in ended} == {None}
+
+
+def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    started: list[subprocess.Popen] = []
+
+    def start(point: Path) -> subprocess.Popen:
+        started.append(subprocess.Popen(["true"] if point.name == "quick" else ["sleep", "600"]))
+        return started[-1]
+
+    place = LocalPlace(LocalPart(jobs=3))
+    monkeypatch.setattr(place, "_start", start)
+    with pytest.raises(KeyboardInterrupt):
+        place.run([tmp_path / name for name in ("slow", "quick", "slower", "later")], interrupted)
+    assert len(started) == 3 and all(worker.poll() is not None for worker in started)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lokal", "'lokal' is none of local, ray, slurm; did you mean 'local'"),
+        ("{kind: local, jobz: 2}", "jobz: unknown key; did you mean 'jobs'"),
+        ("{kind: ray, processes: 2}", "processes: one point on several processes is not possible yet"),
+    ],
+)
+def test_a_wrong_place(text: str, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        place_setting(text)
+
+
+def _wait(ready: Callable[[], object], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < until, "nothing came of it"
+        time.sleep(0.02)

@@ -1,0 +1,88 @@
+"""`workbench batch`: a file of requests to a file of answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from tqdm.auto import tqdm
+
+from workbench.cli.shared import AsJson, lanes_told, print_json
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+    from workbench.offline.lines import Model
+    from workbench.offline.run import Tally
+    from workbench.study.experiment import Experiment
+
+DECIDING = ("model", "attention", "speculate", "batch_invariant")  # what an answer depends on, besides its own line
+ROOM = {"page_size", "pages", "prefix", "offload"}  # of the cache: where things lie, not what they are
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines: custom_id, method, url ...")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="the answers, in the order of the lines")],
+    model: Annotated[str, typer.Option(help="a folder, demo, demo-draft, or shape:NAME")] = "demo",
+    lane: Annotated[str, typer.Option(help="eager starts at once; inductor compiles first; auto")] = "eager",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="model, cache, schedule ... as in an experiment; repeatable"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a batch file: nothing is streamed, a line that is wrong has its error and the rest goes on, and what OUT
+    already answers is not done again."""
+    from workbench.offline.run import run_batch
+    from workbench.study.experiment import Experiment
+
+    values: dict[str, Any] = {"question": "What are the answers?", "workload": {"kind": "random"}, "lane": lane}
+    experiment = Experiment.of(values | {"model": {"name": model, "dtype": dtype}}, "batch").with_(*(set_ or ()))
+    began = time.perf_counter()
+    with tqdm(unit="line", desc="batch", disable=as_json) as bar, lanes_told():
+
+        def tell(tally: Tally) -> None:
+            bar.total = tally.lines
+            bar.update(tally.answered + tally.failed - bar.n)
+
+        tally = run_batch(source, out, lambda: _loaded(experiment, quiet=as_json), _settings(experiment), tell)
+    seconds = time.perf_counter() - began
+    if as_json:
+        print_json({"out": str(out), **asdict(tally), "seconds": seconds})
+    else:
+        _show(tally, out, seconds)
+    raise typer.Exit(1 if tally.failed else 0)
+
+
+def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, Model]:
+    from workbench.engine.load import folder_of
+    from workbench.engine.patience import to_nobody, to_stderr
+    from workbench.offline.lines import Model
+    from workbench.prompt.chat import ChatTemplate
+    from workbench.study.run import runner_for
+
+    runner, folder = runner_for(experiment, to_nobody if quiet else to_stderr), folder_of(experiment.model.name)
+    template = None if folder is None else ChatTemplate.from_folder(folder)
+    return runner, Model(experiment.model.name, runner.tokenizer, template, runner.model.spec.context)
+
+
+def _settings(experiment: Experiment) -> str:
+    """What decides an answer, as one text: a file that was begun under another is not gone on with."""
+    values = experiment.model_dump(mode="json")
+    cache = {name: value for name, value in values["cache"].items() if name not in ROOM}
+    deciding = {name: values[name] for name in DECIDING} | {"cache": cache, "overflow": values["schedule"]["overflow"]}
+    return json.dumps(deciding, sort_keys=True)
+
+
+def _show(tally: Tally, out: Path, seconds: float) -> None:
+    counts = [f"{tally.answered:,} answered", f"{tally.failed:,} failed"]
+    counts += [f"{tally.kept:,} of them before"] if tally.kept else []
+    if tally.mended_bytes:
+        print(f"{out}: half a line was cut off ({tally.mended_bytes:,} bytes)", file=sys.stderr)
+    tokens = f"{tally.prompt_tokens:,} prompt and {tally.completion_tokens:,} output tokens"
+    print(f"{out}: {tally.lines:,} lines: {', '.join(counts)}; {tokens} in {seconds:.1f} s")

@@ -1,0 +1,111 @@
+"""Answers kept by exact request: at temperature 0 the same request has the same answer, so it is computed once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Generic, TypeVar
+
+from workbench.economics.prices import Prices
+from workbench.economics.usage import Usage
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.traffic.arrival import Arrival
+
+Answer = TypeVar("Answer")
+GREEDY = SamplingParameters(temperature=0)
+
+
+def key_of(request: Request, model: str = "") -> str:
+    """What an answer depends on: the model, the prompt's ids, the salt, and all of the sampling but the seed, which
+    greedy choice never draws from. WorkbenchError for a temperature above 0: its answer is one of many."""
+    sampling = request.sampling
+    if sampling.temperature > 0:
+        raise WorkbenchError(
+            f"request {request.request_id}: temperature {sampling.temperature:g} draws its answer, so another one may "
+            "not stand for it; only temperature 0 can be kept by exact request"
+        )
+    asked = sampling.model_dump(mode="json", exclude={"seed"})
+    whole = json.dumps([model, request.cache_salt, list(request.prompt_ids), asked], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+class ResponseCache(Generic[Answer]):
+    """At most `size` answers of one model; the one that was not asked for longest gives way."""
+
+    def __init__(self, size: int, model: str = ""):
+        if size < 1:
+            raise WorkbenchError(f"a response cache of {size} answers: give room for at least 1")
+        self.size, self.model = size, model
+        self.hits = self.misses = self.evicted = 0
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def find(self, request: Request) -> Answer | None:
+        """The answer that is kept, None where none is; counted as a hit or a miss."""
+        key = key_of(request, self.model)
+        if key not in self._answers:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._answers.move_to_end(key)
+        return self._answers[key]
+
+    def keep(self, request: Request, answer: Answer) -> None:
+        key = key_of(request, self.model)
+        self._answers[key] = answer
+        self._answers.move_to_end(key)
+        if len(self._answers) > self.size:
+            self._answers.popitem(last=False)
+            self.evicted += 1
+
+    def ask(self, request: Request, compute: Callable[[Request], Answer]) -> Answer:
+        """The kept answer, or a computed one, which is kept. What `compute` raises is not kept."""
+        found = self.find(request)
+        if found is None:
+            found = compute(request)
+            self.keep(request, found)
+        return found
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A traffic that was asked of a response cache: what it would have cost, and what was not paid."""
+
+    requests: int
+    hits: int
+    cost: Fraction  # without the cache
+    saved: Fraction
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.requests if self.requests else 0.0
+
+    @property
+    def share(self) -> float:
+        """Saved, of the cost."""
+        return float(self.saved / self.cost) if self.cost else 0.0
+
+
+def replayed(arrivals: Iterable[Arrival], prices: Prices, size: int) -> Replayed:
+    """A traffic in order of time, as if all were asked at temperature 0. The names of a prompt's blocks stand for its
+    tokens; a prompt without blocks is like no other."""
+    cache: ResponseCache[Fraction] = ResponseCache(size)
+    cost = saved = Fraction(0)
+    requests = 0
+    for requests, arrival in enumerate(arrivals, 1):
+        alone = prices.cost(Usage(input=arrival.prompt_tokens, output=arrival.output_tokens))
+        cost += alone
+        ids = (*arrival.blocks, arrival.prompt_tokens) if arrival.blocks else (-requests,)
+        asked = Request(str(requests), ids, GREEDY, cache_salt=arrival.tenant)
+        if cache.find(asked) is not None:
+            saved += alone
+        else:
+            cache.keep(asked, alone)
+    return Replayed(requests, cache.hits, cost, saved)

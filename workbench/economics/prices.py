@@ -1,0 +1,121 @@
+"""What tokens cost: price tables as data, and money as exact fractions of a currency's unit."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workbench.economics.usage import KINDS, Usage
+from workbench.errors import WorkbenchError, explain, nearest
+
+TABLES = Path(__file__).resolve().parent / "tables"
+MILLION = 1_000_000
+SOURCE = "article-a"  # the table that ships with every price that the articles name
+Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a million tokens
+Count = Annotated[int, Field(ge=1)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Said(Part):
+    """What a table's source says of a workload: `requests` a day with a system prompt of `prompt` tokens."""
+
+    prompt: Count
+    requests: Count
+    uncached: Price  # a day
+    saved: Price  # a day, by caching
+    share: Price  # of the uncached bill
+    requests_a_life: Count
+
+
+class Prices(Part):
+    """Prices of a million tokens of each kind; the three of a prompt cache are there together or not at all."""
+
+    name: str
+    source: str  # who says so
+    date: datetime.date  # on which the source was read
+    currency: str = "USD"
+    example: bool = False  # nobody asks these prices: they are there to reckon with
+    input: Price
+    output: Price
+    cache_write_5m: Price | None = None
+    cache_write_1h: Price | None = None
+    cache_read: Price | None = None
+    says: tuple[Said, ...] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Prices:
+        writes = self.cache_write_5m is not None or self.cache_write_1h is not None
+        if writes != (self.cache_read is not None):
+            raise ValueError("a prompt cache has a price of reads and of one write at least: give both, or neither")
+        return self
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str = "prices") -> Prices:
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, where, cls) from None
+
+    def a_token(self, kind: str) -> Fraction:
+        """What one token of a kind costs. WorkbenchError where the table has no such price."""
+        price = getattr(self, kind) if kind in KINDS else None
+        if price is None:
+            known = ", ".join(name for name in KINDS if getattr(self, name) is not None)
+            raise WorkbenchError(f"prices {self.name}: there is no price of {kind}; it has {known}")
+        return Fraction(price) / MILLION
+
+    def cost(self, usage: Usage) -> Fraction:
+        return sum((count * self.a_token(kind) for kind, count in usage if count), Fraction(0))
+
+    def times(self, factor: Fraction | int) -> Prices:
+        """The same table with every price so many times as high: an example, whatever this one is."""
+        changed = {kind: getattr(self, kind) for kind in KINDS}
+        changed = {kind: None if old is None else _decimal(Fraction(old) * factor) for kind, old in changed.items()}
+        name = f"{self.name} times {Fraction(factor)}"
+        return self.model_copy(update={**changed, "name": name, "example": True, "says": ()})
+
+
+def prices_of(name: str | Path) -> Prices:
+    """The table that ships under this name, or the one in a YAML file."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = TABLES / f"{name}.yaml"
+        if str(name) not in shipped():
+            known = ", ".join(shipped())
+            raise WorkbenchError(
+                f"prices {str(name)!r}: no such table{nearest(str(name), shipped())}; name a YAML file, or: {known}"
+            )
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise WorkbenchError(f"prices {name}: cannot be read ({fault}); name a YAML file with a price table") from None
+    if not isinstance(values, dict):
+        raise WorkbenchError(f"prices {name}: must be a mapping with name, source, date, input and output")
+    return Prices.of(values, f"prices {name}")
+
+
+def shipped() -> list[str]:
+    return sorted(path.stem for path in TABLES.glob("*.yaml"))
+
+
+def told(money: Fraction, places: int = 4) -> str:
+    """An amount for people: rounded once, here, and never reckoned with again."""
+    return f"{float(round(money, places)):,.{places}f}"
+
+
+def _decimal(value: Fraction) -> Decimal:
+    found = Decimal(value.numerator) / Decimal(value.denominator)
+    if Fraction(found) != value:
+        raise WorkbenchError(f"a price of {value} has no end as a decimal number; choose a factor with an exact price")
+    return found

@@ -1,0 +1,41 @@
+"""What a request used, in tokens by kind; what many used, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+KINDS = ("input", "cache_write_5m", "cache_write_1h", "cache_read", "output")
+counts = attrgetter(*KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens by kind, each counted once: `input` are those that the cache neither gave nor took."""
+
+    input: int = 0
+    cache_write_5m: int = 0
+    cache_write_1h: int = 0
+    cache_read: int = 0
+    output: int = 0
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return ((kind, getattr(self, kind)) for kind in KINDS)
+
+    def __add__(self, other: Usage) -> Usage:
+        return total((self, other))
+
+    @property
+    def written(self) -> int:
+        return self.cache_write_5m + self.cache_write_1h
+
+    @property
+    def prompt(self) -> int:
+        """All tokens that went in, whatever they cost."""
+        return self.input + self.written + self.cache_read
+
+
+def total(usages: Iterable[Usage]) -> Usage:
+    columns = zip(*(counts(usage) for usage in usages), strict=True)
+    return Usage(*map(sum, columns))

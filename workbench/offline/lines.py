@@ -1,0 +1,169 @@
+"""A line of an OpenAI batch file as a request, or as what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.engine.intake import request_from, sampling_from
+from workbench.errors import WorkbenchError, nearest
+from workbench.prompt.chat import ChatTemplate
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.request import Request, SamplingParameters
+
+KEYS = ("custom_id", "method", "url", "body")
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+SAMPLING = frozenset(SamplingParameters.model_fields) - {"filters", "sampler"}  # no code to run is named by data
+SHORT = 16  # tokens of a completion that does not say, as at OpenAI
+
+
+class BadLine(WorkbenchError):
+    """What is wrong with one line; the others are none the worse."""
+
+    def __init__(self, code: str, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Model:
+    """What turns a body into a request: the model's name, its tokenizer, template and context."""
+
+    name: str
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    context: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    custom_id: str
+    url: str
+    request: Request
+
+
+def custom_id_of(raw: bytes) -> str | None:
+    """A line's own name, as far as it can be read."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    name = found.get("custom_id") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def read_line(raw: bytes, number: int, model: Model) -> Asked:
+    """Line `number` (from 1) of a batch; BadLine says what is wrong with it."""
+    line = _object(raw)
+    for key in line:
+        if key not in KEYS:
+            raise BadLine("invalid_request", f"{key}: unknown field{nearest(key, KEYS)}; a line has {', '.join(KEYS)}")
+    name, url, body = line.get("custom_id"), line.get("url"), line.get("body")
+    if not isinstance(name, str) or not name:
+        raise BadLine("invalid_request", f"custom_id: must be a text that names the line, not {name!r}")
+    if line.get("method") != "POST":
+        raise BadLine("invalid_request", f"method: must be 'POST', not {line.get('method')!r}")
+    if url not in BODIES:
+        hint = nearest(str(url), BODIES) or f"; known: {', '.join(BODIES)}"
+        raise BadLine("invalid_request", f"url: {url!r} is not answered here{hint}")
+    if not isinstance(body, dict):
+        raise BadLine("invalid_request", f"body: must be an object, not {type(body).__name__}")
+    given = {key: value for key, value in body.items() if value is not None}
+    try:
+        request = BODIES[url](given, str(number), model)
+        salt = given.get("cache_salt", "")
+        if not isinstance(salt, str):
+            raise WorkbenchError(f"body.cache_salt: must be a text, not {salt!r}")
+    except WorkbenchError as error:
+        raise BadLine("invalid_request", str(error)) from None
+    # Nobody listens to single tokens, unless their logprobs are to be told.
+    return Asked(name, url, replace(request, cache_salt=salt, whole=request.sampling.logprobs is None))
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadLine("invalid_json", f"not JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise BadLine("invalid_json", f"must be an object with {', '.join(KEYS)}, not {type(found).__name__}")
+    return found
+
+
+def _completion(body: Mapping[str, Any], name: str, model: Model) -> Request:
+    own = _own(body, model, "prompt")
+    asked = {"max_tokens": SHORT, "seed": int(name), **own}
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return request_from(prompt, model.tokenizer, sampling_from(asked, "body"), name)
+    if isinstance(prompt, list) and prompt and all(type(each) is int for each in prompt):
+        return Request(name, tuple(prompt), sampling_from(asked, "body"))
+    raise WorkbenchError("body.prompt: must be one text, or one list of token ids; write a line for each of several")
+
+
+def _chat(body: Mapping[str, Any], name: str, model: Model) -> Request:
+    own = _own(body, model, "messages", "max_completion_tokens", "logprobs", "top_logprobs")
+    wanted = body.get("logprobs", False)
+    if not isinstance(wanted, bool):
+        raise WorkbenchError(f"body.logprobs: true or false in a chat, not {wanted!r}; top_logprobs is how many")
+    if wanted:
+        own["logprobs"] = body.get("top_logprobs", 0)
+    elif "top_logprobs" in body:
+        raise WorkbenchError("body.top_logprobs: wants logprobs: true")
+    if "max_completion_tokens" in body:
+        if "max_tokens" in own:
+            raise WorkbenchError("body: max_tokens and max_completion_tokens are one thing; give one")
+        own["max_tokens"] = body["max_completion_tokens"]
+    if model.template is None or model.tokenizer is None:
+        raise WorkbenchError(f"url: model {model.name!r} has no chat template; ask {COMPLETIONS} instead")
+    ids = model.template.ids(_messages(body.get("messages")), model.tokenizer)
+    rest = max(1, model.context - len(ids))
+    return Request(name, ids, sampling_from({"max_tokens": rest, "seed": int(name), **own}, "body"))
+
+
+def _messages(found: Any) -> list[dict[str, str]]:
+    if not isinstance(found, list) or not found:
+        raise WorkbenchError('body.messages: must be a list such as [{"role": "user", "content": "..."}]')
+    messages = []
+    for number, each in enumerate(found):
+        where = f"body.messages.{number}"
+        if not isinstance(each, dict) or not isinstance(each.get("role"), str):
+            raise WorkbenchError(f"{where}: must be an object with a role and a content")
+        if unknown := [key for key in each if key not in ("role", "content", "name")]:
+            raise WorkbenchError(f"{where}.{unknown[0]}: unknown field; a message has role, content, name")
+        messages.append({**each, "content": _text(each.get("content"), where)})
+    return messages
+
+
+def _text(content: Any, where: str) -> str:
+    """A content, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part["text"] for part in parts if _is_text(part)]
+    if not parts or len(texts) != len(parts):
+        raise WorkbenchError(f"{where}.content: must be a text, or a list of parts of type 'text'")
+    return "".join(texts)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _own(body: Mapping[str, Any], model: Model, *besides: str) -> dict[str, Any]:
+    """The body's sampling; what is none of it, and not in `besides`, is looked at here."""
+    common = {"model", "stream", "user", "cache_salt"}
+    known = sorted(SAMPLING | common | set(besides))
+    for key in body:
+        if key not in known:
+            raise WorkbenchError(f"body.{key}: unknown field{nearest(key, known)}")
+    if body.get("model", model.name) != model.name:
+        raise WorkbenchError(f"body.model: {body['model']!r} is not what runs here; this batch runs {model.name!r}")
+    if body.get("stream", False) is not False:
+        raise WorkbenchError("body.stream: a batch does not stream; leave it out")
+    return {key: value for key, value in body.items() if key in SAMPLING and key not in besides}
+
+
+BODIES: dict[str, Callable[[Mapping[str, Any], str, Model], Request]] = {COMPLETIONS: _completion, CHAT: _chat}

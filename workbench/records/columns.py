@@ -1,0 +1,140 @@
+"""From rows of JSON texts to a table of columns: settings by dotted path, measures by name, as DuckDB reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from workbench.records.rows import COMPLETE, Row
+
+TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
+NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
+SLICE = 512  # rows that DuckDB takes at a time
+PARTS = {"experiment": "e", "environment": "v", "summary": "s"}
+HEAD = {
+    "run": "run",
+    "variant": "variant",
+    "date": "try_cast(coalesce(v ->> '$.date', s ->> '$.date') AS TIMESTAMPTZ)::TIMESTAMP",
+    "question": "coalesce(e ->> '$.question', s ->> '$.question')",
+    "model": "coalesce(e ->> '$.model.name', e ->> '$.model', s ->> '$.model.name')",
+    "lane": "coalesce(s ->> '$.lane.name', s ->> '$.lane', e ->> '$.lane_used', e ->> '$.lane')",
+    "machine": "coalesce(v ->> '$.gpu[0]', (v ->> '$.cpu.model') || ', ' || (v ->> '$.cpu.usable_cores') || ' cores')",
+    "verdict": "coalesce(s ->> '$.verdict', nullif(array_to_string(list_sort(list_distinct("
+    "json_extract_string(s, '$.verdicts[*].outcome'))), ', '), ''))",
+    "state": "state",
+    "path": "path",
+}
+
+
+def arrow(rows: Sequence[Row]) -> pa.Table:
+    """The rows as DuckDB takes them."""
+    names = [field.name for field in fields(Row)]
+    made = pa.table({name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in names})
+    return pa.Table.from_batches(made.to_batches(max_chunksize=SLICE), made.schema)
+
+
+def looked_at(rows: Sequence[Row]) -> tuple[list[Row], dict[str, Any]]:
+    """The rows without what is no JSON, which their `state` then says, and the keys and types of each part."""
+    whole, structures = list(rows), {}
+    for part in PARTS:
+        structures[part], damaged = _structure([getattr(row, part) for row in rows])
+        for index in damaged:
+            state = f"damaged: {part}.json cannot be read" if rows[index].state == COMPLETE else rows[index].state
+            whole[index] = replace(whole[index], **{"state": state, part: None})
+    return whole, structures
+
+
+def _structure(texts: Sequence[str | None]) -> tuple[Any, list[int]]:
+    """Keys and types over all texts, and which of them are no JSON. By slices: DuckDB frees the memory of a query at
+    its end, and the pages of 10,000 texts take longer to come than the texts to be read."""
+    structure: Any = {}
+    damaged: list[int] = []
+    with duckdb.connect() as connection:
+        for start in range(0, len(texts), SLICE):
+            connection.register("texts", pa.table({"text": pa.array(texts[start : start + SLICE], pa.string())}))
+            try:
+                [[found]] = connection.execute("SELECT json_group_structure(text::JSON) FROM texts").fetchall()
+            except duckdb.Error:
+                asked = "SELECT json_group_structure(try_cast(text AS JSON)), list(json_valid(text)) FROM texts"
+                [[found, valid]] = connection.execute(asked).fetchall()
+                damaged += [start + index for index, whole in enumerate(valid) if whole is False]
+            structure = union(structure, json.loads(found or "{}"))
+    return structure if isinstance(structure, dict) else {}, damaged
+
+
+def union(one: Any, other: Any) -> Any:
+    """The structure of rows of which some have the one and some the other."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one | {key: union(one[key], inside) if key in one else inside for key, inside in other.items()}
+    if one == other or other == "NULL" or other == {}:
+        return one
+    if one == "NULL" or one == {}:
+        return other
+    numbers = {"UBIGINT", "BIGINT", "DOUBLE"}
+    both = {each for each in (one, other) if isinstance(each, str)}
+    return "JSON" if len(both) < 2 or not both <= numbers else "DOUBLE" if "DOUBLE" in both else "BIGINT"
+
+
+def select(source: str, structures: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """SQL that makes every column of the rows in `source`, and the columns' names. `structures` is what
+    `looked_at` finds."""
+    made = {f'"{name}"': how for name, how in HEAD.items()}
+    parsed, taken = [], {name.lower() for name in HEAD}
+    for part, short in PARTS.items():
+        structure = _kept(structures[part])
+        skipped = {"experiment": NOT_SETTINGS, "summary": NOT_MEASURES}.get(part, set())
+        structure = {key: value for key, value in structure.items() if key not in skipped}
+        if not structure:
+            continue
+        parsed.append(f"from_json({part}, {_text(json.dumps(structure))}) AS {short}{short}")
+        for path in _leaves(structure):
+            name = {"experiment": ".", "summary": "_"}.get(part, ".").join(path)
+            name = f"environment.{name}" if part == "environment" else name
+            if name.lower() in taken:
+                name = f"{'setting' if part == 'experiment' else part}.{name}"
+            if name.lower() not in taken:
+                taken.add(name.lower())
+                made[quoted(name)] = f"{short}{short}." + ".".join(map(quoted, path))
+    inner = ", ".join(["run", "variant", "path", "state", *(f"{p} AS {s}" for p, s in PARTS.items()), *parsed])
+    columns = ", ".join(f"{how} AS {name}" for name, how in made.items())
+    names = [name[1:-1].replace('""', '"') for name in made]
+    return f"SELECT {columns} FROM (SELECT {inner} FROM {source})", names
+
+
+def _kept(structure: Any) -> Any:
+    """What of a structure becomes columns: values and lists of values; of names that differ by case only, the first."""
+    if not isinstance(structure, dict):
+        return {}
+    kept: dict[str, Any] = {}
+    seen: set[str] = set()
+    for key, value in structure.items():
+        inside = _kept(value) if isinstance(value, dict) else value
+        if isinstance(value, list):
+            inside = [TYPES.get(value[0], value[0])] if value and isinstance(value[0], str) else None
+        elif isinstance(value, str):
+            inside = TYPES.get(value, value)
+        if inside and key and key.lower() not in seen:
+            seen.add(key.lower())
+            kept[key] = inside
+    return kept
+
+
+def _leaves(structure: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, value in structure.items():
+        if isinstance(value, dict):
+            yield from ((key, *rest) for rest in _leaves(value))
+        else:
+            yield (key,)
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,203 @@
+"""Runs beside one of them: differences, ratios and their intervals, and which of them none beats."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.records import measures
+from workbench.records.bootstrap import contrast
+from workbench.records.item import Item, items
+from workbench.records.naming import labels, without_seeds
+from workbench.records.sql import nearest
+from workbench.records.text import html_table
+from workbench.study.machine import BUSY, is_busy
+from workbench.study.pareto import frontier
+
+Samples = Mapping[Hashable, float]
+DECIDES = 0.9  # confidence of an interval from which on it says better or worse: five repetitions have it
+HEADINGS = ("measure", "setting", "median", "difference", "ratio", "sure", "repeated")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of one run against the baseline's. Intervals are None of a single repetition; `confidence` is what
+    they hold the true value with; `verdict` is better, worse or same where an interval of at least 90% says so."""
+
+    measure: str
+    label: str
+    value: float
+    baseline: float
+    difference: float
+    difference_low: float | None
+    difference_high: float | None
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    confidence: float | None
+    repetitions: int
+    baseline_repetitions: int
+    paired: bool
+    verdict: str | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that repeat each other, under one label; most often one."""
+
+    label: str
+    members: tuple[Item, ...]
+
+    def samples(self, measure: str) -> Samples:
+        """By round of one run; by run, each at the median of its rounds, where there are several."""
+        each = [member.samples(measure) for member in self.members]
+        if len(each) == 1 or not all(each):
+            return each[0] if len(each) == 1 else {}
+        return {item.path: median(found.values()) for item, found in zip(self.members, each, strict=True)}
+
+    def value(self, measure: str) -> float | None:
+        found = self.samples(measure)
+        return median(found.values()) if found else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`rows` by measure, then in the order of the groups; `baseline` is the label of what all are held against."""
+
+    baseline: str
+    groups: tuple[Group, ...]
+    rows: tuple[Row, ...]
+    busy: tuple[str, ...] = ()  # those that were taken on a busy machine and are compared all the same
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self.rows]
+
+    def pareto(self, x: str, y: str) -> list[dict[str, Any]]:
+        """Every group at two measures, each `NAME`, `NAME:min` or `NAME:max`; `front` where no other is as good in both
+        and better in one."""
+        across, up = measures.directed(x), measures.directed(y)
+        points = [(group, group.value(across[0]), group.value(up[0])) for group in self.groups]
+        whole = [(group, a, b) for group, a, b in points if a is not None and b is not None]
+        if len(whole) < 2:
+            known = sorted(set.intersection(*(_known(group) for group in self.groups)))
+            wrong = across[0] if len([a for _, a, _ in points if a is not None]) < 2 else up[0]
+            raise WorkbenchError(f"--pareto {wrong}: fewer than two of these runs have it{_near(wrong, known)}")
+        signs = [1 if way == "min" else -1 for _, way in (across, up)]
+        front = set(frontier([(signs[0] * a, signs[1] * b) for _, a, b in whole]))
+        return [{"label": group.label, across[0]: a, up[0]: b, "front": index in front}
+                for index, (group, a, b) in enumerate(whole)]  # fmt: skip
+
+    def cells(self) -> list[list[str]]:
+        """Of a table with HEADINGS."""
+        return [_cells(row) for row in self.rows]
+
+    def _repr_html_(self) -> str:
+        return f"<p>against {html.escape(self.baseline)}</p>" + html_table(HEADINGS, self.cells())
+
+
+def compare(
+    runs: Sequence[str], baseline: str, measure: Sequence[str] = (), force: bool = False, separate: bool = False
+) -> Comparison:
+    """Each of `runs` (paths; `RUN:VARIANT`; a run's variants where it has some) against `baseline`.
+
+    Runs of the same settings but for seeds, on the same machine and code, are repetitions of one, unless `separate`.
+    Raises WorkbenchError for what is no whole run, a measure that nobody has, and, unless `force`, for times that were
+    taken while other processes had more than a tenth of the processor.
+    """
+    against = items(baseline)
+    if len(against) != 1:
+        here = ", ".join(repr(item.variant or item.run) for item in against)
+        raise WorkbenchError(f"--baseline {baseline}: must be one run or variant, and this is {len(against)}: {here}")
+    every = {(item.path, item.variant): item for asked in (baseline, *runs) for item in items(asked)}
+    groups = _groups(list(every.values()), separate)
+    base, others = groups[0], groups[1:]
+    if not others:
+        told = "they repeat one another; --separate compares them one by one" if len(every) > 1 else "name another run"
+        raise WorkbenchError(f"nothing to compare with {baseline}: {told}")
+    names = _measures(groups, measure)
+    busy = list(dict.fromkeys(item.run for item in every.values() if is_busy(item.busy)))
+    if busy and not force and (of_time := [name for name in names if measures.timed(name)]):
+        raise WorkbenchError(
+            f"{', '.join(busy)}: other processes took more than {BUSY:.0%} of the processor, so {of_time[0]} is not to "
+            "be trusted; run again on a quiet machine, or --force"
+        )
+    rows = [_row(name, base, other) for name in names for other in others if other.samples(name)]
+    return Comparison(base.label, tuple(groups), tuple(rows), tuple(busy))
+
+
+def _groups(found: Sequence[Item], separate: bool) -> list[Group]:
+    """The first is that of the first item."""
+    together: dict[str, list[Item]] = {}
+    for index, item in enumerate(found):
+        together.setdefault(str(index) if separate else without_seeds(item), []).append(item)
+    members = list(together.values())
+    return [Group(label, tuple(each)) for label, each in zip(labels([m[0] for m in members]), members, strict=True)]
+
+
+def _measures(groups: Sequence[Group], asked: Sequence[str]) -> list[str]:
+    base = _known(groups[0])
+    shared = base & set.union(*(_known(group) for group in groups[1:]))
+    for name in map(measures.plain, asked):
+        if name not in shared:
+            where = "the baseline has none" if name not in base else "no other run has it"
+            raise WorkbenchError(f"--measure {name}: {where}{_near(name, sorted(shared))}")
+    found = [measures.plain(name) for name in asked] or [name for name in measures.TOLD if name in shared]
+    if not found:
+        few = ", ".join(sorted(shared)[:8]) or "none"
+        raise WorkbenchError(f"name a measure with --measure; those that these runs share begin with: {few}")
+    return found
+
+
+def _known(group: Group) -> set[str]:
+    each = [{*item.figures, *(name for figures in item.rounds.values() for name in figures)} for item in group.members]
+    return set.intersection(*each)
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    return nearest(name, known) if known else ""
+
+
+def _row(measure: str, base: Group, other: Group) -> Row:
+    first, second = base.samples(measure), other.samples(measure)
+    if not first:
+        raise WorkbenchError(f"--measure {measure}: {base.label} has it in no repetition")
+    found = contrast(first, second)
+    low, high = (None, None) if (i := found.difference_interval) is None else (i.low, i.high)
+    least, most = (None, None) if (i := found.ratio_interval) is None else (i.low, i.high)
+    return Row(
+        measure, other.label, median(second.values()), median(first.values()), found.difference, low, high,
+        found.ratio, least, most, found.confidence, found.repetitions[1], found.repetitions[0], found.paired,
+        _verdict(measure, low, high, found.confidence),
+    )  # fmt: skip
+
+
+def _verdict(measure: str, low: float | None, high: float | None, sure: float | None) -> str | None:
+    better = measures.direction(measure)
+    if low is None or high is None or better is None or (sure or 0.0) < DECIDES:
+        return None
+    if low == high == 0:
+        return "same"
+    if low <= 0 <= high:
+        return None
+    return "better" if (low > 0) == (better == "max") else "worse"
+
+
+def _cells(row: Row) -> list[str]:
+    ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+    if row.ratio_low is not None and row.ratio_high is not None:
+        ratio += f" [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+    difference = f"{row.difference:+.4g}"
+    if row.difference_low is not None and row.difference_high is not None:
+        difference += f" [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"
+    times = str(row.repetitions) if row.repetitions == row.baseline_repetitions else (
+        f"{row.repetitions}, {row.baseline_repetitions}"
+    )
+    sure = "one of each" if row.confidence is None and times == "1" else "-" if row.confidence is None else (
+        f"{row.confidence:.0%}" + (f", {row.verdict}" if row.verdict else "")
+    )
+    paired = ", in turn" if row.paired and row.repetitions > 1 else ""
+    return [row.measure, row.label, f"{row.value:.4g}", difference, ratio, sure, times + paired]

@@ -1,0 +1,131 @@
+"""What is compared: a run, or one variant of it, with its settings, its figures and what was repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from workbench.errors import WorkbenchError
+from workbench.records.places import places
+from workbench.records.rows import COMPLETE, Row, run_rows, variant_rows
+from workbench.study.record import Record
+from workbench.study.side_by_side import TABLES, round_figures
+
+APART = ("variants", "question", "judge", "sweep")  # of an experiment: no settings of what is measured
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Item:
+    """`settings` by dotted path, `figures` by name as a listing has them; `busy` is other processes' share."""
+
+    run: str
+    variant: str | None
+    settings: Mapping[str, Any]
+    surroundings: Mapping[str, str]
+    figures: Figures
+    busy: float | None
+    path: str = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.run}:{self.variant}" if self.variant else self.run
+
+    @cached_property
+    def rounds(self) -> dict[Hashable, Figures]:
+        """Figures of each round from raw timestamps, by run and round; one round where none are marked."""
+        folder = Path(self.path)
+        if not folder.is_dir() or not all((folder / f"{name}.parquet").is_file() for name in TABLES):
+            return {}
+        tables = {name: Record.open(folder).read_table(f"{name}.parquet") for name in TABLES}
+        if any("round" not in table.column_names for table in tables.values()):
+            return {}
+        rows = {name: _of(table, self.variant) for name, table in tables.items()}
+        turns = dict.fromkeys(row["round"] for row in rows["requests"])
+        return {
+            (self.path, turn): round_figures(
+                *([row for row in rows[name] if row["round"] == turn] for name in TABLES)
+            )
+            for turn in turns
+        }
+
+    def samples(self, measure: str) -> dict[Hashable, float]:
+        """The measure by what was repeated; the run's own figure alone where nothing was."""
+        found = {turn: figures.get(measure) for turn, figures in self.rounds.items()}
+        known = {turn: value for turn, value in found.items() if value is not None}
+        if known and len(known) == len(found):
+            return known
+        return {(self.path, 0): self.figures[measure]} if measure in self.figures else {}
+
+
+def items(asked: str) -> list[Item]:
+    """What `RUN`, `RUN:VARIANT` or a folder of runs names; a run's variants where it names none. A run that is not
+    whole is refused with the reason."""
+    path, variant = _split(asked)
+    rows = run_rows(places(path))
+    if not rows:
+        raise WorkbenchError(f"{path}: holds no run; `workbench runs {path}` lists what there is")
+    for row in rows:
+        if row.state != COMPLETE:
+            raise WorkbenchError(f"{row.path}: {row.state}; it cannot be compared")
+        if os.path.isdir(row.path):
+            Record.open(row.path)  # which misses what was lost in copying
+    found = [_item(row) for row in variant_rows(rows)]
+    if variant is None:
+        return found
+    chosen = [item for item in found if item.variant == variant]
+    if not chosen:
+        here = ", ".join(repr(item.variant) for item in found if item.variant) or "none"
+        raise WorkbenchError(f"{asked}: no variant {variant!r} there; it has {here}")
+    return chosen
+
+
+def _split(asked: str) -> tuple[str, str | None]:
+    """A path may hold colons, a variant's name too: what exists is the path."""
+    pieces = asked.split(":")
+    for count in range(len(pieces), 0, -1):
+        path = ":".join(pieces[:count])
+        if os.path.exists(path):
+            return path, ":".join(pieces[count:]) or None
+    raise WorkbenchError(f"{asked}: no such run; name a run folder or a record, and `:VARIANT` for one of its variants")
+
+
+def _item(row: Row) -> Item:
+    try:
+        experiment, environment, summary = (
+            json.loads(text or "{}") for text in (row.experiment, row.environment, row.summary)
+        )
+    except ValueError as error:
+        raise WorkbenchError(f"{row.path}: damaged ({error}); copy it again, or run it again") from None
+    settings = dict(flat({name: value for name, value in experiment.items() if name not in APART}, "."))
+    figures = {
+        name: float(value) for name, value in flat(summary, "_")
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }  # fmt: skip
+    cpu, commit = environment.get("cpu") or {}, environment.get("commit") or {}
+    surroundings = {
+        "machine": ", ".join([*(environment.get("gpu") or ()), str(cpu.get("model")), f"{cpu.get('cores')} cores"]),
+        "commit": str(commit.get("hash"))[:10] + ("+changes" if commit.get("dirty") else ""),
+        "torch": str((environment.get("packages") or {}).get("torch")),
+    }
+    return Item(row.run, row.variant, settings, surroundings, figures, summary.get("others_cpu_share"), row.path)
+
+
+def flat(values: Mapping[str, Any], between: str, front: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, between, f"{front}{name}{between}")
+        else:
+            yield f"{front}{name}", value
+
+
+def _of(table: pa.Table, variant: str | None) -> list[dict[str, Any]]:
+    rows = table.to_pylist()
+    return [row for row in rows if row.get("variant") == variant]

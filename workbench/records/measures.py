@@ -1,0 +1,48 @@
+"""What is known of a measure by its name: whether more of it is better, and whether a busy machine changes it."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from workbench.errors import WorkbenchError
+
+Direction = Literal["min", "max"]
+# Those that a comparison shows unasked, in this order, where runs have them.
+TOLD = (
+    "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2el_s_p50", "seconds", "tokens_per_s", "output_tokens_per_s",
+    "goodput_share", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top", "copied",
+    "draft_acceptance_rate", "peak_bytes",
+)  # fmt: skip
+MORE = re.compile(
+    r"per_s(_|$)|^(same|greedy_equal|copied|copy_gain|goodput|first_divergence|sequences|cache_hit|speed_up|cached)"
+    r"|share_of_|acceptance|speedup|predicted_speed_up"
+)
+LESS = re.compile(
+    r"(_|^)(s|ms|seconds)(_|$)|bytes|^kl_|bits_per|waste|^price|set_backs|compiles|varying|parted|pages_used|memory"
+)
+TIMED = re.compile(r"(_|^)(s|ms|seconds)(_|$)|goodput|^price|share_of_(roofline|read|gemm|ceiling)|speed")
+
+
+def direction(name: str) -> Direction | None:
+    """Which way is better, None where the name does not tell."""
+    return "max" if MORE.search(name) else "min" if LESS.search(name) else None
+
+
+def directed(asked: str) -> tuple[str, Direction]:
+    """`NAME` or `NAME:min` or `NAME:max`. WorkbenchError where neither the name nor the user says which is better."""
+    name, colon, way = asked.strip().partition(":")
+    found = way if colon else direction(plain(name))
+    if found == "min" or found == "max":
+        return plain(name), found
+    raise WorkbenchError(f"{asked!r}: write {name}:min if less of it is better, {name}:max if more")
+
+
+def timed(name: str) -> bool:
+    """Whether what else ran on the machine may have changed it."""
+    return TIMED.search(name) is not None
+
+
+def plain(name: str) -> str:
+    """The one name of a measure that may be written `ttft_s.p50` or `ttft_s_p50`."""
+    return name.strip().replace(".", "_")

@@ -1,0 +1,53 @@
+"""What compared runs are called: by the settings that differ between them, and by nothing that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.records.item import Item
+
+SEED = "seed"
+NOTHING = {"null", "false", "[]", "{}"}
+
+
+def labels(items: Sequence[Item]) -> list[str]:
+    """A name for each: in what settings it differs from the first, and of the first what the others change; where no
+    setting differs, the variant's name, what is around it, at last the run's own name. A setting that a record does not
+    have (an older version's) is not known to differ."""
+    settings = [_told(item.settings) for item in items]
+    base, names = settings[0], _differing(settings)
+    found = [_label({name: base[name] for name in names if name in base and base[name] not in NOTHING})]
+    for each in settings[1:]:
+        found.append(_label({name: each[name] for name in names if name in each and each[name] != base.get(name)}))
+    for finer in ([item.variant or "" for item in items], _around(items), [item.name for item in items]):
+        twice = {label for label in found if not label or found.count(label) > 1}
+        found = [f"{label} {more}".strip() if label in twice else label
+                 for label, more in zip(found, finer, strict=True)]  # fmt: skip
+    return found
+
+
+def _label(settings: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def without_seeds(item: Item) -> str:
+    """One text for runs that repeat each other: their settings but the seeds, and what is around them."""
+    kept = {name: value for name, value in item.settings.items() if name.split(".")[-1] != SEED}
+    return json.dumps([kept, dict(item.surroundings), item.variant], sort_keys=True, default=str)
+
+
+def _around(items: Sequence[Item]) -> list[str]:
+    around = [dict(item.surroundings) for item in items]
+    names = _differing(around)
+    return [_label({name: each[name] for name in names}) for each in around]
+
+
+def _differing(values: Sequence[dict[str, str]]) -> list[str]:
+    names = dict.fromkeys(name for each in values for name in each)
+    return [name for name in names if len({each[name] for each in values if name in each}) > 1]
+
+
+def _told(settings: Any) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}

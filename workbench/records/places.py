@@ -1,0 +1,73 @@
+"""Where runs lie below a folder: run folders, those in a sweep's points, and records that are one JSON file each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+from workbench.study.run_folder import MANIFEST, MARKER
+
+OF_A_RUN = {MARKER, MANIFEST, "experiment.yaml"}  # a folder with any of these is one
+DEEPEST = 8  # folders below the one that is asked for
+READ = 1 << 14  # bytes at once: most files are smaller, and a larger buffer costs more than a second read
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run: its name is the path below the folder that was asked for. `files` is empty for a record in one file."""
+
+    name: str
+    path: str
+    files: frozenset[str]
+
+    def read(self, name: str) -> str | None:
+        """A file's text; None where there is none, or it cannot be read."""
+        return read_text(f"{self.path}/{name}") if name in self.files else None
+
+
+def places(folder: Path | str) -> list[Place]:
+    """Every run at or below `folder`, by name. WorkbenchError where there is no such folder."""
+    top = str(folder)
+    if not os.path.exists(top):
+        raise WorkbenchError(f"{top}: no such folder; name one that holds runs, as `workbench run --out` makes them")
+    if os.path.isfile(top):
+        return [Place(os.path.basename(top), top, frozenset())]
+    return sorted(_below(top, "", 0), key=lambda place: place.name)
+
+
+def _below(path: str, name: str, depth: int) -> Iterator[Place]:
+    try:
+        inside = os.listdir(path)
+    except OSError:
+        return  # gone since, or not ours to read
+    if not OF_A_RUN.isdisjoint(inside):
+        yield Place(name or os.path.basename(os.path.abspath(path)), path, frozenset(inside))
+        return
+    for each in inside:
+        if each.startswith("."):
+            continue
+        below, called = f"{path}/{each}", f"{name}/{each}" if name else each
+        if each.endswith(".json"):
+            yield Place(called, below, frozenset())
+        elif depth < DEEPEST:  # what is a file lists nothing
+            yield from _below(below, called, depth + 1)
+
+
+def read_text(path: str) -> str | None:
+    """A file's text, whatever bytes it holds; None where it cannot be read."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        pieces = [os.read(handle, READ)]
+        while len(pieces[-1]) == READ:
+            pieces.append(os.read(handle, READ))
+        return b"".join(pieces).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(handle)

@@ -1,0 +1,137 @@
+"""Runs as rows of JSON texts, from which SQL makes columns; what is broken says so in `state` and has what is whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.records.places import Place, read_text
+from workbench.records.settings_text import Pieces, as_json
+from workbench.study.run_folder import MANIFEST, MARKER
+
+NAMED_BY = ("peer", "operator", "case", "lane", "format", "work", "batch", "depth")  # rows that have no variant's name
+COMPLETE = "complete"
+POINT, OUTCOME = "point.json", "outcome.json"  # of a sweep's points
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run or one variant of it. JSON objects as text; None where a file is not there or not whole."""
+
+    run: str
+    variant: str | None
+    path: str
+    state: str
+    experiment: str | None
+    environment: str | None
+    summary: str | None
+
+
+def run_rows(places: Sequence[Place]) -> list[Row]:
+    """One row a run; a JSON file that is no record has none."""
+    pieces: Pieces = {}
+    found = (_folder(place, pieces) if place.files else _file(place, pieces) for place in places)
+    return [row for row in found if row is not None]
+
+
+def _folder(place: Place, pieces: Pieces) -> Row:
+    text = place.read("experiment.yaml")
+    experiment = as_json(text, pieces) if text else None
+    if MARKER in place.files:
+        state = "unfinished: killed, or still running"
+    elif MANIFEST not in place.files:
+        state = f"incomplete: {MANIFEST} is missing, half of it was copied"
+    elif missing := [name for name in ("experiment.yaml", "summary.json") if name not in place.files]:
+        state = f"incomplete: {missing[0]} is missing"
+    else:
+        state = COMPLETE if experiment else "damaged: experiment.yaml cannot be read"
+    inside = [_if_object(place.read(name)) for name in ("environment.json", "summary.json")]
+    return Row(place.name, None, place.path, state, experiment, *inside)
+
+
+def _if_object(text: str | None) -> str | None:
+    """A text that is no object is no part of a record; whether one is whole is found out with its keys."""
+    return text if text is None or text[:1] == "{" else "not an object"
+
+
+def _file(place: Place, pieces: Pieces) -> Row | None:
+    """A committed record: experiment, environment and summary in one object, or figures that stand beside them."""
+    text = read_text(place.path) or ""
+    outcome = place.path.endswith(f"/{OUTCOME}")
+    if not outcome and '"environment"' not in text and text.rstrip().endswith("}"):
+        return None  # whole, and something else
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Row(place.name, None, place.path, f"damaged: {str(error).splitlines()[0]}", None, None, None)
+    if outcome:
+        return _failed(place, record)
+    if not isinstance(record, dict) or "environment" not in record:
+        return None
+    experiment = record.get("experiment", record.get("settings"))
+    known = {"experiment", "settings", "environment", "summary"}
+    summary = record["summary"] if "summary" in record else {k: v for k, v in record.items() if k not in known}
+    settings = as_json(experiment, pieces) if isinstance(experiment, str) else json.dumps(experiment or {})
+    question = record.get("question")
+    if question and settings and settings != "{}" and "question" not in (experiment or ()):
+        settings = json.dumps({"question": question, **json.loads(settings)})
+    texts = [_if_object(json.dumps(part)) for part in (record["environment"], summary)]
+    return Row(place.name, None, place.path, COMPLETE if settings else "damaged: its experiment", settings, *texts)
+
+
+def _failed(place: Place, outcome: Any) -> Row | None:
+    """A sweep's point that left no run: a row with its settings and its error."""
+    if not isinstance(outcome, dict) or outcome.get("run") is not None or not outcome.get("error"):
+        return None
+    folder = place.path.removesuffix(f"/{OUTCOME}")
+    experiment = _object(read_text(f"{folder}/{POINT}")).get("experiment")
+    name = place.name.removesuffix(OUTCOME).rstrip("/") or folder
+    return Row(name, None, folder, f"failed: {outcome['error']}", json.dumps(experiment or {}), None, None)
+
+
+def variant_rows(runs: Sequence[Row]) -> Iterator[Row]:
+    """One row a variant, with its own settings and figures; a run without variants is one as it is."""
+    for run in runs:
+        summary = _object(run.summary)
+        rows = summary.get("rows")
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+            yield run
+            continue
+        experiment = _object(run.experiment)
+        about = {name: value for name, value in summary.items() if name not in ("rows", "about", "picture")}
+        for row in rows:
+            name = variant_name(row)
+            settings = with_changes(experiment, name)
+            yield Row(run.run, name, run.path, run.state, json.dumps(settings), run.environment,
+                      json.dumps({**about, **row}))  # fmt: skip
+
+
+def variant_name(row: Mapping[str, Any]) -> str:
+    return str(row["variant"]) if "variant" in row else " ".join(str(row[key]) for key in NAMED_BY if key in row)
+
+
+def with_changes(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:
+    """The settings of a variant: the experiment's with what the variant changes, and no variants."""
+    settings = copy.deepcopy({name: value for name, value in experiment.items() if name != "variants"})
+    variants = experiment.get("variants")
+    changes = variants.get(variant) if isinstance(variants, dict) else None
+    for path, value in (changes if isinstance(changes, dict) else {}).items():
+        *parents, last = path.split(".")
+        place = settings
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place = place[parent]
+        place[last] = value
+    return settings
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

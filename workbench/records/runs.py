@@ -1,0 +1,153 @@
+"""A folder of runs, opened as a database. Nothing is kept besides the runs: what is listed is what lies there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.errors import WorkbenchError
+from workbench.records import columns, sql, text
+from workbench.records.places import places
+from workbench.records.rows import Row, run_rows, variant_rows
+
+RUNS, VARIANTS = "runs", "variants"
+SHOWN = (
+    "run", "variant", "date", "model", "lane", "machine", "verdict", "ttft_s_p50", "tpot_s_p50", "output_tokens_per_s",
+    "state",
+)  # fmt: skip
+
+
+class Runs:
+    """Tables `runs` (one row a run), `variants` (one a variant, a run without any being one as it is), and each Parquet
+    table that run folders have: `requests`, `steps`, `tokens`, `decisions`, ... with `run` and `run`'s columns.
+
+    A setting is a column by its dotted path (`cache.format`), a measure by its names joined (`ttft_s_p50`); of the
+    environment, `environment.` stands before. A table is made when it is first asked for; files are read then.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._places = places(folder)
+        self._rows = run_rows(self._places)
+        self._connection = sql.connect()
+        self._names: dict[str, list[str]] = {}
+        self.problems: list[str] = []  # tables of runs that could not be read, and why
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables there are."""
+        found = {name.removesuffix(".parquet") for p in self._places for name in p.files if name.endswith(".parquet")}
+        return [RUNS, VARIANTS, *sorted(name for name in found if name.isidentifier())]
+
+    def names(self, table: str = RUNS) -> list[str]:
+        """The columns of a table."""
+        if table not in self._names:
+            if table not in self.tables:
+                raise WorkbenchError(f"no table {table!r} in {self.folder}; there are {', '.join(self.tables)}")
+            self._names[table] = self._make(table)
+        return self._names[table]
+
+    def query(self, select: str) -> pa.Table:
+        """What one SELECT over the tables gives. Raises WorkbenchError for anything else, and for what is not there."""
+        tables = [table for table in self.tables if re.search(rf"\b{table}\b", select)]
+        names = list(dict.fromkeys(name for table in tables for name in self.names(table)))
+        with sql.told("query", select, names):
+            quoted = sql.with_quotes(select, names)
+            sql.only_a_query(quoted)
+            return self._connection.sql(quoted).to_arrow_table()
+
+    def select(
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        order_by: str | None = None,
+        limit: int | None = None,
+        table: str = RUNS,
+    ) -> pa.Table:
+        """Some columns of the rows of one table for which `where`, an SQL condition, holds. Without `columns` those
+        that a reader wants first, as far as any row has them; without `order_by` as they come by name."""
+        names = self.names(table)
+        found = self._connection.table(table)
+        if where:
+            with sql.told("--where", where, names):
+                found = found.filter(sql.with_quotes(where, names))
+        if order_by:
+            with sql.told("--order-by", order_by, names):
+                found = found.order(sql.with_quotes(order_by, names))
+        if limit is not None:
+            found = found.limit(limit)
+        wanted = list(columns or self._shown(table))
+        with sql.told("--columns", ", ".join(wanted), names):
+            found = found.project(", ".join(sql.with_quotes(name, [*names]) for name in wanted))
+        with sql.told("query", where or "", names):
+            read = found.to_arrow_table()
+        return read if columns else _with_something(read)
+
+    def _shown(self, table: str) -> list[str]:
+        if table in (RUNS, VARIANTS):
+            return [name for name in SHOWN if name in self.names(table) and (name != "variant" or table == VARIANTS)]
+        return [columns.quoted(name) for name in self._connection.table(f"own {table}").columns]
+
+    def _make(self, table: str) -> list[str]:
+        if table == RUNS:
+            return self._rows_as(table, self._rows)
+        if table == VARIANTS:
+            return self._rows_as(table, list(variant_rows(self._rows)))
+        own = self._read(table)
+        self.names(RUNS)
+        self._connection.register(f"own {table}", own)
+        mine = {name.lower() for name in own.column_names}
+        others = [name for name in self.names(RUNS) if name.lower() not in mine]
+        joined = ", ".join(["own.*", *("runs." + columns.quoted(name) for name in others)])
+        self._connection.execute(
+            f'CREATE VIEW {columns.quoted(table)} AS SELECT {joined} FROM "own {table}" AS own JOIN runs USING (run)'
+        ).fetchall()
+        return [*own.column_names, *others]
+
+    def _rows_as(self, table: str, rows: Sequence[Row]) -> list[str]:
+        whole, structures = columns.looked_at(rows)
+        self._connection.register(f"raw {table}", columns.arrow(whole))
+        made, names = columns.select(columns.quoted(f"raw {table}"), structures)
+        self._connection.execute(f"CREATE VIEW {table} AS {made}").fetchall()
+        return names
+
+    def _read(self, table: str) -> pa.Table:
+        """The Parquet tables of this name, one below the other, each row with its run."""
+        found = []
+        for place in self._places:
+            if f"{table}.parquet" in place.files:
+                try:
+                    read = pq.read_table(f"{place.path}/{table}.parquet")
+                except (pa.ArrowException, OSError) as error:
+                    self.problems.append(f"{place.name}: {table}.parquet is damaged ({str(error).splitlines()[0]})")
+                    continue
+                found.append(read.add_column(0, "run", pa.array([place.name] * read.num_rows, pa.string())))
+        try:
+            return pa.concat_tables(found, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise WorkbenchError(f"{table}: runs disagree ({str(error).splitlines()[0]}); name one run") from None
+
+    def __repr__(self) -> str:
+        return f"Runs({str(self.folder)!r}: {len(self._rows):,} runs; tables {', '.join(self.tables)})"
+
+    def _repr_html_(self) -> str:
+        found = self.select(limit=50)
+        return text.as_html(repr(self), found)
+
+
+def open_runs(folder: Path | str = "runs") -> Runs:
+    """The runs at or below `folder`: run folders, those of a sweep's points, and records that are JSON files."""
+    return Runs(folder)
+
+
+def _with_something(found: pa.Table) -> pa.Table:
+    """Without the columns in which no row has anything, and without `state` where every run is whole."""
+    kept = [name for name in found.column_names if found[name].null_count < max(found.num_rows, 1) or name == "run"]
+    if "state" in kept and set(found["state"].to_pylist()) <= {"complete"}:
+        kept.remove("state")
+    return found.select(kept)
+

@@ -1,0 +1,55 @@
+"""A run's experiment.yaml as JSON, a hundred times as fast as by reading all of its YAML.
+
+Ten thousand experiments differ in few lines. Their text is cut where a key begins, as `yaml_text.write` sets them, one
+setting a line, and every piece is read once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import yaml
+
+from workbench.study.run_folder import strict
+
+KEY = re.compile(r"\n(?=[A-Za-z_])")  # only a key begins there: what goes on from a line before is set in, or a list
+GROUP = re.compile(r"([A-Za-z_]\w*):((?:\n  [^\n]*)+)")
+INSIDE = re.compile(r"\n  [A-Za-z_]\w*:")
+NUMBER = re.compile(r"([A-Za-z_]\w*): (-?(?:0|[1-9]\d*)(?:\.\d+)?)")  # is one in YAML as in JSON
+Pieces = dict[str, str | None]
+
+
+def as_json(text: str, pieces: Pieces) -> str | None:
+    """`text` as one JSON object, None where it is not a mapping in YAML. `pieces` keeps what was read already."""
+    members = [_member(piece, pieces) for piece in KEY.split(text.removesuffix("\n"))]
+    known = [member for member in members if member is not None]
+    return "{" + ", ".join(known) + "}" if len(known) == len(members) else None
+
+
+def _member(piece: str, pieces: Pieces) -> str | None:
+    """`"key": value` of one key and all that is set in below it."""
+    if piece not in pieces:
+        pieces[piece] = _group(piece, pieces) or _read(piece)
+    return pieces[piece]
+
+
+def _group(piece: str, pieces: Pieces) -> str | None:
+    """A key whose settings are set in below it."""
+    found = GROUP.fullmatch(piece)
+    if not found or not INSIDE.match(found[2]):
+        return None
+    inside = as_json(found[2].replace("\n  ", "\n")[1:], pieces)
+    return inside and f'"{found[1]}": {inside}'
+
+
+def _read(piece: str) -> str | None:
+    if found := NUMBER.fullmatch(piece):
+        return f'"{found[1]}": {found[2]}'
+    try:
+        found = yaml.load(piece + "\n", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if not isinstance(found, dict):
+            return None
+        return json.dumps(strict(found), default=str)[1:-1] or None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,91 @@
+"""SQL over tables in memory: it can only read them, names a setting as `--set` does, and errs in one line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+
+from workbench.errors import WorkbenchError
+
+SHUT = {
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+    "python_enable_replacements": False,  # no variable of this process is a table
+    "lock_configuration": True,
+}
+# A text, a quoted name and a comment are passed over; of what is left, names with dots are looked at.
+PIECE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
+UNKNOWN = re.compile(r'(?:Referenced column|column named) "([^"]+)"')
+NEAR = 3
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """A database in memory that can neither read nor write a file, fetch, nor be set otherwise."""
+    return duckdb.connect(config={name: str(value).lower() for name, value in SHUT.items()})
+
+
+def with_quotes(sql: str, names: Sequence[str]) -> str:
+    """`sql` with every dotted name that is a column's in quotes; a measure may be written with dots for underscores."""
+    known = {name.lower(): name for name in names}
+
+    def quoted(found: re.Match[str]) -> str:
+        word = found[0].lower()
+        name = known.get(word) or known.get(word.replace(".", "_"))
+        return '"' + name.replace('"', '""') + '"' if name and word[0] not in "'\"-/" else found[0]
+
+    return PIECE.sub(quoted, sql)
+
+
+def only_a_query(sql: str) -> None:
+    """WorkbenchError unless `sql` is one SELECT."""
+    found = duckdb.extract_statements(sql)
+    if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
+        raise WorkbenchError(f"{sql!r}: must be one SELECT; runs are read here, never changed")
+
+
+@contextmanager
+def told(what: str, sql: str, names: Sequence[str]) -> Iterator[None]:
+    """DuckDB's errors as ours: an unknown column with the nearest names, all else in DuckDB's own first line."""
+    try:
+        yield
+    except duckdb.Error as error:
+        text = str(error)
+        if (unknown := _unknown(text, sql, names)) is not None:
+            raise WorkbenchError(f"{what}: no column {unknown!r}{nearest(unknown, names)}") from None
+        raise WorkbenchError(f"{what}: {_first(text)}") from None
+
+
+def nearest(word: str, names: Sequence[str]) -> str:
+    """The nearest names, those that only lack what stands around first; where none is near, how to see them all."""
+    lower = word.lower()
+    around = [name for name in names if lower in re.split(r"[._]", name.lower()) or name.lower().endswith(f".{lower}")]
+    close = list(dict.fromkeys([*sorted(around, key=len), *difflib.get_close_matches(word, names, n=NEAR, cutoff=0.6)]))
+    if not close:
+        return "; `workbench runs --names` lists all"
+    return "; did you mean " + " or ".join(map(repr, close[:NEAR])) + "?"
+
+
+def _unknown(text: str, sql: str, names: Sequence[str]) -> str | None:
+    known = {name.lower() for name in names}
+    if found := UNKNOWN.search(text):
+        return found[1]
+    if "Referenced table" in text or "Catalog Error: Table" in text:
+        dotted = [piece for piece in PIECE.findall(sql) if piece[0] not in "'\"-/"]
+        return next((piece for piece in dotted if piece.lower() not in known), None)
+    return None
+
+
+def _first(text: str) -> str:
+    """The sentence that says what is wrong, without DuckDB's advice and picture."""
+    line: Any = text.split("\n")[0]
+    hint = ""
+    if "Could not convert string" in text:
+        hint = "; this column holds text too: compare it with a text, in single quotes"
+    return line.removesuffix("!") + hint

@@ -1,0 +1,97 @@
+"""Rows as a reader, a document, a spreadsheet or a program has them; ten thousand in a blink."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+
+WIDEST = 48  # letters of a cell in a terminal
+
+
+def told(table: pa.Table, form: str) -> str:
+    """`table` in the form table, md, csv or json; in csv and json every value as it is."""
+    names = table.column_names
+    if form == "json":
+        return as_json([{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()])
+    columns = [column.to_pylist() for column in table.columns]
+    if form == "csv":
+        return as_csv(names, zip(*[[_plain(value) for value in column] for column in columns], strict=True))
+    cells = list(zip(*[[_short(value) for value in column] for column in columns], strict=True))
+    numbers = [pa.types.is_floating(field.type) or pa.types.is_integer(field.type) for field in table.schema]
+    return markdown(names, cells) if form == "md" else plain(names, cells, numbers)
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def plain(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
+    """Aligned columns under their headings; numbers, those of `right`, at the right. Rich takes 3 s for 10,000 rows."""
+    cut = [[_cut(cell) for cell in row] for row in rows]
+    sides = list(right) or [False] * len(headings)
+    widths = [max(map(len, column)) for column in zip(headings, *cut, strict=True)] if headings else []
+    rule = ["-" * width for width in widths]
+    lines = []
+    for row in (headings, rule, *cut):
+        cells = (cell.rjust(w) if side else cell.ljust(w) for cell, w, side in zip(row, widths, sides, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(_line(cell).replace('|', '/') for cell in line)} |\n" for line in lines)
+
+
+def as_html(title: str, table: pa.Table) -> str:
+    rows = [[_short(value) for value in row.values()] for row in table.to_pylist()]
+    return f"<p>{html.escape(title)}</p>" + html_table(table.column_names, rows)
+
+
+def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in headings)
+    body = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in body)}</table>"
+
+
+def _cut(cell: str) -> str:
+    line = _line(cell)
+    return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
+
+
+def _line(cell: str) -> str:
+    return " ".join(cell.split()) if "\n" in cell else cell
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+    if isinstance(value, datetime):
+        return value.isoformat(" ", "seconds")
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)

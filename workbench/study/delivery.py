@@ -1,0 +1,53 @@
+"""How a text reaches a client: in one message, or in one for every token that shows something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, cast
+
+from workbench.errors import WorkbenchError
+from workbench.study.streaming_workload import Delivery
+from workbench.trace.events import Decoded, Event, Finished
+
+SCRIPT = Path(__file__).with_name("streaming_client.py")
+
+
+class Client:
+    """A process that reads what is sent; `seen`, once it is closed, has what it noted, by request."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self._pipe = cast(IO[bytes], self._process.stdin)
+        self.seen: dict[str, list[Any]] = {}
+        if cast(IO[bytes], self._process.stdout).readline().strip() != b"ready":
+            self._process.kill()
+            raise WorkbenchError("the client's process did not start; see above for what it said")
+
+    def send(self, name: str, text: str, reason: str | None) -> None:
+        """One server-sent event, as `/v1/completions` streams them."""
+        chunk = {
+            "id": name, "object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": reason}]
+        }  # fmt: skip
+        self._pipe.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        said = self._process.communicate()[0]
+        if kind is None:
+            self.seen = json.loads(said)
+
+
+def deliver(event: Event, delivery: Delivery, client: Client) -> None:
+    """What the client gets of an event. With a stream the last piece comes with the reason of the end."""
+    if isinstance(event, Finished):
+        client.send(event.request_id, event.text if delivery == "stream" else event.output_text, event.reason)
+    elif isinstance(event, Decoded) and delivery == "stream" and event.text:
+        client.send(event.request_id, event.text, None)

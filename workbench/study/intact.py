@@ -1,0 +1,103 @@
+"""How whole a run folder is: finished, under way, killed, or short of what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from workbench.errors import WorkbenchError
+from workbench.study import alive
+
+MARKER = "INCOMPLETE"
+MANIFEST = "manifest.json"
+State = Literal["complete", "running", "killed", "unfinished", "no manifest", "damaged"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`lacks` says of each file what is missing or changed, `readable` names those that are not.
+
+    `running` and `killed` are told where the writer was a process of this machine since its last start, else
+    `unfinished` means either. Without a manifest nothing says what there was: half a copy, or an older record.
+    """
+
+    state: State
+    manifest: dict[str, dict] = field(default_factory=dict, repr=False)  # file name -> bytes, sha256
+    lacks: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        here = ", ".join(self.readable) or "nothing"
+        match self.state:
+            case "complete":
+                return "complete"
+            case "running":
+                return f"unfinished (it is still running) and holds {here}; wait for its end"
+            case "killed":
+                return f"unfinished (it was killed) and holds {here}; run it again"
+            case "unfinished":
+                return f"unfinished (it was killed or is still running) and holds {here}; run it again"
+            case "no manifest":
+                return f"{MANIFEST} is missing: this is no run folder, or only half of one was copied; it holds {here}"
+            case "damaged":
+                return f"{'; '.join(self.lacks)}; copy the whole folder or run it again"
+
+
+def condition(path: Path, contents: bool = False) -> Condition:
+    """What became of the run in the folder `path`, by names and sizes; with `contents` by SHA-256 too.
+
+    Raises WorkbenchError if there is no such folder.
+    """
+    if not path.is_dir():
+        raise WorkbenchError(f"run {path}: no such folder")
+    here = tuple(sorted(p.name for p in path.glob("[!.]*") if p.name not in (MARKER, MANIFEST)))
+    if (path / MARKER).exists():
+        states: dict[bool | None, State] = {True: "running", False: "killed", None: "unfinished"}
+        return Condition(states[alive.runs(_writer(path))], readable=here)
+    if not (path / MANIFEST).exists():
+        return Condition("no manifest", readable=here)
+    try:
+        manifest = _manifest(path)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return Condition("damaged", lacks=(f"{MANIFEST} is damaged ({error})",), readable=here)
+    wrong = {name: _wrong(path / name, expected, contents) for name, expected in manifest.items()}
+    lacks = tuple(f"{name} {told}" for name, told in wrong.items() if told)
+    readable = tuple(name for name in here if not wrong.get(name))
+    return Condition("damaged" if lacks else "complete", manifest, lacks, readable)
+
+
+def fingerprint(path: Path) -> dict:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def marker_text() -> bytes:
+    """What the marker holds: a sentence for people, and the process that writes here."""
+    return f"This run was not finished, or still runs.\n{json.dumps(alive.process())}\n".encode()
+
+
+def _writer(path: Path) -> object:
+    try:
+        return json.loads((path / MARKER).read_bytes().splitlines()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _manifest(path: Path) -> dict[str, dict]:
+    files = json.loads((path / MANIFEST).read_bytes())["files"]
+    if not all(name == Path(name).name and set(entry) == {"bytes", "sha256"} for name, entry in files.items()):
+        raise ValueError("an entry is not a file of this folder")
+    return files
+
+
+def _wrong(file: Path, expected: dict, contents: bool) -> str:
+    if not file.is_file():
+        return "is missing"
+    if (size := file.stat().st_size) != expected["bytes"]:
+        return f"has {size} bytes, {expected['bytes']} were written"
+    if contents and fingerprint(file) != expected:
+        return "is not what was written (its SHA-256 differs)"
+    return ""

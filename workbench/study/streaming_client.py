@@ -1,0 +1,32 @@
+"""A client in a process of its own, as a script: reads server-sent events, and tells when each request's came.
+
+Its clock is the sender's: `time.perf_counter` counts from the same moment in every process of a machine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+PREFIX = b"data: "
+
+
+def listen() -> dict[str, list]:
+    """By request: when its first and its last text came, how many there were, and the text."""
+    seen: dict[str, list] = {}
+    for line in sys.stdin.buffer:
+        now = time.perf_counter()
+        if not line.startswith(PREFIX):
+            continue
+        chunk = json.loads(line[len(PREFIX) :])
+        found = seen.setdefault(chunk["id"], [now, now, 0, ""])
+        found[1] = now
+        found[2] += 1
+        found[3] += chunk["choices"][0]["text"]
+    return seen
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    json.dump(listen(), sys.stdout)

@@ -1,0 +1,59 @@
+"""What handing texts over should cost, before a run: the handling of a token measured by itself, without a model,
+beside steps as quick as the roofline of this machine allows."""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+from workbench.engine.runner import Runner
+from workbench.prompt.detokenize import Detokenizer, WholeText
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.study.cache_of import spec_of
+from workbench.study.ceilings import ceilings_for
+from workbench.study.delivery import Client, deliver
+from workbench.study.experiment import Experiment
+from workbench.study.simulated_machine import cost_of, sizes_of
+from workbench.study.streaming_workload import StreamingWorkload
+from workbench.trace.events import Decoded, Finished
+
+SAMPLE = 4096  # tokens whose handling is timed
+
+
+def predicted_rates(experiment: Experiment, runner: Runner) -> dict[str, float]:
+    """Output tokens a second if nothing but the roofline and the handling took time: an upper bound of each rate."""
+    work = cast(StreamingWorkload, experiment.workload)
+    at_once = min(work.requests, experiment.schedule.max_num_seqs)
+    handling = handling_seconds(work, cast(Tokenizer, runner.tokenizer))
+    step = step_seconds(experiment, at_once)
+    return {
+        "handling_s_per_token": handling,
+        "step_s": step,
+        "output_tokens_per_s": 1 / (step / at_once + handling),
+    }
+
+
+def step_seconds(experiment: Experiment, at_once: int) -> float:
+    """A decode step of all that run, in the middle of their outputs."""
+    work = cast(StreamingWorkload, experiment.workload)
+    sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
+    kind = dtype if dtype in ("float32", "bfloat16") else "float32"
+    size = round(sizes.weight_bytes)
+    ceilings = ceilings_for(size, dtypes=(kind,))
+    cost = cost_of(sizes)([(work.prompt_tokens + work.output_tokens // 2, 1)] * at_once, at_once)
+    return ceilings.roofline_seconds(cost.flops, cost.bytes, kind, size)
+
+
+def handling_seconds(work: StreamingWorkload, tokenizer: Tokenizer) -> float:
+    """Of a token: its text, its event and its message, as the delivery has them."""
+    ids = [number % tokenizer.vocab for number in range(SAMPLE)]
+    output = WholeText(tokenizer) if work.delivery == "whole" else Detokenizer(tokenizer)
+    with Client() as client:
+        began = time.perf_counter()
+        for index, token_id in enumerate(ids):
+            text = output.push(token_id)
+            if work.delivery != "whole":
+                deliver(Decoded(began, "sample", text, token_id=token_id, index=index), work.delivery, client)
+        rest = output.finish()
+        deliver(Finished(began, "sample", rest, reason="length", output_text=output.text), work.delivery, client)
+        return (time.perf_counter() - began) / len(ids)

@@ -1,0 +1,111 @@
+"""From an experiment to the points of its sweep: every combination of its axes, each an experiment by itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.study.experiment import COMPARISONS, Experiment
+from workbench.study.sweep_part import Sweep, overlap
+from workbench.sweep.labels import Choice, labels_of, value_at
+from workbench.sweep.point import Point
+
+MOST_POINTS = 100_000
+SEEDS = ("sampling.seed", "workload.seed")  # those of them that an experiment has
+SEED_STRIDE = 1_000_000  # a run counts its requests' seeds up from its own: repetitions must not share any
+POINTS = "points"
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """The points of a sweep, and what its reader should know of how they came about."""
+
+    points: tuple[Point, ...]
+    remarks: tuple[str, ...]
+
+
+def expand(experiment: Experiment, folder: Path) -> Expanded:
+    """The points of `experiment`'s sweep, their folders below `folder`, in the order in which they are to run: all of
+    them once, then all again with the next seeds. WorkbenchError names all that is wrong with any of them."""
+    sweep = experiment.sweep or Sweep()
+    axes, remarks = _axes(experiment, sweep)
+    count = math.prod(map(len, axes)) * sweep.repeat
+    if count > MOST_POINTS:
+        raise WorkbenchError(f"sweep: {count:,} points; at most {MOST_POINTS:,} can be planned")
+    combined = [_combined(choices) for choices in itertools.product(*axes)]
+    labels = labels_of(experiment, combined)
+    made: list[tuple[str, Mapping[str, Any], Experiment]] = []
+    wrong: dict[str, list[str]] = {}
+    for repetition, (index, choice) in itertools.product(range(sweep.repeat), enumerate(combined)):
+        label = labels[index] + (f" #{repetition + 1}" if sweep.repeat > 1 else "")
+        try:
+            made.append((label, *_point(experiment, choice.settings, repetition)))
+        except WorkbenchError as error:
+            wrong.setdefault(str(error).removeprefix("sweep: "), []).append(label)
+    if wrong:
+        told = "; ".join(f"{error} (in {_some(names, count)})" for error, names in wrong.items())
+        raise WorkbenchError(f"sweep: {told}")
+    points: dict[str, Point] = {}
+    for label, settings, each in made:
+        point = Point.of(each, label, settings, folder / POINTS)
+        first = points.setdefault(point.key, point)
+        if first is not point:
+            remarks.append(f"{label} is the same experiment as {first.label}: it runs once")
+    return Expanded(tuple(points.values()), tuple(remarks))
+
+
+def _axes(experiment: Experiment, sweep: Sweep) -> tuple[list[list[Choice]], list[str]]:
+    axes = [[Choice({path: value}) for value in values] for path, values in sweep.axes.items()]
+    for group in sweep.linked:
+        places = zip(*group.values(), strict=True)
+        axes.append([Choice(dict(zip(group, values, strict=True))) for values in places])
+    if sweep.overrides:
+        axes.append([Choice(each) for each in sweep.overrides])
+    remarks = []
+    if experiment.judge is not None:
+        remarks.append("the judge is left out: it judges the rows of one run, and points are runs by themselves")
+    if experiment.measure.rounds > 1 and not isinstance(experiment.workload, COMPARISONS):
+        remarks.append("measure.rounds is of variants in turn: a point has one; --repeat runs all of them again")
+    if not experiment.variants:
+        return axes, remarks
+    swept = [path for group in sweep.groups() for path in group]
+    both = [path for path in swept if any(overlap(path, own) for v in experiment.variants.values() for own in v)]
+    if both:
+        told = ", ".join(both)
+        remarks.append(f"the {len(experiment.variants)} variants are set aside: they set {told}, as the sweep does")
+        return axes, remarks
+    return [[Choice(settings, name) for name, settings in experiment.variants.items()], *axes], remarks
+
+
+def _combined(choices: Sequence[Choice]) -> Choice:
+    """All of their settings, and the only name that there is, a variant's."""
+    settings = {path: value for choice in choices for path, value in choice.settings.items()}
+    return Choice(settings, next((choice.name for choice in choices if choice.name is not None), None))
+
+
+def _point(experiment: Experiment, settings: Mapping[str, Any], repetition: int) -> tuple[dict[str, Any], Experiment]:
+    fixed = {} if isinstance(experiment.workload, COMPARISONS) else {"measure.rounds": 1}
+    made = experiment.alone({**fixed, **settings}, "sweep")
+    if repetition == 0:
+        return dict(settings), made
+    seeds = {path: seed + repetition * SEED_STRIDE for path, seed in _seeds(made)}
+    return {**settings, **seeds}, made.alone(seeds, "sweep")
+
+
+def _seeds(experiment: Experiment) -> Iterator[tuple[str, int]]:
+    values = experiment.model_dump(mode="json")
+    for path in SEEDS:
+        if isinstance(seed := value_at(values, path), int):
+            yield path, seed
+
+
+def _some(names: Sequence[str], count: int) -> str:
+    if len(names) == count:
+        return f"all {count} points" if count > 1 else "the only point"
+    told = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names)} of {count} points: {told}"

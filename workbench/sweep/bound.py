@@ -1,0 +1,66 @@
+"""A worker that does not outlive who started it: `python -m workbench.sweep.bound PARENT MODULE WORD...`.
+
+Linux ends it with its parent, however that ends; elsewhere it goes on to its point's end, and whoever is sent to the
+point next waits for it. Only the standard library is imported, so that a cluster's own process stays small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PARENT_DEATH = 1  # PR_SET_PDEATHSIG, prctl(2)
+
+
+def told(point: Path) -> tuple[list[str], str, str, str]:
+    """What `carry_out` is called with for the point in this folder, on whichever machine it is called."""
+    from workbench.sweep.places import ROOT, worker_command
+    from workbench.sweep.point import LOG
+
+    point = point.resolve()
+    return worker_command(point)[2:], str(point / LOG), str(Path.cwd()), str(ROOT)
+
+
+def carry_out(module_words: Sequence[str], log: str, folder: str, search: str) -> int:
+    """Run `python -m` these words as a child bound to this process, its output after what `log` holds; its exit code.
+
+    Its working folder is `folder` where there is one; `search` comes before what PYTHONPATH has.
+    """
+    paths = os.pathsep.join(filter(None, (search, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "workbench.sweep.bound", str(os.getpid()), *module_words]
+    with Path(log).open("ab") as file:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False,
+            env={**os.environ, "PYTHONPATH": paths}, cwd=folder if Path(folder).is_dir() else None,
+        ).returncode  # fmt: skip
+
+
+def carry_out_job(job: str, outcome: str, *given: Any) -> int:
+    """`carry_out`, after which the point's file named `job` goes, if there is one named `outcome`."""
+    code = carry_out(*given)
+    point = Path(given[1]).parent
+    if (point / outcome).exists():
+        (point / job).unlink(missing_ok=True)
+    return code
+
+
+def bind(parent: int) -> None:
+    """End this process when `parent`, which started it, ends, or has ended meanwhile."""
+    with suppress(OSError, AttributeError):  # a system without prctl
+        ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(f"process {parent}, which this one belongs to, has ended")
+
+
+if __name__ == "__main__":
+    bind(int(sys.argv[1]))
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

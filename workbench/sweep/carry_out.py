@@ -1,0 +1,96 @@
+"""A worker: `python -m workbench.sweep.carry_out points/KEY/point.json` runs one point and writes what became of it.
+
+It leaves the run folder and then `outcome.json`, which appears whole or not at all: until it is there, the point has
+not been run. Whoever comes second to a point waits for the first, and finds it done.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.study.record import Record
+    from workbench.sweep.point import Outcome, Point
+
+BEGAN = time.perf_counter()  # before torch is imported, which counts
+LOCK = ".lock"
+NAME = "run"
+NOT_SERVED = ("refused", "error")
+
+
+def carry_out(folder: Path) -> Outcome:
+    """Run the point in `folder`, unless it has an outcome. An error becomes the outcome; only what ends the process
+    leaves none."""
+    from workbench.sweep.point import Outcome, Point
+
+    point = Point.read(folder)
+    with _alone(folder):
+        if (known := Outcome.read(folder)) is not None:
+            return known
+        record, error = _attempt(point)
+        found = Outcome(point.key, record and record.path, error, time.perf_counter() - BEGAN, _peak())
+        found.write(folder)
+        return found
+
+
+def _attempt(point: Point) -> tuple[Record | None, str | None]:
+    from workbench.errors import WorkbenchError
+    from workbench.study.run import run
+
+    try:
+        record = run(point.experiment, point.folder, NAME, progress=False)
+    except WorkbenchError as error:
+        return None, str(error)
+    except Exception as error:
+        traceback.print_exc()  # into the point's log
+        return None, f"{type(error).__name__}: {error}"
+    return record, _not_served(record)
+
+
+def _not_served(record: Record) -> str | None:
+    """What a run says of requests that it could not serve; None where there are none."""
+    counts = record.summary.get("requests", {}).get("by_finish_reason", {})
+    told = [f"{counts[reason]} {reason}" for reason in NOT_SERVED if counts.get(reason)]
+    return f"of {sum(counts.values())} requests: {', '.join(told)}" if told else None
+
+
+def _peak() -> int | None:
+    from workbench.study.memory import peak_bytes
+
+    return peak_bytes()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time has a point; the lock goes with it, however it ends. Where a file system has no locks,
+    nobody is kept out."""
+    import fcntl
+    from contextlib import suppress
+
+    with (folder / LOCK).open("w") as file:
+        with suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(words: list[str]) -> int:
+    from workbench.errors import WorkbenchError
+
+    try:
+        found = carry_out(Path(words[0]).parent)
+    except WorkbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if found.error is not None:
+        print(f"error: {found.error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""How long a point will take and how much memory: from points that have run, else from the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.study.memory import resident_bytes
+from workbench.sweep.point import Outcome, Point
+from workbench.sweep.work import Served, ThisMachine, Work, work_of
+
+MODEL, MEASURED, LIKE, NONE = "cost model", "measured", "cost model, scaled to {} that ran", "unknown"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one point; None where nobody knows. The cost model's own are bounds from below."""
+
+    seconds: float | None
+    bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """By key; `busy` is the share of this machine that others had when its ceilings were measured."""
+
+    of: Mapping[str, Estimate]
+    busy: float = 0.0
+
+
+def estimates(
+    points: Sequence[Point], outcomes: Mapping[str, Outcome], elsewhere: Mapping[str, Path], start_seconds: float = 0.0
+) -> Estimates:
+    """For every point. One that has run, here (`outcomes`) or in another sweep (`elsewhere`), has what was measured of
+    it. Of the others the cost model says what this machine needs at the least, `start_seconds` of a process included;
+    where points have run, theirs is as many times that as those were, in the median.
+
+    WorkbenchError names every point whose model, or what is asked of it, is not possible.
+    """
+    works, bounds = _works(points), _Bounds(start_seconds)
+    least = {key: bounds.of(work) for key, work in works.items()}
+    ran = {point.key: found for point in points if (found := _measured(point, outcomes, elsewhere)) is not None}
+    seconds = _likely(least, {key: each.seconds for key, each in ran.items()}, 0)
+    size = _likely(least, {key: each.peak_bytes for key, each in ran.items()}, 1)
+    found = {}
+    for key in least:
+        source = MEASURED if key in ran else LIKE.format(len(ran)) if ran else NONE if works[key] is None else MODEL
+        found[key] = Estimate(seconds[key], size[key], source)
+    return Estimates(found, bounds.machine.busy)
+
+
+def _likely(least: Mapping[str, Sequence], measured: Mapping[str, float | None], which: int) -> dict[str, Any]:
+    """What was measured, or the bound times what it took to come to the measured ones, or their median."""
+    known = {key: value for key, value in measured.items() if value}
+    bounds = {key: each[which] for key, each in least.items()}
+    factors = [value / bounds[key] for key, value in known.items() if bounds[key]]
+    usual, factor = (median(known.values()) if known else None), (median(factors) if factors else 1.0)
+    return {key: known.get(key) or (usual if bound is None else bound * factor) for key, bound in bounds.items()}
+
+
+def _works(points: Sequence[Point]) -> dict[str, Work | None]:
+    works: dict[str, Work | None] = {}
+    wrong: dict[str, list[str]] = {}
+    for point in points:
+        try:
+            works[point.key] = work_of(point.experiment)
+        except WorkbenchError as error:
+            wrong.setdefault(str(error), []).append(point.label)
+    if wrong:
+        told = "; ".join(f"{error} (in {', '.join(names)})" for error, names in wrong.items())
+        raise WorkbenchError(f"sweep: {told}")
+    return works
+
+
+class _Bounds:
+    """What points need at the least. What several of them do alike is counted once."""
+
+    def __init__(self, start_seconds: float) -> None:
+        self.start, self.process = start_seconds, resident_bytes() or 0
+        self.machine = ThisMachine()
+        self.known: dict[str, tuple[float, int]] = {}
+
+    def of(self, work: Work | None) -> tuple[float | None, int | None]:
+        """Seconds and bytes."""
+        if work is None:
+            return None, None
+        each = [self._served(served) for served in work.served]
+        seconds = max(work.least_seconds, sum(seconds for seconds, _ in each))
+        return self.start + seconds, self.process + work.other_bytes + sum(size for _, size in each)
+
+    def _served(self, served: Served) -> tuple[float, int]:
+        key = served.likeness
+        if key not in self.known:
+            self.known[key] = served.seconds(self.machine), served.bytes()
+        return self.known[key]
+
+
+def _measured(point: Point, outcomes: Mapping[str, Outcome], elsewhere: Mapping[str, Path]) -> Outcome | None:
+    found = outcomes.get(point.key)
+    if found is None and point.key in elsewhere:
+        found = Outcome.read(elsewhere[point.key])
+    return None if found is None or found.error is not None else found

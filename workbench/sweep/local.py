@@ -1,0 +1,61 @@
+"""Points on this machine, each in a process of its own, so that compile caches and memory are clean."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.sweep.places import worker_command, worker_environment
+from workbench.sweep.point import LOG
+from workbench.sweep.settings import LocalPart
+
+PAUSE = 0.05  # seconds between looks at the workers
+PATIENCE = 5.0  # seconds that a worker has to end when it is told to
+THREADS = "OMP_NUM_THREADS"
+
+
+class LocalPlace:
+    """`jobs` workers at once; several share the processor's cores between them."""
+
+    def __init__(self, setting: LocalPart) -> None:
+        self.jobs = setting.jobs
+
+    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+        waiting = deque(points)
+        running: dict[Path, subprocess.Popen] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.jobs:
+                    point = waiting.popleft()
+                    running[point] = self._start(point)
+                time.sleep(PAUSE)
+                for point in [point for point, worker in running.items() if worker.poll() is not None]:
+                    del running[point]
+                    ended(point)
+        finally:
+            _stop(list(running.values()))
+
+    def _start(self, point: Path) -> subprocess.Popen:
+        surroundings = worker_environment()
+        if self.jobs > 1:
+            surroundings.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // self.jobs)))
+        with (point / LOG).open("ab") as log:
+            return subprocess.Popen(
+                worker_command(point), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=surroundings
+            )
+
+
+def _stop(workers: list[subprocess.Popen]) -> None:
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(PATIENCE)
+            continue
+        worker.kill()
+        worker.wait()

@@ -1,0 +1,114 @@
+"""A point of a sweep: one experiment with a folder of its own, and what became of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.study.experiment import Experiment
+from workbench.study.run_folder import MANIFEST, MARKER, write_atomically
+
+POINT, OUTCOME, LOG = "point.json", "outcome.json", "log.txt"
+KEY_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Point:
+    """One experiment of a sweep. `experiment_text` is all of it in one canonical form (JSON), `key` the hash of that,
+    `label` made of the settings in which it differs from its neighbours, `settings` what the sweep sets (dotted path
+    -> value); its run folder is made in `folder`."""
+
+    key: str
+    label: str
+    settings: Mapping[str, Any]
+    experiment_text: str
+    folder: Path
+
+    @classmethod
+    def of(cls, experiment: Experiment, label: str, settings: Mapping[str, Any], parent: Path) -> Point:
+        """`experiment` as a point whose folder is below `parent`."""
+        text = _canonical(experiment.model_dump(mode="json"))
+        return cls(_hash(text), label, settings, text, parent / _hash(text))
+
+    @classmethod
+    def read(cls, folder: Path) -> Point:
+        """The point that a folder belongs to. WorkbenchError where none is written there, or another one."""
+        try:
+            values = json.loads((folder / POINT).read_bytes())
+            text = _canonical(values["experiment"])
+            found = cls(values["key"], values["label"], values["settings"], text, folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise WorkbenchError(f"{folder / POINT}: is no point of a sweep ({type(error).__name__})") from None
+        if not found.key == _hash(text) == folder.name:
+            raise WorkbenchError(f"{folder / POINT}: was changed since it was planned; plan another sweep")
+        return found
+
+    def write(self) -> None:
+        """Into its folder, which is made; whole or not at all."""
+        values = {"key": self.key, "label": self.label, "settings": dict(self.settings)}
+        write_json(self.folder / POINT, values | {"experiment": json.loads(self.experiment_text)})
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment.of(json.loads(self.experiment_text), f"point {self.label}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a point: its run folder, or the error, or both where a run was recorded in which requests
+    failed. `seconds` and `peak_bytes` are those of the process that ran it, from its start to its end."""
+
+    key: str
+    folder: Path | None
+    error: str | None
+    seconds: float
+    peak_bytes: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Outcome | None:
+        """That of the point in `folder`; None where there is none yet, or what it speaks of is not there any more."""
+        try:
+            values = json.loads((folder / OUTCOME).read_bytes())
+            run = None if values["run"] is None else folder / values["run"]
+            found = cls(values["key"], run, values["error"], values["seconds"], values["peak_bytes"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        gone = run is not None and (not (run / MANIFEST).is_file() or (run / MARKER).exists())
+        return None if gone or found.key != folder.name else found
+
+    def write(self, folder: Path) -> None:
+        """Into the point's folder, whole or not at all."""
+        run = None if self.folder is None else self.folder.name
+        values = {"key": self.key, "run": run, "error": self.error, "seconds": self.seconds}
+        write_json(folder / OUTCOME, values | {"peak_bytes": self.peak_bytes})
+
+
+def key_of(experiment: Experiment) -> str:
+    """The same for equal experiments in any process and on any machine, whatever the order they were written in."""
+    return _hash(_canonical(experiment.model_dump(mode="json")))
+
+
+def _canonical(values: Any) -> str:
+    return json.dumps(values, sort_keys=True, ensure_ascii=False)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:KEY_DIGITS]
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """The file whole or not at all. WorkbenchError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+    except OSError as error:
+        raise WorkbenchError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -1,0 +1,144 @@
+"""Points on a Ray cluster: one that is there already, or one started on this machine for the sweep.
+
+Each point is a task that starts a process of its own, which ends with the worker; what comes back is an exit code, and
+all else is in the point's folder. Ray itself begins no point again: a worker's death is told, as of any place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.sweep import bound
+from workbench.sweep.point import LOG, OUTCOME
+from workbench.sweep.settings import RayPart
+
+OBJECTS = 100 * 2**20  # bytes of the object store, in which nothing is put
+FULL_SPEED = ("RAY_worker_niceness", "0")  # Ray's 15 would measure what everything else on the machine leaves
+PATIENCE = 90.0  # seconds until a network file system shows what another node wrote
+SOCKETS = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
+
+
+class RayPlace:
+    """As many points at once as the cluster has room for, each with `cpus` cores and `gpus` accelerators."""
+
+    def __init__(self, setting: RayPart) -> None:
+        self.setting = setting
+        self.ray = _imported()
+
+    def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
+        with redirect_stdout(sys.stderr), self._cluster() as cpus:  # Ray tells of deaths where results belong
+            task = self._task(cpus)
+            running: dict[Any, Path] = {task.remote(*bound.told(point)): point for point in points}
+            try:
+                while running:
+                    (done,), _ = self.ray.wait(list(running), num_returns=1)
+                    self._look_after(done, running[done])
+                    ended(running.pop(done))
+            finally:
+                for left in running:
+                    self.ray.cancel(left, force=True)
+
+    def _look_after(self, done: Any, point: Path) -> None:
+        """A worker's death goes into the point's log; whatever else keeps points from running is the user's to mend."""
+        try:
+            if self.ray.get(done) == 0:
+                _await(point / OUTCOME)
+        except self.ray.exceptions.RayTaskError as error:
+            raise WorkbenchError(
+                f"ray: a worker cannot carry out {point} ({error.cause}); the folder of the sweep must be at the same "
+                "path on every node, as shared storage is"
+            ) from error
+        except self.ray.exceptions.RayError as error:
+            with (point / LOG).open("a", encoding="utf-8") as log:
+                log.write(f"ray: {type(error).__name__}: {str(error).splitlines()[0]}\n")
+
+    def _task(self, cpus: int) -> Any:
+        need = {"CPU": cpus, "GPU": self.setting.gpus}
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in need.items()) for node in nodes):
+            most = {name: max(node.get(name, 0) for node in nodes) for name in need}
+            raise WorkbenchError(
+                f"executor: a point asks for {cpus} cpus and {self.setting.gpus:g} gpus, and no node of the cluster "
+                f"has them (at most {most['CPU']:g} and {most['GPU']:g}); lower executor.cpus or executor.gpus"
+            )
+        self.ray.cloudpickle.register_pickle_by_value(bound)  # a worker needs no workbench: only its child does
+        options = {"num_cpus": cpus, "num_gpus": self.setting.gpus, "max_retries": 0}
+        return self.ray.remote(**options)(bound.carry_out)
+
+    @contextmanager
+    def _cluster(self) -> Iterator[int]:
+        """Connected for as long as this lasts; the cores a point has. A cluster that was started here ends with it."""
+        setting, cpus = self.setting, self.setting.cpus
+        if self.ray.is_initialized():  # by the caller, who will end it
+            if setting.address is not None:
+                raise WorkbenchError("executor.address: this process has a Ray cluster; leave it out or ray.shutdown()")
+            yield cpus or 1
+            return
+        folder = None
+        common = {"log_to_driver": False, "logging_level": logging.ERROR}
+        try:
+            with _signals_kept():
+                if setting.address is not None:
+                    cpus = cpus or 1
+                    self.ray.init(address=setting.address, **common)
+                else:
+                    cpus = cpus or max(1, (os.cpu_count() or 1) // setting.workers)
+                    folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKETS)
+                    os.environ.setdefault(*FULL_SPEED)
+                    self.ray.init(
+                        address="local", num_cpus=setting.workers * cpus, include_dashboard=False,
+                        object_store_memory=OBJECTS, _temp_dir=folder, **common,
+                    )  # fmt: skip
+            yield cpus
+        except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
+            where = setting.address or "this machine"
+            reason = str(error).splitlines()[0]
+            raise WorkbenchError(
+                f"executor.address: no Ray cluster can be used at {where} ({reason}); see that it runs, and whether it "
+                "wants RAY_AUTH_MODE=token"
+            ) from error
+        finally:
+            self.ray.shutdown()
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _await(file: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not file.exists() and time.monotonic() < deadline:
+        os.listdir(file.parent)  # which makes a network file system look anew
+        time.sleep(0.1)
+
+
+def _imported() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    try:
+        import ray
+        import ray.cloudpickle
+        import ray.exceptions
+    except ImportError as error:
+        raise WorkbenchError(f"executor ray: needs Ray ({error}); pip install 'inference-workbench[cluster]'") from None
+    return ray
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray puts its own handler in the place of SIGTERM's when it starts."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

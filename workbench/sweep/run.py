@@ -1,0 +1,171 @@
+"""Carrying out a sweep: what has no outcome is given to a place, and what comes of it is a row each."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Literal
+
+from tqdm.auto import tqdm
+
+from workbench.sweep.folder import SweepFolder
+from workbench.sweep.places import Place
+from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
+
+ATTEMPTS = 2  # of a point whose worker dies
+TICK = 2.0  # seconds
+BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point and what became of it; no outcome where it has not run, or runs elsewhere."""
+
+    point: Point
+    outcome: Outcome | None
+
+    @property
+    def state(self) -> Literal["done", "failed", "to run"]:
+        if self.outcome is None:
+            return "to run"
+        return "done" if self.outcome.error is None else "failed"
+
+
+def rows_of(sweep: SweepFolder) -> list[Row]:
+    """All points as they stand now."""
+    return [Row(point, Outcome.read(point.folder)) for point in sweep.points]
+
+
+def run_sweep(
+    sweep: SweepFolder,
+    place: Place,
+    retry_failed: bool = False,
+    attempts: int = ATTEMPTS,
+    progress: bool = True,
+    expected: Mapping[str, float | None] | None = None,
+) -> list[Row]:
+    """Have `place` run every point that has no outcome (with `retry_failed`, or a bad one). A point that fails is a row
+    with its error; one whose worker dies runs again, `attempts` times in all. Whatever ends this early, points that
+    are done stay done. `expected` are seconds by key: they weigh points in the time that is left."""
+    sweep.write()
+    waiting = [row.point for row in rows_of(sweep) if _is_due(row, retry_failed)]
+    with _bar(sweep, waiting, expected or {}, progress) as bar, _ended_as_interrupted():
+        hear = _Hear({point.folder: point for point in waiting}, attempts, bar)
+        todo = list(hear.points)
+        while todo:
+            place.run(todo, hear)
+            todo, hear.again = hear.again, []
+    return rows_of(sweep)
+
+
+class _Hear:
+    """Told of every worker that has ended: its point is done, or runs `again`, or is given up."""
+
+    def __init__(self, points: Mapping[Path, Point], attempts: int, bar: _Bar) -> None:
+        self.points, self.attempts, self.bar = points, attempts, bar
+        self.died: Counter[Path] = Counter()
+        self.again: list[Path] = []
+
+    def __call__(self, folder: Path) -> None:
+        point, outcome = self.points[folder], Outcome.read(folder)
+        if outcome is None:
+            self.died[folder] += 1
+            if self.died[folder] < self.attempts:
+                self.bar.tell(f"{point.label}: its worker died; it runs again")
+                self.again.append(folder)
+                return
+            outcome = Outcome(point.key, None, _last_words(folder, self.died[folder]), 0.0)
+            outcome.write(folder)
+        self.bar.add(point, outcome)
+
+
+def _is_due(row: Row, retry_failed: bool) -> bool:
+    if row.state == "failed" and retry_failed:
+        (row.point.folder / OUTCOME).unlink()
+        return True
+    return row.outcome is None
+
+
+def _last_words(folder: Path, times: int) -> str:
+    try:
+        lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        lines = []
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    return f"its worker died {times} times, which also lack of memory does; its {LOG} ends with: {said}"
+
+
+class _Bar:
+    """How many points are done, and the time that is left when points take as long as is expected of them, by and
+    large: their weights are the expected seconds."""
+
+    def __init__(self, bar: tqdm, weights: Mapping[str, float], done: int, points: int) -> None:
+        self.bar, self.weights, self.done, self.points = bar, weights, done, points
+        self._describe()
+
+    def add(self, point: Point, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self.tell(f"{point.label}: {outcome.error}")
+        self.done += 1
+        self._describe()
+        self.bar.update(self.weights[point.key])
+
+    def tell(self, line: str) -> None:
+        tqdm.write(line, file=sys.stderr)
+
+    def _describe(self) -> None:
+        self.bar.set_description_str(f"{self.done} of {self.points} points", refresh=False)
+
+
+@contextmanager
+def _bar(
+    sweep: SweepFolder, waiting: list[Point], expected: Mapping[str, float | None], progress: bool
+) -> Iterator[_Bar]:
+    known = [seconds for point in waiting if (seconds := expected.get(point.key))]
+    usual = fmean(known) if known else 1.0
+    weights = {point.key: expected.get(point.key) or usual for point in waiting}
+    with tqdm(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, _ticking(bar):
+        yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
+
+
+@contextmanager
+def _ticking(bar: tqdm) -> Iterator[None]:
+    """The time that is gone is told anew while a point runs, however long it takes."""
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(TICK):
+            bar.refresh()
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        ticker.join()
+
+
+@contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C for the length of this: workers are ended, and what is done is told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

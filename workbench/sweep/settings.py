@@ -1,0 +1,78 @@
+"""Where a sweep's points run, as values: `--executor local`, or with settings `--executor "{kind: ray}"`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from workbench.errors import WorkbenchError, explain, nearest
+from workbench.study import yaml_text
+from workbench.study.parts import Count, Part
+
+
+class PlacePart(Part):
+    """What all places have."""
+
+    processes: Count = 1  # that carry out one point together, which torch.distributed will need
+
+    @field_validator("processes")
+    @classmethod
+    def _one(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError("one point on several processes is not possible yet: leave it 1")
+        return value
+
+
+class LocalPart(PlacePart):
+    """Here, each point in a process of its own, `jobs` at once."""
+
+    kind: Literal["local"] = "local"
+    jobs: Count = 1
+
+
+class RayPart(PlacePart):
+    """On the Ray cluster at `address` (`auto`: this machine's); without one, on one that is started here with so many
+    `workers`. A point has `cpus` cores: of a cluster started here by default its share of the machine's, else one."""
+
+    kind: Literal["ray"] = "ray"
+    address: str | None = None
+    workers: Count = 2
+    cpus: Count | None = None
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+
+
+class SlurmPart(PlacePart):
+    """As jobs of a Slurm cluster, by submitit; `folder` holds its logs, which every node must see."""
+
+    kind: Literal["slurm"] = "slurm"
+    folder: str = "slurm"
+    partition: str | None = None
+    timeout_min: Count = 60
+    cpus_per_task: Count | None = None
+    mem_gb: Annotated[float, Field(gt=0)] | None = None
+    gpus_per_node: Count | None = None
+    parameters: dict[str, Any] = {}  # further ones of submitit's executor
+    local: bool = False  # processes of this machine in place of Slurm's jobs, by the same road
+
+
+PlaceSetting = LocalPart | RayPart | SlurmPart
+PLACES: dict[str, type[PlaceSetting]] = {"local": LocalPart, "ray": RayPart, "slurm": SlurmPart}
+
+
+def place_setting(text: str, **changes: Any) -> PlaceSetting:
+    """From the words of `--executor`; `changes` that are not None go over them. WorkbenchError says what is wrong."""
+    try:
+        values = yaml_text.read(text)
+    except ValueError as error:
+        raise WorkbenchError(f"--executor {text}: {error}") from None
+    values = {"kind": values} if isinstance(values, str) else values
+    kind = values.get("kind") if isinstance(values, dict) else None
+    if kind not in PLACES:
+        named = f"{kind!r} is none" if kind else "names none"
+        raise WorkbenchError(f"--executor {text}: {named} of {', '.join(PLACES)}{nearest(str(kind), PLACES)}")
+    values |= {name: value for name, value in changes.items() if value is not None}
+    try:
+        return PLACES[kind].model_validate(values)
+    except ValidationError as error:
+        raise explain(error, f"--executor {text}", PLACES[kind]) from None

@@ -1,0 +1,56 @@
+"""A sweep from the command line: `--set path=value,value` is an axis, `--zip` links, `--repeat` repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from workbench.errors import WorkbenchError, explain
+from workbench.study import yaml_text
+from workbench.study.experiment import Experiment
+from workbench.study.sweep_part import Sweep, overlap
+
+
+def experiment_from(
+    file: Path, sets: Sequence[str] = (), zips: Sequence[str] = (), repeat: int | None = None
+) -> Experiment:
+    """The experiment in `file` with its sweep and the words' together. A path that both name is as the words say: one
+    value of it changes the experiment and takes the axis away, several are the axis. All of `zips` are one group."""
+    words = [(word, *_several(word, "--set")) for word in sets]
+    plain = tuple(word for word, _, values in words if len(values) == 1)
+    fixed = {path for _, path, values in words if len(values) == 1}
+    axes = {path: values for _, path, values in words if len(values) > 1}
+    linked = dict(_several(word, "--zip") for word in zips)
+    experiment = Experiment.read(file, plain)
+    own = experiment.sweep or Sweep()
+    kept = {path: values for path, values in own.axes.items() if path not in fixed}
+    for path in fixed:
+        for swept in [*kept, *axes, *(path for group in (*own.linked, *own.overrides) for path in group), *linked]:
+            if overlap(path, swept):
+                raise WorkbenchError(f"--set {path}: the sweep sets {swept}, so this would have no effect")
+    try:
+        groups = [*own.linked, *([linked] if linked else [])]
+        changes = {"axes": {**kept, **axes}, "linked": groups, "repeat": own.repeat if repeat is None else repeat}
+        sweep = Sweep.model_validate({**own.model_dump(), **changes})
+    except ValidationError as error:
+        raise explain(error, "sweep", Sweep) from None
+    return experiment.model_copy(update={"sweep": sweep})
+
+
+def _several(word: str, option: str) -> tuple[str, list[Any]]:
+    """The path, and the values between commas that stand outside of brackets and quotes."""
+    path, equals, text = word.partition("=")
+    if not equals or not path:
+        raise WorkbenchError(
+            f"{option} {word}: write it as path=value,value, for example {option} cache.format=int8,int4"
+        )
+    try:
+        values = yaml_text.read(f"[{text}\n]")
+    except ValueError:
+        values = [text]
+    if not values:
+        raise WorkbenchError(f"{option} {word}: names no value")
+    return path, values
