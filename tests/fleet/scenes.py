@@ -27,6 +27,13 @@ def _fcfs_by_hand(state: State) -> Wishes:
     return FCFS()(state)
 
 
+def over_budget(state: State) -> Wishes:
+    """A policy that wishes more than a step has for every prompt of 3 tokens, 5, 7, ...: they end with it."""
+    wishes = FCFS()(state)
+    odd = {entry.id for entry in (*state.running, *state.waiting) if entry.prompt % 2 and entry.prompt > 1}
+    return replace(wishes, tokens=[(name, state.budget + 1 if name in odd else n) for name, n in wishes.tokens])
+
+
 BLOCK = 4
 
 TICKS = st.integers(0, 3)
@@ -35,8 +42,11 @@ FORMS = st.builds(
     pairs=st.tuples(TICKS, TICKS), read=st.tuples(TICKS, TICKS),
 )  # fmt: skip
 POLICIES = st.sampled_from(
-    [None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), Static(FCFS()), _fcfs_by_hand]
-)
+    [
+        None, PrefillFirst(), DecodeFirst(), ShortestPrompt(), Priority(), Fair(), Static(FCFS()), _fcfs_by_hand,
+        over_budget,
+    ]
+)  # fmt: skip
 ROUTERS = st.sampled_from([RoundRobin(), LeastLoaded(), PrefixAware(request_tokens=3), SessionSticky()])
 
 
@@ -77,10 +87,11 @@ def scenes(draw: Any, failing: bool = True) -> dict[str, Any]:
     pool = Pool(draw(machines()), draw(st.integers(1, 3)), draw(ROUTERS))
     decode = Pool(replace(pool.machine, arrives=True), draw(st.integers(1, 2)), draw(ROUTERS)) if split else None
     count = pool.count + (decode.count if decode else 0)
-    failures = [
-        Failure(draw(st.integers(0, count - 1)), draw(st.integers(0, 300)) * TICK, draw(st.integers(1, 60)) * TICK)
-        for _ in range(draw(st.integers(0, 3)) if failing else 0)
-    ]
+    failures = []
+    for _ in range(draw(st.integers(0, 3)) if failing else 0):
+        down = draw(st.sampled_from([1, 7, 60, None]))  # or for good
+        at = draw(st.integers(0, 300)) * TICK
+        failures.append(Failure(draw(st.integers(0, count - 1)), at, down and down * TICK))
     transfer = Transfer(draw(st.sampled_from([1e15, 2e15])), draw(st.integers(0, 5)) * TICK)
     return {
         "arrivals": draw(arrivals()), "clients": draw(st.sampled_from([None, None, 1, 3])), "pool": pool,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fleet.scenes import TICK, fleet, machines, scenes, told
+from tests.fleet.scenes import TICK, fleet, machines, over_budget, scenes, told
 from workbench.errors import WorkbenchError
 from workbench.fleet.fleet import Failure, Fleet, Pool
 from workbench.fleet.routers import LeastLoaded
@@ -34,7 +34,7 @@ def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> No
         assert len(set(under_way)) == len(under_way) == run.in_flight
         assert run.submitted == run.finished + run.failed + run.in_flight
         assert all(instance.up or not instance.jobs for instance in run.instances)
-    assert run.in_flight == len(run.stranded) == 0  # every instance that failed came back
+    assert run.in_flight == len(run.stranded) == 0  # whoever waits for an instance that never comes back has failed
     assert run.submitted == len(scene["arrivals"])
     for job in run.jobs:
         assert job.error or job.produced == job.wanted <= job.arrival.output_tokens
@@ -42,7 +42,7 @@ def test_nobody_is_lost_and_nobody_is_in_two_places(scene: dict[str, Any]) -> No
         assert job.error or list(times) == sorted(time for time in times if time is not None)
         assert len(job.places) <= len(run.pools) * (job.retries + 1)
         assert job.error or job.computed_tokens + job.cached_tokens >= job.known - 1
-    for instance in run.instances:  # at rest every page is free, or kept for those to come
+    for instance in (each for each in run.instances if each.up):  # at rest pages are free, or kept for later
         instance.scheduler.holdings.carried_out()  # what came with the last step
         assert all(pool.used == 0 for pool in instance.scheduler.pools)
         assert all(room.used == 0 or instance.machine.prefix for room in instance.scheduler.holdings.host.rooms)
@@ -78,6 +78,38 @@ def test_with_more_instances_all_still_finish(scene: dict[str, Any]) -> None:
     few = fleet(scene).run()
     more = fleet(scene, pool=replace(scene["pool"], count=scene["pool"].count + 1), failures=()).run()
     assert more.finished >= few.finished
+
+
+@given(scenes(), st.booleans())
+def test_a_wish_that_breaks_a_law_ends_its_request_and_nobody_elses(scene: dict[str, Any], split: bool) -> None:
+    """Their pages are free, which the laws above hold to; nobody tries them again elsewhere."""
+    pool = replace(scene["pool"], machine=replace(scene["pool"].machine, policy=over_budget))
+    decode = replace(pool, machine=replace(pool.machine, arrives=True)) if split else None
+    run = fleet(scene, pool=pool, decode=decode, failures=()).run()
+    for job in run.jobs:
+        asked = job.arrival.prompt_tokens
+        if not job.places:  # it could never run
+            continue
+        assert ("wishes" in job.error) == (asked % 2 == 1 and asked > 1), job
+        assert "wishes" not in job.error or len(job.places) == 1 and job.produced == 0 and job.ended is not None
+    assert run.finished + run.failed == run.submitted
+
+
+def test_where_no_instance_is_left_requests_fail_and_say_so() -> None:
+    """What is under way on the last one, and what comes later; with another that stays up, or comes back, none does."""
+    failure, pool = Failure(0, 0.05), Pool(_machine(), 1)
+    scene = {
+        "arrivals": [Arrival(0.0, 100, 2), Arrival(0.0, 100, 2000), Arrival(1.0, 100, 2)], "clients": None,
+        "decode": None, "pool": pool, "failures": [failure],
+    }  # fmt: skip
+    alone = fleet(scene).run()
+    assert (alone.finished, alone.failed, alone.in_flight) == (1, 2, 0)
+    assert all(job.error.startswith("no instance left") and job.ended is not None for job in alone.jobs[1:])
+    for changes in ({"pool": replace(pool, count=2)}, {"failures": [replace(failure, down=2.0)]}):
+        assert fleet(scene, **changes).run().finished == 3
+    lost = [replace(failure, instance=1)]  # of the decode pool: nobody could go on with what is prefilled
+    apart = fleet(scene, decode=replace(pool, machine=replace(_machine(), arrives=True)), failures=lost).run()
+    assert (apart.finished, apart.failed, apart.in_flight) == (1, 2, 0)
 
 
 def test_a_failure_of_nobody_is_refused() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.sampling import Draw, Greedy, uniform
+from workbench.sampling.samplers import drawn, drawn_in_parallel
 from workbench.testing.rows import rows
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -69,8 +70,16 @@ def test_a_sum_that_is_not_monotonic_never_draws_a_removed_token(row):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "cumsum", lambda self, dim: exact(self, dim) + noise)
         numbers = [n / 200 for n in range(200)] + [ALMOST_ONE]
-        tokens = Draw().choose_rows(row.logits.expand(len(numbers), -1), numbers)
+        tokens = drawn_in_parallel(row.logits.double().softmax(-1).expand(len(numbers), -1), numbers)
     assert bool((row.logits[tokens] > -math.inf).all())
+
+
+@given(rows(64), st.lists(st.floats(0, ALMOST_ONE), min_size=1, max_size=5), st.sampled_from([1.0, 0.3, 1e-300]))
+def test_a_draw_is_the_same_added_up_either_way(row, numbers, share):
+    weights = (row.logits.double().softmax(-1) * share).expand(len(numbers), -1)
+    assert drawn(weights, numbers) == drawn_in_parallel(weights, numbers)
+    nothing = torch.zeros(2, 5, dtype=torch.float64)
+    assert drawn(nothing, [0.0, 0.5]) == drawn_in_parallel(nothing, [0.0, 0.5]) == [0, 0]
 
 
 def test_draws_over_many_positions_are_distributed_as_softmax():

@@ -27,9 +27,9 @@ def test_figures_of_acceptance_agree_with_one_another(pairs) -> None:
     found = acceptance([{"drafted": k, "accepted": a} for k, a in pairs], [])
     assert found["checks"] == len(pairs) == sum(found["acceptance_histogram"])
     assert sum(n * count for n, count in enumerate(found["acceptance_histogram"])) == found["accepted_tokens"]
-    had = [sum(k > place for k, _ in pairs) for place in range(len(found["acceptance_by_position"]))]
-    stood = sum(share * count for share, count in zip(found["acceptance_by_position"], had, strict=True))
-    assert stood == pytest.approx(found["accepted_tokens"])
+    assert 1 + sum(found["acceptance_by_position"]) == pytest.approx(found["mean_acceptance_length"])
+    for place, share in enumerate(found["acceptance_by_position"], 1):  # a share of all checks, as vLLM counts it
+        assert share * len(pairs) == pytest.approx(sum(found["acceptance_histogram"][place:]))
     assert found["draft_acceptance_rate"] * found["drafted_tokens"] == pytest.approx(found["accepted_tokens"])
     assert found["mean_acceptance_length"] == pytest.approx(1 + found["accepted_tokens"] / len(pairs))
     assert found["chance"] >= found["draft_acceptance_rate"] - 1e-12  # what follows a fallen token was never tried

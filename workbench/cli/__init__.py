@@ -106,7 +106,7 @@ def run(
         requests = {} if experiment.compares else {"requests": record.requests.to_pylist()}
         print_json({"run": str(record.path), "summary": record.summary, **requests})
     else:
-        report.show(record, console() if experiment.compares else Console())
+        report.show(record, console() if experiment.compares else Console(), file)
     if experiment.compares:
         return
     failed = record.summary["requests"]["by_finish_reason"]

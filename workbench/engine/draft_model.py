@@ -141,13 +141,13 @@ class ModelDrafts:
         for row, each in enumerate(ready):
             groups.setdefault(each.way.filters, []).append(row)
         for filters, rows in groups.items():
-            left = logits[rows].float()
+            left = (logits if len(rows) == len(ready) else logits[rows]).float()
             for rule in filters:
                 left = rule(left, [ready[row].history for row in rows])
             drawing = [place for place, row in enumerate(rows) if ready[row].draws]
-            tokens = left.argmax(-1).tolist()
+            tokens = left.argmax(-1).tolist() if len(drawing) < len(rows) else [0] * len(rows)
             if drawing:
-                chances = left[drawing].double().softmax(-1)
+                chances = (left if len(drawing) == len(rows) else left[drawing]).double().softmax(-1)
                 use = b"" if self.coupled else DRAFT
                 found = drawn(chances, [ready[rows[place]].uniform(use) for place in drawing])
                 for place, token, row in zip(drawing, found, chances, strict=True):

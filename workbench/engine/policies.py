@@ -1,10 +1,15 @@
 """The policies that come with the workbench. Each is a value: the name under `schedule.policy`, and its settings.
 
 Nobody starves under any of them. `fcfs` serves in order of arrival. Under the others whoever has been here for
-`patience` steps is overdue, and who is overdue goes before all who are not, in order of arrival: so the oldest of all
-gets all it needs `patience` steps after it came, at the latest, and when it ends the next one is the oldest. Where
-more comes than can be served all are overdue before long, and the order is that of arrival: `patience` is how long a
-policy is to be kept to, and the longest wait that it may cost.
+`patience` steps is overdue, and the oldest that is overdue is served whatever the policy says:
+- `shortest_prompt`, `priority` and `fair` keep to their own order even where more comes than can be served and all that
+  wait are overdue before long: one admission in four goes to the oldest of those, three as the policy has it. Among
+  those that run only the oldest, if overdue, goes before the policy's order, and is the last to give way. So the oldest
+  of all is admitted, `patience` steps after it came, with the fourth admission at the latest, an admission takes no
+  longer than those that run would take to end with nobody new beside them, and from then on it gets all it needs; when
+  it ends, the next is the oldest.
+- `prefill_first` and `decode_first` serve all who are overdue first, in order of arrival, and under such a load little
+  else: `patience` is how long they are to be kept to, and the longest wait that they may cost.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench.engine.policy import Entry, Policy, State, Wishes
-from workbench.engine.serving import in_turn, overdue, parted, serve, turn_of
+from workbench.engine.serving import in_turn, overdue, parted, serve, sharing, spared
 
 Steps = Annotated[int, Field(ge=1)]
 
@@ -78,7 +83,7 @@ class ShortestPrompt(_Part):
 
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
-        behind = in_turn(state, self.patience, chain(prefills, state.waiting), lambda entry: entry.todo)
+        behind = in_turn(state, self.patience, prefills, lambda entry: entry.todo)
         return serve(state, chain(decodes, behind))
 
 
@@ -90,8 +95,9 @@ class Priority(_Part):
 
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
-        behind = in_turn(state, self.patience, chain(prefills, state.waiting), _priority)
-        keep = sorted(state.running, key=turn_of(state, self.patience, _priority))
+        behind = in_turn(state, self.patience, prefills, _priority)
+        first = spared(state, self.patience, state.running)
+        keep = sorted(state.running, key=lambda entry: (entry is not first, entry.priority, entry.order))
         return serve(state, chain(decodes, behind), keep)
 
 
@@ -104,18 +110,13 @@ class Fair(_Part):
 
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
-        return serve(state, chain(decodes, prefills, self._by_tenant(state)))
+        return serve(state, chain(decodes, prefills, sharing(state, self.patience, self._by_tenant(state))))
 
     def _by_tenant(self, state: State) -> Iterator[Entry]:
-        late, rest = overdue(state, self.patience, state.waiting)
         queues: dict[str, list[Entry]] = {}
-        for entry in reversed(rest):
+        for entry in reversed(state.waiting):
             queues.setdefault(entry.tenant, []).append(entry)
-        served = {tenant: state.served[tenant] for tenant in {entry.tenant for entry in state.waiting}}
-        for entry in late:
-            served[entry.tenant] += entry.todo
-            yield entry
-        heap = [(served[tenant], queue[-1].order, tenant) for tenant, queue in queues.items()]
+        heap = [(state.served[tenant], queue[-1].order, tenant) for tenant, queue in queues.items()]
         heapq.heapify(heap)
         while heap:
             tokens, _, tenant = heapq.heappop(heap)

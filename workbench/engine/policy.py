@@ -62,6 +62,7 @@ class State:
     gives: Mapping[str, Counts]  # by id: pages that can be had once it is set back
     cached: Mapping[str, int]  # by id of one that waits: tokens found in the cache or on the host
     served: Mapping[str, int] = field(default_factory=dict)  # by tenant: tokens computed for it
+    admitted: int = 0  # admissions so far, those after a set-back included
     max_num_seqs: int = 16
     budget: int = 512  # tokens of a step at most
     chunk: int = 512  # prefill tokens of a step at most

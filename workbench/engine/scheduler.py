@@ -252,6 +252,7 @@ class Scheduler:
                 return
             self._queue.remove(sequence)
             sequence.began = self._steps
+            self._views.admitted += 1
             places -= 1 + len(sequence.followers)
 
     def _spans(self, step: Granting, decisions: list[Decision]) -> tuple[Span, ...]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 from typing import Any
 
 from workbench.engine.policy import Entry, State, Wishes
+
+SHARE = 4  # one admission in so many goes to the oldest that is overdue, the others as a policy has it
 
 
 def serve(state: State, turns: Iterable[Entry], keep: Iterable[Entry] | None = None) -> Wishes:
@@ -67,19 +70,33 @@ def overdue(state: State, patience: int, entries: Iterable[Entry]) -> tuple[list
     return sorted(late, key=lambda entry: entry.order), others
 
 
-def turn_of(state: State, patience: int, key: Callable[[Entry], Any]) -> Callable[[Entry], tuple]:
-    def turn(entry: Entry) -> tuple:
-        return (0, 0, entry.order) if state.step - entry.since >= patience else (1, key(entry), entry.order)
-
-    return turn
+def spared(state: State, patience: int, entries: Sequence[Entry]) -> Entry | None:
+    """The oldest of `entries`, which stand in order of arrival, if it is overdue."""
+    return entries[0] if entries and state.step - entries[0].since >= patience else None
 
 
-def in_turn(
-    state: State, patience: int, entries: Iterable[Entry], key: Callable[[Entry], Any]
-) -> Iterator[Entry]:
-    """Who is overdue, then the others by `key`; sorted no further than it is looked at."""
-    turn = turn_of(state, patience, key)
-    heap = [(turn(entry), entry) for entry in entries]
+def in_turn(state: State, patience: int, prefills: list[Entry], key: Callable[[Entry], Any]) -> Iterator[Entry]:
+    """`prefills` and who waits, by `key`; the oldest of `prefills` before all if it is overdue, and who waits and is
+    overdue as `sharing` says. Sorted no further than it is looked at."""
+    first = spared(state, patience, prefills)
+    heap = [((entry is not first, key(entry), entry.order), entry) for entry in chain(prefills, state.waiting)]
     heapq.heapify(heap)
-    while heap:
-        yield heapq.heappop(heap)[1]
+    return sharing(state, patience, (heapq.heappop(heap)[1] for _ in range(len(heap))))
+
+
+def sharing(state: State, patience: int, turns: Iterator[Entry]) -> Iterator[Entry]:
+    """`turns` as they come, but for one in `SHARE` admissions, which goes to the oldest that waits if it is overdue."""
+    begun, gone = state.admitted, set[str]()
+    late = takewhile(lambda entry: state.step - entry.since >= patience, state.waiting)  # the oldest first
+    for entry in turns:
+        if entry.id in gone:
+            continue
+        if not entry.runs:
+            oldest = next((each for each in late if each.id not in gone), entry) if begun % SHARE == 0 else entry
+            if oldest is not entry:
+                gone.add(oldest.id)
+                begun += 1
+                yield oldest
+            gone.add(entry.id)
+            begun += 1
+        yield entry

@@ -37,6 +37,7 @@ class Views:
         self._waiting: list[Entry] = []
         self._tuple: tuple[Entry, ...] | None = ()
         self._offers: dict[str, Offer] = {}
+        self.admitted = 0
 
     def waits(self, sequence: Sequence) -> None:
         bisect.insort(self._waiting, self._entry(sequence, runs=False), key=_order)
@@ -93,7 +94,7 @@ class Views:
             needs=MappingProxyType(_Worked(lambda name: self._needs(by_id[name]))),
             gives=MappingProxyType(_Worked(lambda name: self._gives(by_id[name]))),
             cached=MappingProxyType(_Worked(lambda name: self._cached(by_id[name]))),
-            served=MappingProxyType(served),
+            served=MappingProxyType(served), admitted=self.admitted,
             max_num_seqs=limits.max_num_seqs, budget=limits.max_num_batched_tokens, chunk=limits.chunk,
             whole=not limits.chunked_prefill,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from workbench.traffic.arrival import Arrival
 from workbench.traffic.source import Source
 
 STEP, FAILURE, HANDOVER, ARRIVAL = range(4)
+NOBODY = "no instance left: those that could take it are gone for good"
 Prompts = Callable[[Arrival, int], tuple[int, ...]]
 
 
@@ -47,7 +48,8 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Failure:
-    """Instance `instance` is gone at second `at`; it is back `down` seconds later with an empty cache, or never."""
+    """Instance `instance` is gone at second `at`; it is back `down` seconds later with an empty cache, or never: where
+    nobody else could take them, its requests and those to come fail."""
 
     instance: int
     at: float
@@ -171,12 +173,19 @@ class Fleet:
 
     def _route(self, job: Job) -> None:
         """To an instance that computes its prompt."""
-        up = [instance for instance in self.of_pool[0] if instance.up]
-        if not up:
-            self.stranded.append((job, self._route))
-            return
-        job.until = job.wanted if len(self.pools) == 1 else job.produced + 1
-        self._submit(job, self._chosen(0, job, up), False)
+        if up := self._up(0, job, self._route):
+            job.until = job.wanted if len(self.pools) == 1 else job.produced + 1
+            self._submit(job, self._chosen(0, job, up), False)
+
+    def _up(self, pool: int, job: Job, again: Callable[[Job], None]) -> list[Instance]:
+        """The instances of `pool` that are up. Where none is, `job` waits for one that comes back, or fails."""
+        up = [instance for instance in self.of_pool[pool] if instance.up]
+        if not up and all(instance.gone for instance in self.of_pool[pool]):
+            job.error = NOBODY
+            self._end(job)
+        elif not up:
+            self.stranded.append((job, again))
+        return up
 
     def _submit(self, job: Job, instance: Instance, handed_over: bool) -> None:
         moving = instance.move
@@ -192,9 +201,10 @@ class Fleet:
         return self.instances[view.number]
 
     def _start(self, instance: Instance) -> None:
-        end = instance.start(self.now)
-        if end is not None:
-            self._push(end, STEP, instance.number, instance.move)
+        for job in instance.start(self.now):
+            self._end(job)
+        if instance.move is not None:
+            self._push(instance.move.end, STEP, instance.number, instance.move)
 
     def _step(self, instance: Instance, move: Move) -> None:
         if instance.move is not move or move.end != self.now:
@@ -207,9 +217,8 @@ class Fleet:
 
     def _hand_over(self, job: Job) -> None:
         """Its keys and values go to an instance of the decode pool, chosen now."""
-        up = [instance for instance in self.of_pool[1] if instance.up]
+        up = self._up(1, job, self._hand_over)
         if not up:
-            self.stranded.append((job, self._hand_over))
             return
         instance = self._chosen(1, job, up)
         sent = (job.known - 1) * self.pools[0].machine.kv_bytes_per_token / self.transfer.bytes_per_second
@@ -234,6 +243,7 @@ class Fleet:
             for job, again in waiting:
                 again(job)
         elif instance.up:
+            instance.gone = what.down is None
             if what.down is not None:
                 self._push(self.now + max(1, _ticks(what.down)), FAILURE, instance.number, None)
             for job in instance.fail(self.now):

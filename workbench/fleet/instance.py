@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from workbench.cache.pages import NULL_PAGE, pages_for
@@ -64,6 +64,7 @@ class Instance:
         self.machine, self.number, self.one_by_one, self.moved = machine, number, one_by_one, moved
         self.now = 0
         self.up, self.incarnation = True, 0
+        self.gone = False  # for good: it is not up, and does not come back
         self.move: Move | None = None
         self.tally = Tally()
         self.jobs: dict[str, Job] = {}
@@ -109,22 +110,35 @@ class Instance:
             self.move.steps = max(1, self.move.run.until(now - self.move.begun, self.move.steps))
         return ""
 
-    def start(self, now: int) -> int | None:
-        """Begin the next move; when it ends, or None where there is nothing to do."""
+    def start(self, now: int) -> list[Job]:
+        """Begin the next `move`, where there is anything to do; the jobs that end now, with the error that they have:
+        those for whom the policy wished what breaks a law."""
         self.now = now
-        plan = self.scheduler.plan()
-        if plan is None:
-            return None
-        for decision in plan.decisions:
-            if decision.action == "admitted" and (job := self.jobs[decision.request_id]).first_scheduled is None:
-                job.first_scheduled = now
+        broken: list[Job] = []
+        decisions, moving = (), 0
+        while (plan := self.scheduler.plan()) is not None:
+            decisions, moving = (*decisions, *plan.decisions), moving + self._moving(plan)
+            for decision in plan.decisions:
+                if decision.action == "admitted" and (job := self.jobs[decision.request_id]).first_scheduled is None:
+                    job.first_scheduled = now
+            for sequence, fault in plan.faults:
+                self.scheduler.finish(sequence, FinishReason.ERROR)
+                broken.append(self._leave(sequence))
+                broken[-1].error = fault
+            if broken:
+                plan = replace(plan.going(), decisions=decisions)
+            if plan.spans:
+                self.move = self._begin(plan, moving)
+                break
+        return broken
+
+    def _begin(self, plan: StepPlan, moving: int) -> Move:
+        """The move that `plan` is the first step of; pages that change places take `moving` ticks."""
         times = self.machine.times
         spans = [(s.start, s.length) for s in plan.spans] + [(0, 1)] * plan.padding
         work = work_of(spans, sum(s.samples for s in plan.spans) + plan.padding, times.kinds)
         steps, rows = (1, ()) if self.one_by_one else self._alike(plan)
-        run = times.run(work, rows, self._moving(plan))
-        self.move = Move(plan, run, now, steps)
-        return self.move.end
+        return Move(plan, times.run(work, rows, moving), self.now, steps)
 
     def finish(self) -> list[Job]:
         """The move is over: the jobs that end their stay here with it."""

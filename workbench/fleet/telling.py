@@ -70,9 +70,10 @@ class Teller:
 
     def ended(self, job: Job) -> None:
         now = (job.ended or 0) / SECOND
+        reason = "length" if not job.error else "error" if job.places else "refused"
         self._note(
             Finished(
-                now, job.name, reason="refused" if job.error else "length", error=job.error,
+                now, job.name, reason=reason, error=job.error,
                 token_ids=(UNKNOWN,) * job.produced, prompt_tokens=job.arrival.prompt_tokens,
                 cached_tokens=job.cached_tokens, computed_tokens=job.computed_tokens,
             )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +64,17 @@ class Draw:
 
 def drawn(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
     """A token for each row of `weights` [sample, vocab], which need not add up to one, by its uniform number."""
+    if weights.device.type != "cpu" or weights.dtype != torch.float64:
+        return drawn_in_parallel(weights, uniforms)
+    reached = weights.detach().numpy().cumsum(-1)  # one after the other: it rises only where something was added
+    totals = reached[:, -1]
+    targets = np.minimum(np.array(uniforms) * totals, np.nextafter(totals, 0.0))
+    found = (row.searchsorted(target, "right") for row, target in zip(reached, targets, strict=True))
+    return [int(token) % weights.shape[-1] for token in found]  # where nothing has any weight, the first
+
+
+def drawn_in_parallel(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """The same on any device, with the same tokens where sums are rounded alike."""
     # A parallel sum may rise where nothing was added: only tokens of some weight are looked at.
     reached = weights.cumsum(-1).masked_fill(weights == 0, -1.0)
     total = reached.amax(-1, keepdim=True)

@@ -13,13 +13,14 @@ def acceptance(checks: Rows, steps: Rows) -> dict:
     """`checks` have one row a check (`drafted`, `accepted`), `steps` one a step.
 
     `draft_acceptance_rate`: accepted of drafted tokens. `mean_acceptance_length`: tokens a check gives, the one after
-    the accepted ones included. `acceptance_by_position`: checks in which the first, second, ... drafted token stands,
-    of those that had one. `acceptance_histogram`: checks in which 0, 1, 2, ... stand. `chance`: that a token stands
-    where all before it do, of all that were tried; `draft_share`: of the time of steps that check, what proposing took.
+    the accepted ones included. `acceptance_by_position`: the share of all checks in which the first, second, ...
+    drafted token stands, as vLLM has it (num_accepted_tokens_per_pos / num_drafts): in a check that had no such token
+    it does not stand, and the shares sum up to mean_acceptance_length - 1. `acceptance_histogram`: checks in which 0,
+    1, 2, ... stand. `chance`: that a token stands where all before it do, of all that were tried; `draft_share`: of the
+    time of steps that check, what proposing took.
     """
     drafted, accepted = sum(row["drafted"] for row in checks), sum(row["accepted"] for row in checks)
     most = max((row["drafted"] for row in checks), default=0)
-    had = [sum(row["drafted"] > place for row in checks) for place in range(most)]
     stood = [sum(row["accepted"] > place for row in checks) for place in range(most)]
     counts = Counter(row["accepted"] for row in checks)
     tried = accepted + sum(row["accepted"] < row["drafted"] for row in checks)
@@ -31,7 +32,7 @@ def acceptance(checks: Rows, steps: Rows) -> dict:
         "accepted_tokens": accepted,
         "draft_acceptance_rate": accepted / drafted if drafted else None,
         "mean_acceptance_length": 1 + accepted / len(checks) if checks else None,
-        "acceptance_by_position": [stands / all_ for stands, all_ in zip(stood, had, strict=True)],
+        "acceptance_by_position": [stands / len(checks) for stands in stood],
         "acceptance_histogram": [counts[count] for count in range(most + 1)],
         "chance": accepted / tried if tried else None,
         "draft_share": drafting / wall if wall else None,

@@ -23,17 +23,17 @@ from workbench.trace.recorder import row_name
 MOST_TEXTS = 3
 
 
-def show(record: Record, console: Console) -> None:
-    """Print the report of a finished run."""
+def show(record: Record, console: Console, file: Path | None = None) -> None:
+    """Print the report of a finished run. `file` is where its experiment was read from, if that is known."""
     experiment = Experiment.from_yaml(record.experiment_text)
     if experiment.compares:
         comparison_text.show(record, console)
         return
-    for part in _parts(record, experiment):
+    for part in _parts(record, experiment, file or record.path / "experiment.yaml"):
         console.print(part, soft_wrap=isinstance(part, Text))  # a path must not be broken by lines
 
 
-def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
+def _parts(record: Record, experiment: Experiment, file: Path) -> Iterator[RenderableType]:
     summary = record.summary
     yield Text(experiment.question, style="bold")
     yield from _texts(record, experiment)
@@ -42,7 +42,7 @@ def _parts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
     for remark in run_remarks(summary):
         yield Text(remark.text, style="yellow" if remark.serious else "")
     yield Text(f"\nrun folder  {record.path}", style="bold")
-    yield Text(_next_steps(record))
+    yield Text(_next_steps(record, experiment, file))
 
 
 def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
@@ -70,6 +70,7 @@ def table(sheet: Sheet) -> Table:
     return made
 
 
+<<<<<<< HEAD
 def _next_steps(record: Record) -> str:
     workbench = _program()
     return (
@@ -81,6 +82,23 @@ def _next_steps(record: Record) -> str:
         f'  {workbench} generate "class Stack:" --temperature 0.8\n'
         f"  open {record.path / 'trace.json'} in ui.perfetto.dev"
     )
+=======
+def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
+    """Commands that make sense after this run: its own experiment changed, where there is something to change."""
+    workbench, real = _program(), experiment.executor.kind == "real"
+    changes = ["lane=eager"] if real and experiment.lane != "eager" else []
+    changes += ["workload.copies=8"] if getattr(experiment.workload, "copies", 8) != 8 else []
+    demo = real and experiment.model.name == "demo"
+    lines = [
+        "try next",
+        f"{workbench} reproduce {record.path}",
+        f"{workbench} inspect {record.path}",
+        *(f"{workbench} run {file} --set {change}" for change in changes),
+        *([f'{workbench} generate "class Stack:" --temperature 0.8'] if demo else []),
+        f"open {record.path / 'trace.json'} in ui.perfetto.dev",
+    ]
+    return "\n  ".join(lines)
+>>>>>>> left5
 
 
 def _program() -> str:
