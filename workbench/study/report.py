@@ -70,19 +70,6 @@ def table(sheet: Sheet) -> Table:
     return made
 
 
-<<<<<<< HEAD
-def _next_steps(record: Record) -> str:
-    workbench = _program()
-    return (
-        "try next\n"
-        f"  {workbench} reproduce {record.path}\n"
-        f"  {workbench} report {record.path}\n"
-        f"  {workbench} run experiments/first_light.yaml --set lane=eager\n"
-        f"  {workbench} run experiments/first_light.yaml --set workload.copies=8\n"
-        f'  {workbench} generate "class Stack:" --temperature 0.8\n'
-        f"  open {record.path / 'trace.json'} in ui.perfetto.dev"
-    )
-=======
 def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
     """Commands that make sense after this run: its own experiment changed, where there is something to change."""
     workbench, real = _program(), experiment.executor.kind == "real"
@@ -92,13 +79,12 @@ def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
     lines = [
         "try next",
         f"{workbench} reproduce {record.path}",
-        f"{workbench} inspect {record.path}",
+        f"{workbench} report {record.path}",
         *(f"{workbench} run {file} --set {change}" for change in changes),
         *([f'{workbench} generate "class Stack:" --temperature 0.8'] if demo else []),
         f"open {record.path / 'trace.json'} in ui.perfetto.dev",
     ]
     return "\n  ".join(lines)
->>>>>>> left5
 
 
 def _program() -> str:
