@@ -76,7 +76,7 @@ def test_lines_without_a_seed_differ_from_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "code", "words"),
     [
-        ("{", "invalid_json", "not JSON"),
+        ("{", "invalid_json", "line 1: not JSON: Expecting property name enclosed in double quotes, column 2"),
         ("[1]", "invalid_json", "must be an object with custom_id"),
         ("[" * 100_000, "invalid_json", "not JSON"),
         (line("a", prompt="b") | {"extra": 1}, "invalid_request", "extra: unknown field"),

@@ -85,6 +85,8 @@ def read_line(raw: bytes, number: int, model: Model) -> Asked:
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw.decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise BadLine("invalid_json", f"not JSON: {error.msg}, column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise BadLine("invalid_json", f"not JSON: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):

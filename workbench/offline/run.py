@@ -117,7 +117,9 @@ class _Work:
             if first != number:
                 raise BadLine("invalid_request", f"custom_id: {place.asked.custom_id!r} is that of line {first} too")
         except BadLine as error:
-            place.answer = failed(line_id, custom_id_of(raw), error.code, str(error))
+            name = custom_id_of(raw)  # a line that has none is found by its number
+            words = str(error) if name else f"line {number}: {error}"
+            place.answer = failed(line_id, name, error.code, words)
         else:
             place.owed = self.runner.submit(place.asked.request, self.box)
         self.hear()
