@@ -98,7 +98,7 @@ def test_what_is_not_whole_is_refused_with_the_reason(run: str, tmp_path: Path) 
         ("RUN", "RUN", [], "must be one run or variant, and this is 3: 'dense', 'int8', 'again'"),
         ("RUN", "RUN:fp4", [], "no variant 'fp4' there; it has 'dense'"),
         ("nowhere", "RUN:dense", [], "no such run"),
-        ("RUN", "RUN:dense", ["ttft_p50"], "--measure ttft_p50: the baseline has none; did you mean 'ttft_s_p50'"),
+        ("RUN", "RUN:dense", ["ttft_p50"], "measure ttft_p50: the baseline has none; did you mean 'ttft_s_p50'"),
     ],
 )
 def test_mistakes_are_told(run: str, asked: str, baseline: str, measure: list[str], message: str) -> None:

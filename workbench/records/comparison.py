@@ -144,7 +144,7 @@ def _measures(groups: Sequence[Group], asked: Sequence[str]) -> list[str]:
     for name in map(measures.plain, asked):
         if name not in shared:
             where = "the baseline has none" if name not in base else "no other run has it"
-            raise WorkbenchError(f"--measure {name}: {where}{_near(name, sorted(shared))}")
+            raise WorkbenchError(f"measure {name}: {where}{_near(name, sorted(shared))}")
     found = [measures.plain(name) for name in asked] or [name for name in measures.TOLD if name in shared]
     if not found:
         few = ", ".join(sorted(shared)[:8]) or "none"
@@ -164,7 +164,7 @@ def _near(name: str, known: Sequence[str]) -> str:
 def _row(measure: str, base: Group, other: Group) -> Row:
     first, second = base.samples(measure), other.samples(measure)
     if not first:
-        raise WorkbenchError(f"--measure {measure}: {base.label} has it in no repetition")
+        raise WorkbenchError(f"measure {measure}: {base.label} has it in no repetition")
     found = contrast(first, second)
     low, high = (None, None) if (i := found.difference_interval) is None else (i.low, i.high)
     least, most = (None, None) if (i := found.ratio_interval) is None else (i.low, i.high)
