@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-from workbench.ledger.claim import Claim, Measurement, OfJudge, Run, Table, Trial
+from workbench.ledger.claim import Claim, Missing, OfJudge, Run, Table, Trial
 from workbench.ledger.entry import NOT_RUN, Entry, Ledger
 from workbench.ledger.picture import recorded_run
 from workbench.ledger.rebuild import Records
@@ -64,7 +64,7 @@ def command(claim: Claim, trial: Trial) -> str:
     """What measures a trial again."""
     if isinstance(trial.evidence, Run):
         return f"workbench run experiments/{trial.evidence.name}.yaml"
-    return f"workbench claims run {claim.id}" if isinstance(trial.evidence, Measurement) else "-"
+    return "-" if isinstance(trial.evidence, Missing) else f"workbench claims run {claim.id}"
 
 
 def rule_source(trial: Trial) -> str:
