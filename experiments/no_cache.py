@@ -26,7 +26,7 @@ def judge(rows: Rows) -> list[Verdict]:
     return [
         Verdict(
             claim="kv-linear-step",
-            says="With the cache a decode step is O(n); without it every step re-runs the whole text, O(n^2) a step",
+            says="With the cache a decode step is O(n); without it each re-runs the whole text, in attention O(n^2)",
             rule=(
                 f"from {SHORT} tokens on a step's time goes with at most the power {AT_MOST} of the length with the "
                 f"cache, and without it with a power larger by {APART}, of at least {AT_LEAST}: with limits; it holds "

@@ -211,7 +211,7 @@ CLAIMS = (
     ),
     Claim(
         id="kv-linear-step",
-        says="With the cache a decode step is O(n); without it every step re-runs the whole text, O(n^2) a step",
+        says="With the cache a decode step is O(n); without it each re-runs the whole text, in attention O(n^2)",
         sources=(Source("A to E", "O(n) against O(n^2)"),),
         trials=(
             Trial(
