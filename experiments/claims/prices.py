@@ -85,10 +85,16 @@ def life(found: Numbers) -> Ruling:
         + "; they do not: "
         + ", ".join(f"{row['requests_a_day']:,} {row['best'] or 'none'}" for row in found["rows"] if not row["renews"])
         + f"; pays from so many hits a write: {hits}",
-        "where hits renew the life; otherwise an hour wins in dense traffic too; and 5 minutes pay from 0.28 "
-        "hits a write",
+        f"{_where(so)}; pays from so many hits a write: {hits}",
         {f"hits a write that pay, {name}": count for name, count in found["hits_a_write_to_pay"].items()},
     )
+
+
+def _where(so: dict[bool, bool]) -> str:
+    """Under which renewal the choice is as told, and what the other one does to it."""
+    if all(so.values()):
+        return "the choice is as told"
+    return "where hits renew the life, not where they do not" if so[True] else "where hits do not renew the life"
 
 
 def lives() -> Numbers:
