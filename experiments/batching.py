@@ -38,6 +38,8 @@ def joining(rows: Rows) -> Verdict:
                 for told, key in (("TTFT p50", "ttft_s_p50"), ("p99", "ttft_s_p99"), ("E2EL p50", "e2el_s_p50"))
             )
         ),
+        limits=f"{times:.2f} times the tokens a second; {'no request waits longer' if sooner else 'some wait longer'}",
+        figures={"times the tokens a second": times},
     )
 
 
@@ -63,4 +65,6 @@ def amortised(rows: Rows) -> Verdict:
             f"{rates} tokens/s, {times:.1f} times in all; TPOT p50 {tokens} ms, {slower:.2f} times; E2EL p50 with the "
             f"wait {found[0]['e2el_s_p50']:.2f} and {found[-1]['e2el_s_p50']:.2f} s"
         ),
+        limits=f"{times:.1f} times in all, {'growing' if grows else 'not growing'} with each doubling of the batch",
+        figures={"times the tokens a second, 16 at once": times, "times a token's latency": slower},
     )

@@ -37,6 +37,8 @@ def chunks(rows: Rows) -> Verdict:
             f"({_ms(without, GAP)} where no long prompt comes); "
             + "; ".join(f"{row['variant']}: {_price(row)}" for row in (whole, *(row_of(rows, n) for n in CHUNKED)))
         ),
+        limits=f"the longest gap is {times:.1f} times shorter, not {STALL:g}",
+        figures={"times the longest gap, prompt computed whole": times},
     )
 
 
@@ -59,6 +61,8 @@ def queue(rows: Rows) -> Verdict:
             f"p99 {_ms(without, 'short_ttft_s_p99')} and {_ms(whole, 'short_ttft_s_p99')}, {tail:.1f} times; median "
             f"{_ms(without, 'short_ttft_s_p50')} and {_ms(whole, 'short_ttft_s_p50')}, {median:.2f} times"
         ),
+        limits=f"the tail grows {tail:.1f} times, the median {median:.1f} times",
+        figures={"times p99 TTFT": tail, "times median TTFT": median},
     )
 
 

@@ -24,6 +24,8 @@ def judge(rows: Rows) -> list[Verdict]:
             ),
             outcome=_outcome(off),
             because="; ".join([*map(_told, off), *map(_told, on), *map(_price, on)]),
+            limits="bits change with the company, tokens do not; or not even the same company reproduces",
+            figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
         )
     ]
 

@@ -34,6 +34,8 @@ def chunks(rows: Rows) -> Verdict:
             f"{_ms(whole, GAP)} against {_ms(cut, GAP)}: {times:.1f} times; TTFT p50 {_ms(whole, 'ttft_s_p50')} "
             f"against {_ms(cut, 'ttft_s_p50')}"
         ),
+        limits=f"the longest gap is {times:.1f} times shorter, not {STALL:g}",
+        figures={"times the longest gap, prompts computed whole": times},
     )
 
 
@@ -57,6 +59,8 @@ def separate(rows: Rows) -> Verdict:
             f"{KEPT:.0%} kept up to {served(split):g} requests/s, against {served(whole):g} with whole prompts and "
             f"{served(cut):g} with chunks of 512 in one pool of 8"
         ),
+        limits="decodes do not wait, but one pool of as many instances serves a higher load as promised",
+        figures={"times the longest gap, one pool": times, "requests/s, separate pools": served(split)},
     )
 
 
@@ -80,6 +84,8 @@ def queue(rows: Rows) -> Verdict:
             f"from {first['value']:g} to {worst['value']:g} requests/s p99 grows {times:.1f} times to "
             f"{_ms(worst, tail_of)}, the median {median:.1f} times to {_ms(worst, median_of)}"
         ),
+        limits=f"the tail grows {apart:.1f} times as much as the median, not to {SPIKE:g} times",
+        figures={"times p99 TTFT": times, "times median TTFT": median},
     )
 
 

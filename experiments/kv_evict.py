@@ -70,6 +70,7 @@ def _better(rows: Rows, policy: str, others: tuple[str, ...], claim: str, says: 
         ),
         outcome=outcome,
         because=f"bits a byte {', '.join(told)}; {row_of(rows, FULL)['bits_per_byte']:.3f} with all tokens",
+        limits="with " + " and ".join(f"{b} tokens" for b, better in zip(BUDGETS, won, strict=True) if better),
     )
 
 
@@ -91,4 +92,6 @@ def snapkv(rows: Rows) -> Verdict:
         ),
         outcome=outcome,
         because=", ".join(f"{share:.0%} of the gain left with {budget} tokens" for budget, share in shares.items()),
+        limits=f"less than half of the gain is left with {min(shares, key=lambda budget: shares[budget])} tokens",
+        figures={f"of the gain left with {budget} tokens": share for budget, share in shares.items()},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from workbench.model.shapes import named_shape
 from workbench.study.cache_of import store_of
 from workbench.study.capacity import page_bytes
@@ -16,7 +18,7 @@ TOKENS, SOURCES, NEAR = 128_000, {"A": 40, "E": 30}, 0.1  # GB
 
 
 def judge(rows: Rows) -> list[Verdict]:
-    return [saving(rows), formula(rows), llama()]
+    return [saving(rows), formula(rows), llama(llama_sizes())]
 
 
 def saving(rows: Rows) -> Verdict:
@@ -34,6 +36,7 @@ def saving(rows: Rows) -> Verdict:
             f"{', '.join(f'{groups}: {size:,.0f}' for groups, size in sizes.items())} bytes a token; {LLAMA} has "
             f"{ratio:g} query heads a key/value head; a trained model's heads pooled and left so: KL {lost:.2g}"
         ),
+        figures={"times smaller": ratio, "KL of heads pooled without training": lost},
     )
 
 
@@ -49,16 +52,21 @@ def formula(rows: Rows) -> Verdict:
         rule="bytes of the allocated pages a token are the formula's exactly",
         outcome="holds" if worst == 0 else "refuted",
         because=f"largest deviation {worst:.2%} over {', '.join(off)}",
+        figures={"largest deviation": worst},
     )
 
 
-def llama() -> Verdict:
+def llama_sizes() -> dict[str, float]:
     """Both the formula and a cache laid out on torch's meta device: the same tensors, without their memory."""
     told = of_name(f"shape:{LLAMA}", context=TOKENS, dtype="float16")
     store = store_of(named_shape(LLAMA), CachePart(), "float16")
-    laid_out = TOKENS * sum(page_bytes(store)) / store.page_size
-    exact = told["cache_bytes_per_token"] == 327_680 and told["cache_bytes"] == laid_out
-    size, weights = told["cache_bytes"] / 1e9, told["weight_bytes"] / 1e9
+    sizes = {name: told[name] for name in ("cache_bytes_per_token", "cache_bytes", "weight_bytes")}
+    return sizes | {"laid_out_bytes": TOKENS * sum(page_bytes(store)) / store.page_size}
+
+
+def llama(found: Mapping[str, float]) -> Verdict:
+    exact = found["cache_bytes_per_token"] == 327_680 and found["cache_bytes"] == found["laid_out_bytes"]
+    size, weights = found["cache_bytes"] / 1e9, found["weight_bytes"] / 1e9
     right = [source for source, figure in SOURCES.items() if abs(size / figure - 1) <= NEAR]
     return Verdict(
         claim="kv-llama70b",
@@ -66,7 +74,9 @@ def llama() -> Verdict:
         rule=f"exact count; a source is right within {NEAR:.0%}: both: holds, one: with limits, none: refuted",
         outcome="refuted" if not exact or not right else "holds" if len(right) == len(SOURCES) else "holds-with-limits",
         because=(
-            f"{told['cache_bytes_per_token']:,} bytes a token, {size:.1f} GB at {TOKENS:,}: right is "
+            f"{found['cache_bytes_per_token']:,.0f} bytes a token, {size:.1f} GB at {TOKENS:,}: right is "
             f"{' and '.join(right) or 'none'}; weights {weights:.1f} GB"
         ),
+        limits=f"the figure of {' and '.join(right)} is right",
+        figures={"bytes a token": found["cache_bytes_per_token"], "GB of 128,000": size, "GB of weights": weights},
     )

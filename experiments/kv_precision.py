@@ -44,6 +44,13 @@ def size_and_quality(rows: Rows) -> Verdict:
             f"stored {stored['int8']:.3f} and {stored['int4']:.3f} of bfloat16, in all at {tokens:,} tokens "
             f"{whole['int8']:.3f} and {whole['int4']:.3f}; KL {lost['int8']:+.1e} and {lost['int4']:+.1e}"
         ),
+        limits=(
+            f"where tokens stay; with its end in full precision the cache is {whole['int8']:.2f} and "
+            f"{whole['int4']:.2f} of bfloat16's at {tokens:,} tokens"
+            + ("" if good["int4"] else f"; INT4 costs a KL of {lost['int4']:.1g}")
+        ),
+        figures={"INT8's share of the bytes": stored["int8"], "INT4's": stored["int4"],
+                 "INT8's KL, nats a token": lost["int8"], "INT4's KL": lost["int4"]},
     )
 
 
@@ -66,4 +73,6 @@ def concurrency(rows: Rows) -> Verdict:
         ),
         outcome=outcome,
         because=f"at {tokens:,} tokens {dense}, {int8} and {int4} sequences: {twice:.2f} and {four:.2f} times",
+        limits="the cache's end stays in full precision, and the shorter the texts the more of the cache that is",
+        figures={"times the sequences, INT8": twice, "times the sequences, INT4": four},
     )

@@ -26,5 +26,7 @@ def judge(rows: Rows) -> list[Verdict]:
                 f"{nothing:,.0f} tokens/s with nothing; "
                 + ", ".join(f"{name} {share:.2f}" for name, share in kept.items())
             ),
+            limits=f"{min(kept, key=lambda name: kept[name])} keeps {least:.0%} of the throughput",
+            figures={f"share kept, {name}": share for name, share in kept.items()},
         )
     ]

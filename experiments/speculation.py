@@ -51,6 +51,8 @@ def faster(rows: Rows) -> Verdict:
             f"{distance(ignores_draft(TARGET, DRAFT), TARGET):.2f}, one that indexes one off by "
             f"{distance(right(AFTER, DRAFT), TARGET):.2f} (total variation, exact, on an example of four tokens)"
         ),
+        limits=f"{times:.2f} times with this pair, one sequence; loses from load {best['loses_from'] or 'none tried'}",
+        figures={"times as fast": times, "times as fast, predicted": best["predicted_speed_up"]},
     )
 
 
@@ -72,6 +74,8 @@ def accepted(rows: Rows) -> Verdict:
             f"{plain:.0%} at {bits['predictable']:.2f} bits a token, {odd:.0%} at {bits['unusual']:.2f}; the level is "
             "the pair's, not the text's alone"
         ),
+        limits="higher on predictable text, at the level of this pair of models",
+        figures={"acceptance, predictable text": plain, "acceptance, unusual text": odd},
     )
 
 

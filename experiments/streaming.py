@@ -37,6 +37,8 @@ def overhead(rows: Rows) -> Verdict:
             f"({min(gains):.3f} to {max(gains):.3f}); predicted at most {predicted:.3f} times, from {handled:.0f} us "
             f"of handling a token on steps as quick as the roofline"
         ),
+        limits=f"{gain - 1:.1%} of the throughput",
+        figures={"times the tokens a second, whole": gain},
     )
 
 
@@ -59,4 +61,6 @@ def perceived(rows: Rows) -> Verdict:
             f"first text after {stream['visible_s_p50']:.3f} against {whole['visible_s_p50']:.3f} s ({wait:.1%}), "
             f"last after {stream['e2el_s_p50']:.3f} against {whole['e2el_s_p50']:.3f} s ({total:.3f} times)"
         ),
+        limits=f"the total is {total:.2f} times as long, the first text comes after {wait:.0%} of the wait",
+        figures={"times the total time": total, "share of the wait": wait},
     )

@@ -40,6 +40,8 @@ def window_bounds(rows: Rows) -> Verdict:
             f"bounded: {'yes' if bounded else 'no'}; of names before the window at best {most:.0%} of the gain is left "
             f"({where}, {distance:.0f} tokens back)"
         ),
+        limits=f"layer over layer sees past the window: {most:.0%} of the gain is left {distance:.0f} tokens back",
+        figures={"of the gain on names before the window, at best": most},
     )
 
 
@@ -65,4 +67,6 @@ def middle(rows: Rows) -> Verdict:
         ),
         outcome=outcome,
         because=f"nats a token from depth {told}",
+        limits="nearer is better, without a dip: the beginning is used least, not the middle",
+        figures={f"nats gained at depth {depth:.0%}": gains[depth] for depth in depths},
     )

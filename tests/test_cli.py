@@ -291,7 +291,7 @@ def test_reproduce_says_what_differs(run_folder: Path, tmp_path: Path, capsys) -
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert err == "" and not result["identical"] and result["requests"] == 1
-    assert result["tokens"] == [f"request-0: token 2 was {true + 1}, is {true}"]
+    assert [each["told"] for each in result["tokens"]] == [f"request-0: token 2 was {true + 1}, is {true}"]
     assert Record.open(result["run"]).path.parent == tmp_path / "again"
 
 

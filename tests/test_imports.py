@@ -28,6 +28,7 @@ ORDER = [
     ("workbench.records",),
     ("workbench.peers",),
     ("workbench.sweep",),
+    ("workbench.ledger",),
     ("workbench.testing",),
     ("experiments",),
     ("workbench.cli",),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
+from experiments import plan_cost
 from tests.engine.tiny import finals, model_of, request, runner_of, spec_of
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
@@ -213,21 +212,8 @@ def test_a_schedule_is_a_value_of_an_experiment(tmp_path) -> None:
             experiment.with_(wrong)
 
 
-def test_sixty_four_sequences_are_scheduled_in_200_microseconds_where_the_policy_is_asked() -> None:
-    """Places are free and the first that waits does not fit: there is something to decide in every step."""
-    seqs, size = 64, 64
-    holdings = Holdings((PagePool(seqs * 8, size),), (Table(),), 4096)
-    scheduler = Scheduler(holdings, Limits(seqs + 8, 4096), 65_536)
-    lengths = [256 + order for order in range(seqs)] + [20_000] * 20
-    for order, length in enumerate(lengths):
-        ids = tuple(range(length))
-        scheduler.submit(Sequence.of(Request(f"r{order}", ids, SamplingParameters(max_tokens=200)), order))
-    spent: list[float] = []
-    for _ in range(150):
-        began = time.thread_time()
-        plan = scheduler.plan()
-        spent.append(time.thread_time() - began)
-        assert plan is not None
-        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
-    assert len(scheduler.running) == seqs
-    assert min(sum(spent[place : place + 20]) / 20 for place in range(20, 130, 10)) < 200e-6
+def test_what_deciding_costs_can_be_asked() -> None:
+    """Every step of the sixty-four that run is planned, by every policy, while others wait that do not fit."""
+    for policy in BUILT_IN:
+        spent = plan_cost.seconds(policy, 2)
+        assert len(spent) == plan_cost.STEPS - plan_cost.SETTLED and min(spent) >= 0

@@ -35,11 +35,11 @@ def test_pages_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: every tenth sequence that ends keeps what it holds."""
     release, count = Holdings.release, itertools.count(1)
 
-    def kept(self, sequence, broken=False):
+    def kept(self, sequence):
         for pool, pages in zip(self.pools, sequence.pages, strict=False):
             if next(count) % 10 == 0 and any(pages):
                 pool.share([next(page for page in pages if page)])
-        return release(self, sequence, broken)
+        return release(self, sequence)
 
     monkeypatch.setattr(Holdings, "release", kept)
     assert any("neither free nor in the prefix index" in fault for fault in soak(40, pages=80)["faults"])

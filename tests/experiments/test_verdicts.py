@@ -116,14 +116,14 @@ def test_groups() -> None:
     assert [each.outcome for each in kv_groups.judge(right)] == ["holds", "holds", "holds-with-limits"]
     wrong = groups((4 * 3072.0, 2 * 3072.0, 2 * 3072.0))
     assert [each.outcome for each in kv_groups.judge(wrong)] == ["refuted", "refuted", "holds-with-limits"]
-    assert "41.9 GB at 128,000: right is A" in kv_groups.llama().because
+    assert "41.9 GB at 128,000: right is A" in kv_groups.llama(kv_groups.llama_sizes()).because
 
 
 def test_the_count_of_llama_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_groups, "SOURCES", {"A": 400, "E": 30})
-    assert kv_groups.llama().outcome == "refuted"
+    assert kv_groups.llama(kv_groups.llama_sizes()).outcome == "refuted"
     monkeypatch.setattr(kv_groups, "SOURCES", {"A": 40, "E": 42})
-    assert kv_groups.llama().outcome == "holds"
+    assert kv_groups.llama(kv_groups.llama_sizes()).outcome == "holds"
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import pytest
 from workbench.cli import main
 from workbench.cli.quality import variant_of
 from workbench.errors import WorkbenchError
+from workbench.records.reproduce import reproduce
 from workbench.study import comparison_text, pareto
 from workbench.study.comparison import run_comparison
 from workbench.study.experiment import Experiment
 from workbench.study.quality import quality
 from workbench.study.record import Record
-from workbench.study.reproduce import reproduce
 from workbench.study.run import run
 from workbench.study.verdict import Verdict
 

@@ -19,12 +19,12 @@ from rich.console import Console
 import workbench.study.run as run_module
 from compiled_kernels import Lane, lane_problems
 from workbench.errors import WorkbenchError
+from workbench.records.reproduce import reproduce
 from workbench.study import report
 from workbench.study.ceilings import Ceiling, Ceilings
 from workbench.study.decode_step_stages import decode_step_stages
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
-from workbench.study.reproduce import reproduce
 from workbench.study.run import run
 from workbench.study.run_folder import MANIFEST, fingerprint
 
@@ -275,8 +275,8 @@ def altered(record: Record, to: Path, rows: list[dict], asked: Experiment | None
 
 def test_a_run_is_reproduced_token_for_token(random_run: Record) -> None:
     comparison = reproduce(random_run, progress=False)
-    assert comparison.identical and not comparison.surroundings
-    assert str(comparison) == "identical tokens in all 3 requests"
+    assert comparison.identical and not (comparison.settings + comparison.versions + comparison.hardware)
+    assert str(comparison).startswith("identical tokens in all 3 requests\nsettings   the same\nversions   the same\n")
     assert comparison.again.path.parent == random_run.path.parent
     assert comparison.again.path != random_run.path
 
@@ -297,7 +297,7 @@ def test_a_differing_token_is_named_with_its_place(random_run: Record, tmp_path:
     record = altered(random_run, tmp_path / "copy", rows)
     comparison = reproduce(record, tmp_path / "again", progress=False)
     assert not comparison.identical
-    assert comparison.tokens == (
+    assert tuple(map(str, comparison.tokens)) == (
         f"request-1: token 4 was {true + 1}, is {true}",
         "request-2: 19 tokens, then 20, equal as far as both go",
     )
@@ -307,7 +307,7 @@ def test_a_differing_token_is_named_with_its_place(random_run: Record, tmp_path:
 def test_a_request_of_one_run_only_is_named(random_run: Record, tmp_path: Path) -> None:
     record = altered(random_run, tmp_path / "copy", random_run.requests.to_pylist()[:2])
     comparison = reproduce(record, tmp_path / "again", progress=False)
-    assert comparison.tokens == ("request-2: only in one of the runs",)
+    assert [str(each) for each in comparison.tokens] == ["request-2: only in one of the runs"]
 
 
 def test_other_surroundings_are_told(random_run: Record, tmp_path: Path) -> None:
@@ -316,8 +316,9 @@ def test_other_surroundings_are_told(random_run: Record, tmp_path: Path) -> None
     before["python"], before["packages"]["torch"] = "3.99", "9.9"
     comparison = reproduce(record, tmp_path / "again", progress=False)
     assert comparison.identical
-    assert any(line.startswith("python: 3.99 -> ") for line in comparison.surroundings)
-    assert any(line.startswith("packages.torch: 9.9 -> ") for line in comparison.surroundings)
+    told = [str(each) for each in comparison.versions]
+    assert any(line.startswith("python: 3.99 -> ") for line in told)
+    assert any(line.startswith("packages.torch: 9.9 -> ") for line in told)
 
 
 def test_a_record_changed_after_the_fact_is_not_reproduced(random_run: Record, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_an_interruption_ends_the_workers_and_keeps_what_is_done(
     assert states(first) == ["complete", "killed"] and [len(began(point)) for point in others] == [1] * 3
 
 
-def test_what_no_node_has_is_told_before_anything_waits_for_it(
+def test_what_cannot_run_is_told_before_anything_waits_for_it(
     tmp_path: Path, quick_workers: None, cluster: Any
 ) -> None:
     sweep = quick_sweep(tmp_path, 1)
@@ -92,13 +92,7 @@ def test_what_no_node_has_is_told_before_anything_waits_for_it(
     with pytest.raises(WorkbenchError, match=r"3 cpus and 0.5 gpus, .*\(at most 2 and 0\); lower executor.cpus"):
         run_sweep(sweep, place)
     assert began(sweep.points[0].folder) == []
-
-
-def test_a_folder_that_workers_do_not_see_is_told(tmp_path: Path, cluster: Any) -> None:
-    with pytest.raises(WorkbenchError, match=r"at the same path on every node"):
+    with pytest.raises(WorkbenchError, match="at the same path on every node"):
         place_from(place_setting("ray")).run([tmp_path / "nowhere" / "points" / "key"], lambda folder: None)
-
-
-def test_a_second_cluster_beside_the_callers_is_refused(tmp_path: Path, cluster: Any) -> None:
     with pytest.raises(WorkbenchError, match="this process has a Ray cluster"):
         place_from(place_setting("{kind: ray, address: '127.0.0.1:1'}")).run([tmp_path], lambda folder: None)

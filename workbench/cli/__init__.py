@@ -17,7 +17,21 @@ import typer
 from rich.console import Console
 
 from workbench import __version__
-from workbench.cli import batch, bench, cost, kernels, memory, quality, records, simulate, sweep
+from workbench.cli import (
+    batch,
+    bench,
+    claims,
+    cost,
+    export,
+    kernels,
+    memory,
+    quality,
+    records,
+    report,
+    reproduce,
+    simulate,
+    sweep,
+)
 from workbench.cli.shared import AsJson, console, print_json, settings
 from workbench.errors import WorkbenchError
 
@@ -46,7 +60,17 @@ app.command("compare", epilog="Example: `workbench compare runs/a --baseline run
 )
 app.command("batch", epilog="Example: `workbench batch questions.jsonl answers.jsonl`")(batch.batch)
 app.command("cost", epilog="Example: `workbench cost --prompt 2000 --requests 1000 --arrivals poisson`")(cost.cost)
+app.command("reproduce", epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b --replay`")(
+    reproduce.reproduce
+)
+app.command("report", epilog="Example: `workbench report runs/first_light-20261121-120000-1a2b --out first.html`")(
+    report.report
+)
+app.command("export", epilog="Example: `workbench export runs/first_light-20261121-120000-1a2b --uri file:mlruns`")(
+    export.export
+)
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(claims.app, name="claims")
 
 
 def _tell_version(asked: bool) -> None:
@@ -127,33 +151,6 @@ def generate(
         show("\n")
     if result["finish_reason"] == "error":
         raise typer.Exit(_fail(result["error"], code=1))
-
-
-@app.command(epilog="Example: `workbench reproduce runs/first_light-20261121-120000-1a2b`")
-def reproduce(
-    folder: Annotated[Path, typer.Argument(help="a run folder")],
-    out: Annotated[Path | None, typer.Option(help="where the new run goes; beside the old one unless given")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a record's experiment again and say what differs."""
-    from workbench.study.record import Record
-    from workbench.study.reproduce import reproduce as run_again
-
-    comparison = run_again(Record.open(folder), out, progress=not as_json)
-    if as_json:
-        print_json(
-            {
-                "identical": comparison.identical,
-                "requests": comparison.requests,
-                "tokens": list(comparison.tokens),
-                "surroundings": list(comparison.surroundings),
-                "run": str(comparison.again.path),
-            }
-        )
-    else:
-        print(comparison)
-        print(f"new run folder  {comparison.again.path}")
-    raise typer.Exit(0 if comparison.identical else 1)
 
 
 @app.command(epilog="Example: `workbench inspect runs/first_light-20261121-120000-1a2b`")

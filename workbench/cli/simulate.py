@@ -64,7 +64,8 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from workbench.study.report import groups
+    from workbench.study.report import table as drawn
+    from workbench.study.run_sheets import groups
 
     out = console()
     about, asked = found["about"], found["requests"]
@@ -83,7 +84,7 @@ def show(found: dict[str, Any]) -> None:
     out.print(table)
     for kind in ("tenant", "priority"):
         if found[f"by_{kind}"]:
-            out.print(groups(kind, found[f"by_{kind}"]))
+            out.print(drawn(groups(kind, found[f"by_{kind}"])))
     good = found["goodput"]
     if good["requests_per_s"] is not None:
         promised = f"TTFT {good['ttft_s']:g} s, TPOT {good['tpot_s']:g} s"

@@ -10,7 +10,7 @@ from workbench.cache.store import KVStore
 from workbench.engine.plan import StepPlan
 from workbench.model.cost import StepCost
 from workbench.model.transformer import Transformer
-from workbench.trace.events import Event, Stepped
+from workbench.trace.events import Ask, Event, Formed, SpanNote, Stepped
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,16 @@ class Instruments:
             began = self._clock()
             self.listener(event)
             self._seconds += self._clock() - began
+
+    def formed(self, plan: StepPlan, began: float) -> None:
+        """Tell the listener what the step that began then is to compute, and what the policy wished."""
+        if self.listener is None:
+            return
+        noting = self._clock()
+        spans = tuple(SpanNote(s.sequence.request_id, s.start, s.length, len(s.drafts)) for s in plan.spans)
+        asked = tuple(Ask(tuple(w.tokens), tuple(w.set_back), tuple(w.because.items())) for w in plan.wishes)
+        self.listener(Formed(began, step=plan.step, spans=spans, asked=asked))
+        self._seconds += self._clock() - noting
 
     def held(self) -> list[tuple[int, int]]:
         """Pages in use and bytes a page, by layer group."""

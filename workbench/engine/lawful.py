@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workbench.engine.plan import Decision
 from workbench.engine.policy import Policy, State, Wishes
@@ -33,15 +33,16 @@ def ask(policy: Policy, state: State) -> Wishes:
     name = name_of(policy)
     try:
         wishes = policy(state)
+        if isinstance(wishes, Wishes):  # it may hand out iterators, or a list that it goes on to change
+            return replace(wishes, tokens=tuple(wishes.tokens), set_back=tuple(wishes.set_back))
     except WorkbenchError:
         raise
     except Exception as error:
         raise WorkbenchError(f"policy {name}: raised {type(error).__name__}: {error}; nothing was planned") from error
-    if not isinstance(wishes, Wishes):
+    else:
         raise WorkbenchError(
             f"policy {name}: gave {type(wishes).__name__}, must give engine.policy.Wishes([(id, tokens), ...])"
         )
-    return wishes
 
 
 def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: str) -> Lawful:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from workbench.cache.moves import Moves
+from workbench.engine.policy import Wishes
 from workbench.request import Sequence
 
 
@@ -69,6 +70,7 @@ class StepPlan:
     moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
     faults: tuple[tuple[Sequence, str], ...] = ()  # who must end with an error, and which
     padding: int = 0  # rows of a padded batch that are computed for nobody
+    wishes: tuple[Wishes, ...] = ()  # the policy's, once for each time it was asked
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
         """The plan less the spans of `sequences`, which ended before it began."""

@@ -76,8 +76,9 @@ class Runner:
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
         limits = limits or Limits()
+        self.clock, self._sleep, self.now = clock, sleep, 0.0
         self.cache = Cache.of(
-            model, limits.max_num_batched_tokens, clock, page_size=page_size, pages=pages, cache=cache,
+            model, limits.max_num_batched_tokens, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
             cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
             set_back=set_back,
         )  # fmt: skip
@@ -93,7 +94,6 @@ class Runner:
         self.drafts: Drafts | None = None
         self.speculate(drafts)
         self.overflow = overflow
-        self.clock, self._sleep = clock, sleep
         self._names = (f"request-{number}" for number in itertools.count())
 
     @property
@@ -185,12 +185,13 @@ class Runner:
 
     def step(self, box: deque[Event] | None = None) -> None:
         """Compute one step. Events about the whole step go to `box`, those of a request to its own."""
-        began = self.clock()
+        began = self.now = self.clock()  # within a step time stands still: life times are the same when it is replayed
         proposed = self._propose()
         drafted = self.clock()
         plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
         if plan is None:
             return
+        self.instruments.formed(plan, began)
         plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
         planned, held = self.clock(), self.instruments.held()
         self.served.planned(plan, planned)

@@ -17,7 +17,7 @@ from workbench.engine.lawful import Lawful, ask, lawful, name_of
 from workbench.engine.limits import Limits, Refusal, check_fits
 from workbench.engine.plan import Decision, Span, StepPlan
 from workbench.engine.policies import FCFS
-from workbench.engine.policy import Policy
+from workbench.engine.policy import Policy, Wishes
 from workbench.engine.queue import Queue
 from workbench.engine.tenants import Tenants
 from workbench.engine.trials import with_drafts
@@ -77,10 +77,17 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def steps(self) -> int:
+        """The number of the next step."""
+        return self._steps
+
     def submit(self, sequence: Sequence, followers: Iterable[Sequence] = (), together: bool = False) -> None:
         """Queue `sequence`, or refuse it at once when it can never fit. `followers` are further samples of its
         request: they begin where its prefill ends, on its pages. `together`: they are mates."""
         family = [sequence, *followers]
+        if not self.busy:
+            self._told = ("", "")
         check_fits(sequence, self.holdings, self.limits, self.context, len(family) if together else 0)
         for new in family:
             new.since, new.mates = self._steps, family if together else []
@@ -100,14 +107,16 @@ class Scheduler:
             if reason := self.holdings.evict(sequence):
                 decisions.append(Decision(sequence.request_id, "evicted", reason))
         self.families.join(self._steps, decisions)
+        wishes: list[Wishes] = []
         spans, faults = self._steady(), ()
         if spans is None:
-            spans, faults = self._decided(decisions)
+            spans, faults = self._decided(decisions, wishes)
         if not spans and not faults:
             return None
         if proposed:
             spans = with_drafts(spans, proposed, self.holdings, self.limits.max_num_batched_tokens)
-        plan = StepPlan(self._steps, spans, tuple(decisions), self.holdings.drain(), faults, self._padding(spans))
+        moves, padding = self.holdings.drain(), self._padding(spans)
+        plan = StepPlan(self._steps, spans, tuple(decisions), moves, faults, padding, tuple(wishes))
         self._steps += 1
         return plan
 
@@ -181,7 +190,7 @@ class Scheduler:
         return self._batch - len(spans) if all(span.length == 1 for span in spans) else 0
 
     def _decided(
-        self, decisions: list[Decision], asked: int = 1
+        self, decisions: list[Decision], wishes: list[Wishes]
     ) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
         """The spans that come of the policy's wishes, and who ends because a wish for it broke a law."""
         if not self.busy:
@@ -189,15 +198,16 @@ class Scheduler:
         name, by_id = name_of(self.policy), self._queue.by_id
         step = Granting(self.holdings, self.limits, self._views, self.running, self._queue, decisions)
         state = self._views.state(self._steps, self.running, self.waiting, by_id)
-        found = lawful(ask(self.policy, state), state, by_id, name)
+        wishes.append(ask(self.policy, state))
+        found = lawful(wishes[-1], state, by_id, name)
         decisions += found.strays
         self._carry_out(found, step)
         self._queue.changed = False
         spans = self._spans(step, decisions)
         if spans or found.faults or (state.running and not any(entry.todo for entry in state.running)):
             return spans, tuple(found.faults)
-        if step.freed and asked < MOST_ASKED:  # there are pages now that were not
-            return self._decided(decisions, asked + 1)
+        if step.freed and len(wishes) < MOST_ASKED:  # there are pages now that were not
+            return self._decided(decisions, wishes)
         raise WorkbenchError(
             f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
             "wait; it must go on with somebody"

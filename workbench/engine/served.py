@@ -24,7 +24,7 @@ from workbench.request import FinishReason, Request, Sequence
 from workbench.sampling.choice import failed
 from workbench.sampling.choose import Choice, Chooser
 from workbench.sampling.verify import NO_DRAFT, Draft
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
+from workbench.trace.events import Cancelled, Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
 
 
 class Served:
@@ -83,7 +83,7 @@ class Served:
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, in_words(error))
         if self._coming.pop(request.request_id):
-            self.cancel(request.request_id)
+            self._cancel(self._mail.samples(request.request_id))
         return len(samples)
 
     def _admit(self, request: Request, sequences: list[Sequence]) -> None:
@@ -99,10 +99,16 @@ class Served:
 
     def cancel(self, request_id: str) -> None:
         """End a request with all its samples; unknown ids are ignored."""
+        names = self._mail.samples(request_id)
+        if request_id in self._coming or any(name in self.sequences for name in names):
+            self._tell(Cancelled(self.clock(), request_id))
         if request_id in self._coming:  # not all of it is known yet
             self._coming[request_id] = True
-            return
-        for name in reversed(self._mail.samples(request_id)):
+        else:
+            self._cancel(names)
+
+    def _cancel(self, names: list[str]) -> None:
+        for name in reversed(names):
             sequence = self.sequences.get(name)
             if sequence is not None:
                 self._finish(sequence, FinishReason.CANCELLED)

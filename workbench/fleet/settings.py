@@ -24,6 +24,14 @@ class RealExecutor(Part):
     kind: Literal["real"] = "real"
 
 
+class UncachedExecutor(Part):
+    """Nothing is kept: whoever wants a token has the whole text computed anew, by the model's own modules on their
+    lane or, with `oracle`, by engine/naive.py."""
+
+    kind: Literal["uncached"] = "uncached"
+    oracle: bool = False
+
+
 class DecodePart(Part):
     """Instances that only decode: the others compute prompts and hand over keys and values, at `bytes_per_second` of
     the network (the hardware's unless given) after `latency` seconds."""
@@ -64,4 +72,4 @@ class SimulatedExecutor(Part):
     failures: tuple[FailurePart, ...] = ()
 
 
-Executor = Annotated[RealExecutor | SimulatedExecutor, Field(discriminator="kind")]
+Executor = Annotated[RealExecutor | UncachedExecutor | SimulatedExecutor, Field(discriminator="kind")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any
 
@@ -31,32 +33,35 @@ HEAD = {
 }
 
 
-def arrow(rows: Sequence[Row]) -> pa.Table:
-    """The rows as DuckDB takes them."""
+def _arrow(rows: Sequence[Row]) -> pa.Table:
     names = [field.name for field in fields(Row)]
     made = pa.table({name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in names})
     return pa.Table.from_batches(made.to_batches(max_chunksize=SLICE), made.schema)
 
 
-def looked_at(rows: Sequence[Row]) -> tuple[list[Row], dict[str, Any]]:
-    """The rows without what is no JSON, which their `state` then says, and the keys and types of each part."""
-    whole, structures = list(rows), {}
-    for part in PARTS:
-        structures[part], damaged = _structure([getattr(row, part) for row in rows])
+def looked_at(rows: Sequence[Row]) -> tuple[pa.Table, dict[str, Any]]:
+    """The rows as DuckDB takes them, without what is no JSON, which their `state` then says, and the keys and types of
+    each part."""
+    whole, table = list(rows), _arrow(rows)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = dict(zip(PARTS, threads.map(_structure, [table[part] for part in PARTS]), strict=True))
+    for part, (_, damaged) in found.items():
         for index in damaged:
             state = f"damaged: {part}.json cannot be read" if rows[index].state == COMPLETE else rows[index].state
             whole[index] = replace(whole[index], **{"state": state, part: None})
-    return whole, structures
+    structures = {part: structure for part, (structure, _) in found.items()}
+    return _arrow(whole) if any(damaged for _, damaged in found.values()) else table, structures
 
 
-def _structure(texts: Sequence[str | None]) -> tuple[Any, list[int]]:
+def _structure(texts: pa.ChunkedArray) -> tuple[Any, list[int]]:
     """Keys and types over all texts, and which of them are no JSON. By slices: DuckDB frees the memory of a query at
     its end, and the pages of 10,000 texts take longer to come than the texts to be read."""
     structure: Any = {}
     damaged: list[int] = []
+    start = 0
     with duckdb.connect() as connection:
-        for start in range(0, len(texts), SLICE):
-            connection.register("texts", pa.table({"text": pa.array(texts[start : start + SLICE], pa.string())}))
+        for chunk in texts.chunks:
+            connection.register("texts", pa.table({"text": chunk}))
             try:
                 [[found]] = connection.execute("SELECT json_group_structure(text::JSON) FROM texts").fetchall()
             except duckdb.Error:
@@ -64,6 +69,7 @@ def _structure(texts: Sequence[str | None]) -> tuple[Any, list[int]]:
                 [[found, valid]] = connection.execute(asked).fetchall()
                 damaged += [start + index for index, whole in enumerate(valid) if whole is False]
             structure = union(structure, json.loads(found or "{}"))
+            start += len(chunk)
     return structure if isinstance(structure, dict) else {}, damaged
 
 

@@ -110,7 +110,7 @@ class Runs:
 
     def _rows_as(self, table: str, rows: Sequence[Row]) -> list[str]:
         whole, structures = columns.looked_at(rows)
-        self._connection.register(f"raw {table}", columns.arrow(whole))
+        self._connection.register(f"raw {table}", whole)
         made, names = columns.select(columns.quoted(f"raw {table}"), structures)
         self._connection.execute(f"CREATE VIEW {table} AS {made}").fetchall()
         return names

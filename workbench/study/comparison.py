@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.study import company_chart, curves, pareto, speculation_chart
+from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart, texts_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.environment import environment
@@ -20,7 +20,10 @@ from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.interruption import interruption
 from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.lengths import lengths
+from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.machine import cpu_times, others_cpu_share
+from workbench.study.predicted import Predictions, predictions
 from workbench.study.quality import quality
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.record import Record, RunFolder
@@ -32,6 +35,8 @@ from workbench.study.speculating import speculating
 from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.study.streaming import streaming
 from workbench.study.streaming_workload import StreamingWorkload
+from workbench.study.texts import sampled_texts
+from workbench.study.texts_workload import TextsWorkload
 from workbench.study.verdict import verdicts
 from workbench.user_parts import find
 
@@ -48,7 +53,10 @@ def run_comparison(
     before, began = cpu_times(), time.perf_counter()
     try:
         with threads(experiment.measure.threads), tqdm(bar_format="{desc} [{elapsed}]", disable=not progress) as bar:
-            found = findings(experiment, bar.set_description)
+            predicted = predictions(experiment, bar.set_description)
+            if predicted is not None:
+                folder.write_json("prediction.json", predicted)  # before anything is measured
+            found = findings(experiment, bar.set_description, predicted)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
@@ -68,16 +76,24 @@ def run_comparison(
     return Record.open(folder.finish())
 
 
-def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: None) -> Findings:
-    """The comparison itself, by the kind of workload."""
+def findings(
+    experiment: Experiment,
+    tell: Callable[[str], None] = lambda line: None,
+    predicted: Predictions | None = None,
+) -> Findings:
+    """The comparison itself, by the kind of workload; `predicted` is what `predictions` gives, made here if need be."""
     sweep, simulated = experiment.sweep, isinstance(experiment.executor, SimulatedExecutor)
     if sweep is not None and not (simulated and sweep.one_axis):
         raise WorkbenchError(
             "sweep: has points of its own, which `workbench sweep` runs; take it out here, or give a simulated "
             "experiment one axis, which is drawn as a curve"
         )
+    if isinstance(experiment.workload, LengthsWorkload):
+        return lengths(experiment, tell, predicted or predictions(experiment, tell) or {})
+    if isinstance(experiment.workload, TextsWorkload):
+        return sampled_texts(experiment, tell, predicted or predictions(experiment, tell) or {})
     if isinstance(experiment.workload, QualityWorkload):
-        return quality(experiment, tell)
+        return quality(experiment, tell, predicted)
     if isinstance(experiment.workload, SharedPrefixWorkload):
         return shared_prefix(experiment, tell)
     if isinstance(experiment.workload, CompanyWorkload):
@@ -90,19 +106,29 @@ def findings(experiment: Experiment, tell: Callable[[str], None] = lambda line: 
         return streaming(experiment, tell)
     if simulated:
         return simulated_variants(experiment, tell)
-    return side_by_side(experiment, tell)
+    return side_by_side(experiment, tell, predicted)
+
+
+def picture_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
+    """A run's kind of picture by its name, and what draws it: `svg` and `png` of rows and a title."""
+    if isinstance(experiment.workload, QualityWorkload):
+        return "pareto", pareto
+    if isinstance(experiment.workload, CompanyWorkload):
+        return "company", company_chart
+    if isinstance(experiment.workload, SpeculationWorkload):
+        return "speculation", speculation_chart
+    if isinstance(experiment.workload, LengthsWorkload):
+        return "lengths", lengths_chart
+    if isinstance(experiment.workload, TextsWorkload):
+        return "texts", texts_chart
+    if all("predicted" in row and "curve" not in row for row in rows):
+        return "latency", latency_chart
+    return "curves", curves
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
     """A run's picture as SVG and PNG; why there is none, where there is none."""
-    if isinstance(experiment.workload, QualityWorkload):
-        name, picture = "pareto", pareto
-    elif isinstance(experiment.workload, CompanyWorkload):
-        name, picture = "company", company_chart
-    elif isinstance(experiment.workload, SpeculationWorkload):
-        name, picture = "speculation", speculation_chart
-    else:
-        name, picture = "curves", curves
+    name, picture = picture_of(experiment, found.rows)
     if problem := pareto.plotting_problem():
         return {"problem": problem}
     folder.write_text(f"{name}.svg", picture.svg(found.rows, experiment.question))

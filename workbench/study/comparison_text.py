@@ -44,11 +44,19 @@ QUALITY: tuple[tuple[str, str, Cell], ...] = (
     ("same_top", "same top token", _share),
     ("greedy_equal", "greedy equal", _share),
     ("first_divergence", "parts at token", "{:.1f}".format),
+    ("bits_a_token", "bits/token", "{:.2f}".format),
+    ("entropy", "entropy", "{:.2f}".format),
+    ("most_likely", "most likely tokens", _share),
+    ("distinct_2", "distinct 2-grams", _share),
+    ("repeated_4", "4-grams again", _share),
+    ("looped", "ends in a loop", _share),
+    ("repeated_alike", "same again", str),
     ("copied", "copied", _share),
     ("copy_gain", "copy gain", "{:.2f}".format),
 )
 COSTS: tuple[tuple[str, str, Cell], ...] = (
     ("lane", "lane", str),
+    ("weight_bytes", "weight bytes", _whole),
     ("bytes_per_token", "bytes/token", _whole),
     ("stored_bytes_per_token", "stored for good", _whole),
     ("sequences", "sequences that fit", _whole),
@@ -104,6 +112,13 @@ CURVES: tuple[tuple[str, str, Cell], ...] = (
     ("ttft_s_p99", "TTFT p99 ms", _ms),
     ("longest_gap_s_p99", "longest gap p99 ms", _ms),
     ("cache_hit_rate", "cache hits", _share),
+    ("prefill_s", "prefill ms", _ms),
+    ("predicted_prefill_s", "at least", _ms),
+    ("prefill_flops_share", "of FLOP/s", _share),
+    ("decode_step_s", "decode step ms", _ms),
+    ("predicted_decode_step_s", "at least", _ms),
+    ("decode_bytes_share", "of bytes/s", _share),
+    ("e2el_s", "E2EL ms", _ms),
 )
 Found = tuple[list[str], list[list[str]]]
 

@@ -24,11 +24,13 @@ from workbench.request import SamplingParameters, UserPart
 from workbench.study import yaml_text
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.parts import Count, Part
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.speculation_workload import SpeculationWorkload
 from workbench.study.streaming_workload import StreamingWorkload
 from workbench.study.sweep_part import Sweep
+from workbench.study.texts_workload import TextsWorkload
 from workbench.traffic.settings import TrafficWorkload
 
 MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
@@ -94,9 +96,15 @@ class RandomWorkload(Part):
 
 # Those whose run is a table of variants.
 COMPARISONS = (
-    QualityWorkload | SharedPrefixWorkload | CompanyWorkload | SpeculationWorkload | InterruptionWorkload
+    QualityWorkload
+    | SharedPrefixWorkload
+    | CompanyWorkload
+    | SpeculationWorkload
+    | InterruptionWorkload
     | StreamingWorkload
-)  # fmt: skip
+    | LengthsWorkload
+    | TextsWorkload
+)
 Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPARISONS, Field(discriminator="kind")]
 
 
@@ -114,6 +122,7 @@ class MeasurePart(Part):
     rounds: Count = 1  # that are measured of each variant, in turn; a row has their medians
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
     ceilings: bool = True  # measure what this machine could do, for the roofline
+    predict: bool = False  # of variants: write down, before any is run, what the cost model makes of them
     promise: Promise = Promise()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.study.labels import place
 
+SIZES = {"bytes_per_token": "bytes of cache a token (measured)", "weight_bytes": "bytes of weights (measured)"}
 LEAST_KL = 1e-10  # what is below is no distance: rounding
 BEST, BEATEN = "#0b6e4f", "#a8a8a8"
 WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
@@ -24,10 +25,12 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """An Altair chart of `bytes_per_token` against `kl_mean`, both logarithmic; variants that none beats are joined.
-    What is no distance away stands at the bottom, below the smallest that is some."""
+    """An Altair chart of what the variants differ in, `bytes_per_token` or else `weight_bytes`, against `kl_mean`, both
+    logarithmic; variants that none beats are joined. What is no distance away stands at the bottom, below the smallest
+    that is some."""
     altair = drawing()
-    points = [(float(row["bytes_per_token"]), float(row["kl_mean"])) for row in rows]
+    sized = max(SIZES, key=lambda key: len({row.get(key) for row in rows}))
+    points = [(float(row[sized]), float(row["kl_mean"])) for row in rows]
     best = set(frontier(points))
     some = [kl for _, kl in points if kl > LEAST_KL] or [LEAST_KL]
     bottom, top = 10.0 ** (math.ceil(math.log10(min(some))) - 1), 10.0 ** (math.floor(math.log10(max(some))) + 1)
@@ -36,7 +39,7 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
     sizes = [x for x, _ in points]
     left, right = 0.85 * min(sizes), 1.3 * max(sizes)
     x = altair.X(
-        "bytes:Q", title="bytes of cache a token (measured)", axis=altair.Axis(values=_round_numbers(left, right)),
+        "bytes:Q", title=SIZES[sized], axis=altair.Axis(values=_round_numbers(left, right)),
         scale=altair.Scale(type="log", domain=[left, right], nice=False),
     )  # fmt: skip
     y = altair.Y(

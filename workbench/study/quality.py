@@ -11,6 +11,7 @@ from workbench.study.divergence import Distributions, Places, against_itself, co
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings, Rows
 from workbench.study.greedy import divergence_summary, first_divergence, greedy_outputs
+from workbench.study.predicted import Predictions
 from workbench.study.quality_costs import capacity, check_speed, kept_bytes, speed
 from workbench.study.quality_texts import QualityTexts
 from workbench.study.quality_workload import QualityWorkload
@@ -20,8 +21,11 @@ from workbench.study.variants import REFERENCE, every_variant, reference_of, set
 Tell = Callable[[str], None]
 
 
-def quality(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
-    """Measure every variant of `experiment`, whose workload is of the kind quality; the reference is the first row."""
+def quality(
+    experiment: Experiment, tell: Tell = lambda line: None, predicted: Predictions | None = None
+) -> Findings:
+    """Measure every variant of `experiment`, whose workload is of the kind quality; the reference is the first row.
+    What was `predicted` of a variant stands in its row."""
     work = cast(QualityWorkload, experiment.workload)
     variants = {REFERENCE: reference_of(experiment), **every_variant(experiment)}
     if work.speed is not None:
@@ -40,7 +44,10 @@ def quality(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
         tell(name)
         known = name == REFERENCE  # what it says is known from above
         runner = exact if known else runner_for(variant)
-        row = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
+        row: dict[str, Any] = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
+        row["weight_bytes"] = runner.model.weight_bytes
+        if predicted is not None and not known:
+            row["predicted"] = predicted["variants"][name]
         places = against_itself(reference) if known else compare(runner, reference)
         row |= kept_bytes(runner, texts.windows[0].ids) | places.summary(texts.scored_bytes)
         outputs = spoken if known else greedy_outputs(runner, texts.prompts, work.greedy_tokens)

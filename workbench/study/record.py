@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from workbench.errors import WorkbenchError
 from workbench.study.intact import Condition, State, condition
 from workbench.study.run_folder import RunFolder
+from workbench.trace.script import Script
 
 __all__ = ["Record", "RunFolder"]
 
@@ -83,6 +84,16 @@ class Record:
     @cached_property
     def decisions(self) -> pa.Table:
         return self.read_table("decisions.parquet")
+
+    def script(self) -> Script:
+        """What `engine.replay` needs to form this run's steps again. WorkbenchError where it is not recorded."""
+        if not all((self.path / f"{name}.parquet").is_file() for name in ("inputs", "spans")):
+            raise WorkbenchError(
+                f"run {self.path}: holds no inputs.parquet and spans.parquet (it was simulated or compared, or is "
+                "older than these tables), so its steps cannot be replayed; reproduce it without --replay"
+            )
+        inputs, spans = (self.read_table(f"{name}.parquet").to_pylist() for name in ("inputs", "spans"))
+        return Script.of(inputs, spans, self.decisions.to_pylist())
 
     def verify(self) -> None:
         """Compare every file's contents with the manifest; WorkbenchError names each that differs."""

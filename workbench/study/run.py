@@ -16,9 +16,11 @@ from tqdm.auto import tqdm
 from compiled_kernels import Lane, lane_problems
 from workbench.engine.load import load
 from workbench.engine.patience import to_nobody, to_stderr
+from workbench.engine.replay import Diverged, replay
 from workbench.engine.runner import Runner
+from workbench.engine.uncached import without_cache
 from workbench.errors import WorkbenchError
-from workbench.fleet.settings import SimulatedExecutor
+from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
 from workbench.study.closed_loop import closed_loop
@@ -32,10 +34,20 @@ from workbench.study.workload import clients_of, requests_of
 from workbench.trace.events import Decoded, Event, Prefilled
 from workbench.trace.perfetto import chrome_trace
 from workbench.trace.recorder import Recorder
+from workbench.trace.script import Script
 
 
-def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", progress: bool = True) -> Record:
-    """Run `experiment` and write its folder below `out`; nothing is computed before the folder exists."""
+def run(
+    experiment: Experiment,
+    out: Path | str = "runs",
+    name: str = "run",
+    progress: bool = True,
+    script: Script | None = None,
+) -> Record:
+    """Run `experiment` and write its folder below `out`; nothing is computed before the folder exists. With the
+    `script` of a record its batches are formed again, whatever the clock says; Diverged where they cannot be."""
+    if script is not None and (experiment.compares or isinstance(experiment.executor, SimulatedExecutor)):
+        raise WorkbenchError("replay: is for one real run of requests; a simulated one is the same without it")
     if experiment.compares:
         from workbench.study.comparison import run_comparison  # which runs variants by what is here
 
@@ -65,7 +77,11 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         runner.forget_prefixes()  # what the warm-up left would be found
         runner.instruments.listener = recorder.note
         before = cpu_times()
-        play(runner, requests, "measured run", progress, clients)
+        try:
+            play(runner, requests, "measured run", progress, clients, script)
+        except Diverged:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
         busy = others_cpu_share(before)
         runner.instruments.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
@@ -73,14 +89,13 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
         summary["lane"] = {"name": lane, "reason": reason}
         artifacts = summary["artifacts"] = dict(runner.executor.artifacts)
         summary["others_cpu_share"] = busy
+        summary["replayed_steps"] = len(script.steps) if script is not None else None
         summary["model"] = _model_figures(runner)
         summary["kv"] = _cache_figures(runner, summary)
         if experiment.measure.ceilings:
             summary["roofline"] = _roofline(runner, summary, progress)
-    folder.write_table("requests.parquet", recorder.requests())
-    folder.write_table("steps.parquet", recorder.steps())
-    folder.write_table("tokens.parquet", recorder.tokens())
-    folder.write_table("decisions.parquet", recorder.decisions())
+    for table in ("requests", "steps", "tokens", "decisions", "spans", "inputs"):
+        folder.write_table(f"{table}.parquet", getattr(recorder, table)())
     if checks := recorder.checks():
         folder.write_table("checks.parquet", checks)
     trace = {**chrome_trace(recorder), "otherData": {"lane": lane, "lane_reason": reason, "artifacts": artifacts}}
@@ -92,7 +107,7 @@ def run(experiment: Experiment, out: Path | str = "runs", name: str = "run", pro
 def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, **besides: Any) -> Runner:
     """The runner an experiment describes; `tell`, and what is to be known `besides`, as in `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
-    return load(
+    runner = load(
         model.name,
         dtype=model.dtype,
         weights=model.weights,
@@ -122,16 +137,29 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         tell=tell,
         **besides,
     )
+    if isinstance(experiment.executor, UncachedExecutor):
+        without_cache(runner, experiment.executor.oracle)
+    return runner
 
 
 def play(
-    runner: Runner, requests: list[Request], title: str, progress: bool, clients: tuple[int, float] | None = None
+    runner: Runner,
+    requests: list[Request],
+    title: str,
+    progress: bool,
+    clients: tuple[int, float] | None = None,
+    script: Script | None = None,
 ) -> float:
-    """Run `requests` to their ends, as they are due or as so many `clients` ask them; wall seconds."""
+    """Run `requests` to their ends, as they are due, as so many `clients` ask them or as `script` has it; wall
+    seconds."""
+    if script is not None:
+        events = replay(runner, requests, script)
+    else:
+        events = runner.stream(requests) if clients is None else closed_loop(runner, requests, *clients)
     total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
     began = time.perf_counter()
     with tqdm(total=total, desc=title, unit="token", disable=not progress) as bar:
-        for event in runner.stream(requests) if clients is None else closed_loop(runner, requests, *clients):
+        for event in events:
             bar.update(_tokens(event))
         bar.total = bar.n  # a text may end before max_tokens
         bar.refresh()

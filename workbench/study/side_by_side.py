@@ -10,6 +10,7 @@ from workbench.engine.runner import Runner
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.metrics import per_request, percentile, summarize
+from workbench.study.predicted import Predictions
 from workbench.study.run import play, runner_for
 from workbench.study.variants import every_variant, settings_text
 from workbench.study.workload import clients_of, requests_of
@@ -19,14 +20,21 @@ SPREADS = ("ttft_s", "tpot_s", "e2el_s")
 TABLES = ("requests", "steps", "tokens")
 
 
-def side_by_side(experiment: Experiment, tell: Callable[[str], None]) -> Findings:
+def side_by_side(
+    experiment: Experiment, tell: Callable[[str], None], predicted: Predictions | None = None
+) -> Findings:
     """One row a variant: latencies, rates and cache, medians over rounds in turn, after as many warm-ups as the
-    experiment asks for. No round finds what another left in a prefix index."""
+    experiment asks for, and what was `predicted`. No round finds what another left in a prefix index."""
     variants = every_variant(experiment)
     runners: dict[str, Runner] = {}
+    alike: dict[str, Runner] = {}  # variants that differ in what is asked alone share one
     for name, variant in variants.items():
         tell(f"loading and warming up: {name}")
-        runners[name] = runner_for(variant)
+        same = {"workload": experiment.workload, "sampling": experiment.sampling, "measure": experiment.measure}
+        key = variant.model_copy(update=same).to_yaml()
+        if key not in alike:
+            alike[key] = runner_for(variant)
+        runners[name] = alike[key]
         for _ in range(variant.measure.warmup):
             _played(runners[name], variant, name)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
@@ -45,7 +53,8 @@ def side_by_side(experiment: Experiment, tell: Callable[[str], None]) -> Finding
     rows = []
     for name, runner in runners.items():
         marks = {"variant": name, "settings": settings_text(experiment, name), "lane": str(runner.lanes)}
-        rows.append(marks | _median(rounds[name]))
+        told = {} if predicted is None else {"predicted": predicted["variants"][name]}
+        rows.append(marks | _median(rounds[name]) | told)
     return Findings(rows, {"rounds": experiment.measure.rounds}, tables)
 
 

@@ -68,6 +68,12 @@ SCHEMAS = {
     "checks.parquet": _schema(
         time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, drafted=COUNT, accepted=COUNT
     ),
+    "spans.parquet": _schema(
+        time=SECONDS, step=COUNT, sequence=TEXT, start=COUNT, tokens=COUNT, drafted=COUNT
+    ),
+    "inputs.parquet": _schema(
+        event=COUNT, time=SECONDS, step=COUNT, kind=TEXT, sequence=TEXT, tokens=COUNT, reason=TEXT
+    ),
     "decisions.parquet": _schema(
         time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, kind=TEXT, action=TEXT, reason=TEXT
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
 from workbench.errors import WorkbenchError
@@ -16,15 +16,20 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """`claim` is its name in the ledger, `says` the claim in our words, `rule` what decides, `because` the numbers."""
+    """`claim` is its name in the ledger, `says` the claim in our words, `rule` what decides, `because` the numbers.
+
+    `limits` says within which bounds the claim holds where it does with limits; `figures` are the measured numbers that
+    stand beside those of the claim's sources, by name."""
 
     claim: str
     says: str
     rule: str
     outcome: Outcome
     because: str
+    limits: str = ""
+    figures: Mapping[str, float | str] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from workbench.engine.load import CACHE_MEMORY, DTYPES
 from workbench.errors import WorkbenchError
-from workbench.fleet.settings import SimulatedExecutor
+from workbench.fleet.settings import RealExecutor
 from workbench.model.cost import Cost, StepCost
 from workbench.model.memory import memory
 from workbench.model.quantized import WeightFormat
@@ -16,6 +16,7 @@ from workbench.study.cache_of import parts_of, spec_of, store_of
 from workbench.study.ceilings import ceilings_for
 from workbench.study.experiment import Experiment
 from workbench.study.interruption_workload import InterruptionWorkload
+from workbench.study.lengths_workload import LengthsWorkload
 from workbench.study.quality_costs import with_model
 from workbench.study.quality_workload import QualityWorkload
 from workbench.study.simulated_machine import cost_of, sizes_of
@@ -122,18 +123,20 @@ class Work:
 
 
 def work_of(experiment: Experiment) -> Work | None:
-    """None where shapes do not tell: a simulation, or a workload whose steps are its result. WorkbenchError where the
-    model, or what is asked of it, is not possible."""
+    """None where shapes do not tell: a simulation, texts without a cache, or a workload whose steps are its result.
+    WorkbenchError where the model, or what is asked of it, is not possible."""
     spec, _ = spec_of(experiment)
     experiment.cache.check(len(spec.layers), experiment.cache.page_size)
     workload = experiment.workload
-    if isinstance(experiment.executor, SimulatedExecutor) or experiment.model.device != "cpu":
+    if not isinstance(experiment.executor, RealExecutor) or experiment.model.device != "cpu":
         return None
     if isinstance(workload, QualityWorkload):
         return _quality(experiment, workload, spec.context, spec.vocab)
     if isinstance(workload, InterruptionWorkload):
         lengths = {(workload.prompt_tokens, workload.output_tokens): workload.running + 1, (workload.long_tokens, 1): 1}
         return Work((Served(experiment, lengths, workload.rounds + 1),))
+    if isinstance(workload, LengthsWorkload):
+        return Work((Served(experiment, Counter(workload.lengths), workload.rounds + 1),))
     if experiment.compares:
         return None
     requests = requests_of(experiment, tokenizer_of(experiment), spec.vocab)

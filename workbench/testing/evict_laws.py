@@ -74,17 +74,20 @@ class EvictScene:
 
 
 def evict_scenes() -> st.SearchStrategy[EvictScene]:
-    """The simplest, which is tried first, has texts three times as long as the budget."""
+    """The simplest, which is tried first, has texts three times as long as the budget, and two groups of heads."""
     lengths = st.lists(st.sampled_from([24, 40, 9, 31, 2, 17, 13, 36]), min_size=2, max_size=3).map(tuple)
-    sizes = st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8])
+    sizes = st.sampled_from([2, 1]), st.integers(1, 3), st.sampled_from([4, 8])
     scenes = st.builds(Scene, st.integers(0, 10_000), *sizes, lengths, st.sampled_from([7, 1, 3, 12]),
                        st.sampled_from([4, 1, 9, 3]))  # fmt: skip
     return st.builds(EvictScene, scenes, st.sampled_from([8, 2, 3, 5, 12, 20, 30]))
 
 
 def choosing() -> st.SearchStrategy[tuple[Tensor, int]]:
-    masses = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=60)
-    return st.tuples(masses.map(lambda mass: torch.tensor(mass, dtype=torch.float64)), st.integers(1, 40))
+    """Mostly budgets that do not suffice; the simplest are of them."""
+    masses = st.lists(st.floats(0, 100, width=32), min_size=2, max_size=60)
+    short = st.tuples(masses, st.integers(1, 40)).map(lambda drawn: (drawn[0], min(drawn[1], len(drawn[0]) - 1)))
+    wide = st.tuples(masses.map(lambda mass: mass[1:]), st.integers(1, 40))
+    return st.one_of(short, wide).map(lambda drawn: (torch.tensor(drawn[0], dtype=torch.float64), drawn[1]))
 
 
 def chooses(policy: Evict, asked: tuple[Tensor, int]) -> None:

@@ -7,7 +7,7 @@ Times are seconds on the runner's clock (`time.perf_counter`), raw and never rou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,42 @@ class Planned(Event):
     step: int = 0
     action: str = ""
     reason: str = ""
+
+
+class Ask(NamedTuple):
+    """What a policy wished when it was asked (`engine.policy.Wishes`)."""
+
+    tokens: tuple[tuple[str, int], ...]
+    set_back: tuple[str, ...] = ()
+    because: tuple[tuple[str, str], ...] = ()
+
+
+class SpanNote(NamedTuple):
+    """Tokens [start, start + tokens) of a sequence in a step; `drafted` of them, the last, are on trial. `sequence` is
+    the request's id, with `#n` for its sample n."""
+
+    sequence: str
+    start: int
+    tokens: int
+    drafted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Formed(Event):
+    """What a step is to compute, as it was planned: spans in the order in which they are packed, and what the policy
+    wished each time it was asked (nothing where it was not). `time` is when the step began."""
+
+    kind: ClassVar[str] = "formed"
+    step: int = 0
+    spans: tuple[SpanNote, ...] = ()
+    asked: tuple[Ask, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled(Event):
+    """Somebody asked for the request's end, whatever it is doing; Finished follows for each sample that had none."""
+
+    kind: ClassVar[str] = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)

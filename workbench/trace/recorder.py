@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted, Verified
+from workbench.trace.events import (
+    Cancelled,
+    Decoded,
+    Event,
+    Finished,
+    Formed,
+    Planned,
+    Prefilled,
+    SetBack,
+    Stepped,
+    Submitted,
+    Verified,
+)
 
 STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample"))
 
@@ -36,7 +48,7 @@ class Recorder:
         count = 0
         under_way: dict[tuple[str, int], list[int]] = {}
         for event in self.events:
-            if not event.request_id:
+            if not event.request_id or isinstance(event, Cancelled):
                 continue
             mine = under_way.setdefault((event.request_id, event.sample), [])
             if isinstance(event, Submitted) or not mine:
@@ -63,6 +75,30 @@ class Recorder:
         names = ("time", "step", "request_id", "sample", "drafted", "accepted")
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Verified)]
 
+    def spans(self) -> list[dict]:
+        """One row a span of every step, as they were packed; `time` is when the step began."""
+        return [
+            {"time": event.time, "step": event.step, **span._asdict()}
+            for event in self.events
+            if isinstance(event, Formed)
+            for span in event.spans
+        ]
+
+    def inputs(self) -> list[dict]:
+        """One row for everything that the scheduler was told from outside, in order: requests submitted and cancelled,
+        and what the policy wished. With them a run's steps can be formed again (engine/replay.py). `event` is how many
+        events had been told before, `step` the step that came next, or for which the policy was asked."""
+        rows: list[dict] = []
+        step = next((event.step for event in self.events if isinstance(event, Formed)), 0)
+        for place, event in enumerate(self.events):
+            if isinstance(event, Formed):
+                rows += [{"event": place, "time": event.time, "step": event.step, **row} for row in _asked(event)]
+                step = event.step + 1
+            elif isinstance(event, Cancelled) or (isinstance(event, Submitted) and not event.sample):
+                row = {"kind": event.kind, "sequence": event.request_id, "tokens": None, "reason": ""}
+                rows.append({"event": place, "time": event.time, "step": step, **row})
+        return rows
+
     def decisions(self) -> list[dict]:
         """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (set_back)."""
         return [
@@ -78,6 +114,21 @@ class Recorder:
             for e in self.events
             if isinstance(e, (Planned, SetBack))
         ]
+
+
+def _asked(event: Formed) -> Iterator[dict]:
+    for ask in event.asked:
+        yield {"kind": "asked", "sequence": "", "tokens": None, "reason": ""}
+        for name in ask.set_back:
+            yield {"kind": "set_back", "sequence": name, "tokens": None, "reason": ""}
+        for wish in ask.tokens:
+            match wish:
+                case (str(name), int(tokens)):
+                    yield {"kind": "wish", "sequence": name, "tokens": tokens, "reason": ""}
+                case _:  # it broke a law, and was refused
+                    yield {"kind": "wish", "sequence": "", "tokens": None, "reason": repr(wish)}
+        for name, reason in ask.because:
+            yield {"kind": "because", "sequence": name, "tokens": None, "reason": reason}
 
 
 def row_name(row: dict) -> str:

@@ -1,0 +1,46 @@
+"""`python -m experiments NAME`: run `experiments/NAME.yaml`; without a name, what there is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from workbench.errors import WorkbenchError, nearest
+from workbench.study import report
+from workbench.study.experiment import Experiment
+from workbench.study.run import run
+
+HERE = Path(__file__).resolve().parent
+WIDE = 140  # columns where no terminal is
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in HERE.glob("*.yaml"))
+
+
+def main(
+    name: Annotated[str | None, typer.Argument(help="an experiment; none: list them")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting")] = None,
+    out: Annotated[Path, typer.Option(help="folder in which the run folder is made")] = Path("runs"),
+) -> None:
+    """Run one of the project's experiments and show what it found."""
+    if name is None:
+        for each in names():
+            print(f"{each:24}{Experiment.read(HERE / f'{each}.yaml').question}")
+        return
+    if name not in names():
+        raise WorkbenchError(f"no experiment {name!r}{nearest(name, names())}; without a name they are listed")
+    console = Console()
+    record = run(Experiment.read(HERE / f"{name}.yaml", tuple(set_ or ())), out, name)
+    report.show(record, console if console.is_terminal else Console(width=WIDE))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except WorkbenchError as error:
+        sys.exit(f"error: {error}")

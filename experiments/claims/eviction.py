@@ -1,0 +1,52 @@
+"""What papers say about which tokens a small cache should keep; no row of the introductory texts, but tested here."""
+
+from __future__ import annotations
+
+from experiments import kv_evict
+from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
+
+
+def _evicted(bits: dict[str, float], left: float, pages: float) -> Numbers:
+    """Rows in which policies need such bits a byte, SnapKV keeps `left` of the gain, and `pages` budgets are held."""
+    seen = {"0.0": {"gain": 5.0, "distance": 900.0}}
+    full = {"variant": kv_evict.FULL, "stored_bytes_per_token": 1.0, "kv_tokens": 1000, "bits_per_byte": 0.5}
+    rows = [full | {"copying": seen}]
+    for budget in kv_evict.BUDGETS:
+        for policy in (*kv_evict.ALWAYS, "SnapKV"):
+            kept = {"0.0": {"gain": 5.0 * left, "distance": 900.0}}
+            rows.append({"variant": f"{policy} {budget}", "kv_bytes": pages * budget, "copying": kept,
+                         "bits_per_byte": bits.get(policy, 1.0)})  # fmt: skip
+    return rows
+
+
+BETTER = _evicted({"heavy hitters": 0.6, "sinks + recent": 0.8}, 0.9, 1.0)
+NO_BETTER = _evicted({}, 0.0, 3.0)
+
+
+def _claim(id: str, says: str, *sources: Source) -> Claim:
+    rule = OfJudge(kv_evict.judge, id)
+    return Claim(id, says, sources, (Trial(Run("kv_evict"), rule, refuted_by=NO_BETTER, met_by=BETTER),))
+
+
+CLAIMS = (
+    _claim(
+        "kv-evict-bounded",
+        "A policy of eviction bounds the cache, whatever the length of the text",
+        Source("H2O, Zhang et al., 2023", "a budget"),
+    ),
+    _claim(
+        "kv-heavy-hitters",
+        "At an equal budget, tokens that received most attention are worth more than the newest (H2O)",
+        Source("H2O, Zhang et al., 2023", "without figures"),
+    ),
+    _claim(
+        "kv-sinks",
+        "Keeping a text's first tokens makes a window usable (StreamingLLM)",
+        Source("StreamingLLM, Xiao et al., 2024", "four tokens"),
+    ),
+    _claim(
+        "kv-snapkv",
+        "What the prompt's last queries look at is what its answer will need (SnapKV)",
+        Source("SnapKV, Li et al., 2024", "without figures"),
+    ),
+)

@@ -1,0 +1,218 @@
+"""The KV cache in numbers: what it takes, what fits beside the weights, and what it spares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments import kv_groups
+from workbench.ledger.claim import Calculation, Claim, Numbers, Ruling, Run, Source, Table, Trial
+from workbench.model.cost import visible
+from workbench.study.memory_report import of_name
+
+LLAMA = "shape:llama-3.1-70b"
+FULL = 128_000  # tokens: what the sources mean by 128K
+CARD = 80e9
+
+
+def _llama(context: int = FULL, **settings: str) -> Numbers:
+    return of_name(LLAMA, context=context, dtype="float16", **settings)  # type: ignore[arg-type]
+
+
+def _groups(*sizes: float) -> Numbers:
+    rows = zip(kv_groups.GROUPS, sizes, strict=True)
+    return [{"variant": n, "bytes_per_token": s, "stored_bytes_per_token": s, "kl_mean": 0.1} for n, s in rows]
+
+
+GROUPED, WASTEFUL = _groups(12288.0, 6144.0, 3072.0), _groups(12288.0, 12288.0, 12288.0)
+
+
+def figures_of_128k(records: object) -> Sequence[Table]:
+    """The 30 and the 40 GB: what is right at which number of tokens, and in which unit."""
+    rows = []
+    for told, tokens in (("128,000", FULL), ("131,072 (128 Ki)", 1 << 17), ("100,000", 100_000), ("91,552", 91_552)):
+        size = _llama(tokens)["cache_bytes"]
+        rows.append((told, f"{size / 1e9:.2f}", f"{size / 2**30:.2f}"))
+    reach = int(30e9 // _llama()["cache_bytes_per_token"])
+    title = f"Llama 3 70B in FP16: cache of one text; 30 GB are full at {reach:,} tokens"
+    half = f"{_llama(cache='int8')['cache_bytes'] / 1e9:.2f}"
+    return [Table(title, ("tokens", "GB", "GiB"), [*rows, ("128,000, INT8", half, "")])]
+
+
+def sessions() -> Numbers:
+    """Full texts in one card: beside the weights, without them, and with both in few bits."""
+    told = _llama(memory="80GB")
+    return {
+        "weights_gb": told["weight_bytes"] / 1e9,
+        "session_gb": told["cache_bytes"] / 1e9,
+        "sessions": told["sequences"],
+        "sessions_without_weights": int(CARD // told["cache_bytes"]),
+        "sessions_int4": _llama(memory="80GB", weights="int4")["sequences"],
+        "sessions_int4_both": _llama(memory="80GB", weights="int4", cache="int4")["sequences"],
+    }
+
+
+def two_sessions(found: Numbers) -> Ruling:
+    """Weights and two caches of 128,000 tokens lie in 80 GB in FP16: holds; with INT4 weights: with limits; else
+    refuted."""
+    fits = found["sessions"] >= 2
+    some = found["sessions_int4"] >= 2
+    return Ruling(
+        "holds" if fits else "holds-with-limits" if some else "refuted",
+        f"weights {found['weights_gb']:.1f} GB and {found['session_gb']:.1f} GB a request: {found['sessions']} fit; "
+        f"were there no weights, {found['sessions_without_weights']}; with INT4 weights {found['sessions_int4']}, with "
+        f"weights and cache in INT4 {found['sessions_int4_both']}",
+        "with weights in INT4",
+        {"requests beside the weights": found["sessions"], "requests, weights forgotten":
+         found["sessions_without_weights"]},
+    )  # fmt: skip
+
+
+def cards(records: object) -> Sequence[Table]:
+    formats = (("FP16, FP16", "dense", "dense"), ("INT8, INT8", "int8", "int8"), ("INT4, INT4", "int4", "int4"))
+    rows = []
+    for card, size in (("H100", 80), ("H200", 141)):
+        for count in (1, 2, 3, 4, 8):
+            fit = [_llama(memory=f"{count * size}GB", weights=w, cache=c)["sequences"] for _, w, c in formats]
+            rows.append((f"{count} x {card}", *map(str, fit)))
+    names = tuple(f"{name} (weights, cache)" for name, *_ in formats)
+    return [Table("Llama 3.1 70B: requests of 128,000 tokens beside the weights", ("cards", *names), rows)]
+
+
+def growth() -> Numbers:
+    """Bytes of the cache and query-key pairs of a text, at twice the tokens over once."""
+    return {
+        "cache_times": _llama(2 * 32_768)["cache_bytes"] / _llama(32_768)["cache_bytes"],
+        "pairs_times": visible(0, 65_536, None)[0] / visible(0, 32_768, None)[0],
+    }
+
+
+def quadratic(found: Numbers) -> Ruling:
+    """Twice the tokens take at least 3.5 times the bytes: holds; at most 2.5 times: refuted; between: with limits."""
+    times = found["cache_times"]
+    return Ruling(
+        "holds" if times >= 3.5 else "refuted" if times <= 2.5 else "holds-with-limits",
+        f"twice the tokens take {times:.2f} times the bytes; what grows {found['pairs_times']:.2f} times is the "
+        "arithmetic of a whole text, and memory only where all scores are written down at once",
+        "neither linear nor quadratic",
+        {"times the bytes at twice the tokens": times, "times the query-key pairs": found["pairs_times"]},
+    )
+
+
+def outgrowing() -> Numbers:
+    """Tokens, of all requests together, from which the cache is larger than the weights; and what both take then."""
+    found = {}
+    for shape in ("llama-3.1-8b", "llama-3.1-70b"):
+        told = of_name(f"shape:{shape}", dtype="float16")
+        tokens = told["weight_bytes"] / told["cache_bytes_per_token"]
+        found[shape] = {"tokens": tokens, "full_texts": tokens / 131_072, "both_gb": 2 * told["weight_bytes"] / 1e9}
+    return found
+
+
+def exceeds(found: Numbers) -> Ruling:
+    """At most 64 texts as long as the model takes outgrow its weights, and both fit into eight cards of 80 GB: holds
+    for all models; for some: with limits; else refuted."""
+    so = [name for name, one in found.items() if one["full_texts"] <= 64 and one["both_gb"] <= 640]
+    return Ruling(
+        "holds" if len(so) == len(found) else "holds-with-limits" if so else "refuted",
+        "; ".join(f"{n}: from {one['tokens']:,.0f} tokens together, {one['full_texts']:.1f} texts of 131,072, when "
+                  f"weights and cache take {one['both_gb']:.0f} GB" for n, one in found.items()),
+        f"for {', '.join(so)}",
+        {f"tokens together, {name}": one["tokens"] for name, one in found.items()},
+    )  # fmt: skip
+
+
+CLAIMS = (
+    Claim(
+        id="kv-formula",
+        says="bytes = 2 x layers x kv_heads x head_dim x tokens x bytes per value",
+        sources=(Source("A", "the formula"), Source("E", "the formula, as a function")),
+        trials=(Trial(Run("kv_groups"), kv_groups.formula, refuted_by=WASTEFUL, met_by=GROUPED),),
+    ),
+    Claim(
+        id="kv-llama70b",
+        says="Llama 3 70B in FP16: 327,680 bytes a token; at 128K tokens about 40 GB (A) or 30 GB (E); weights 140 GB",
+        sources=(
+            Source("A", "327,680 bytes a token, about 40 GB at 128K tokens, weights about 140 GB"),
+            Source("E", "about 30 GB at 128K tokens; its own function gives 39.06 GiB"),
+        ),
+        trials=(
+            Trial(
+                Calculation(kv_groups.llama_sizes),
+                kv_groups.llama,
+                refuted_by={
+                    "cache_bytes_per_token": 2e6,
+                    "cache_bytes": 3e11,
+                    "laid_out_bytes": 3e11,
+                    "weight_bytes": 1,
+                },
+                met_by={
+                    "cache_bytes_per_token": 327_680,
+                    "cache_bytes": 41.9e9,
+                    "laid_out_bytes": 41.9e9,
+                    "weight_bytes": 141e9,
+                },
+            ),  # fmt: skip
+        ),
+        where=figures_of_128k,
+    ),
+    Claim(
+        id="kv-two-sessions",
+        says="One 80 GB card has room for two requests of 128K tokens on Llama 3 70B",
+        sources=(Source("A", "80 GB / 40 GB = 2; the 140 GB of weights are forgotten"),),
+        trials=(
+            Trial(
+                Calculation(sessions),
+                two_sessions,
+                refuted_by={
+                    "weights_gb": 140.0,
+                    "session_gb": 40.0,
+                    "sessions": 0,
+                    "sessions_without_weights": 2,
+                    "sessions_int4": 1,
+                    "sessions_int4_both": 3,
+                },
+                met_by={
+                    "weights_gb": 14.0,
+                    "session_gb": 30.0,
+                    "sessions": 2,
+                    "sessions_without_weights": 2,
+                    "sessions_int4": 2,
+                    "sessions_int4_both": 4,
+                },
+            ),  # fmt: skip
+        ),
+        where=cards,
+    ),
+    Claim(
+        id="kv-gqa",
+        says="8 KV heads for 64 query heads shrink the cache 8 times",
+        sources=(Source("A", "8 times"),),
+        trials=(Trial(Run("kv_groups"), kv_groups.saving, refuted_by=WASTEFUL, met_by=GROUPED),),
+    ),
+    Claim(
+        id="kv-memory-quadratic",
+        says="attention's memory in the KV cache is O(n^2)",
+        sources=(Source("C", "O(n^2)"),),
+        trials=(
+            Trial(
+                Calculation(growth),
+                quadratic,
+                refuted_by={"cache_times": 2.0, "pairs_times": 4.0},
+                met_by={"cache_times": 4.0, "pairs_times": 4.0},
+            ),
+        ),
+    ),
+    Claim(
+        id="kv-exceeds-weights",
+        says="With long context and batch the cache outgrows the weights",
+        sources=(Source("C", "without figures"),),
+        trials=(
+            Trial(
+                Calculation(outgrowing),
+                exceeds,
+                refuted_by={"a model": {"tokens": 1e9, "full_texts": 7630.0, "both_gb": 300.0}},
+                met_by={"a model": {"tokens": 1e5, "full_texts": 0.8, "both_gb": 32.0}},
+            ),
+        ),
+    ),
+)

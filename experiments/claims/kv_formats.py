@@ -1,0 +1,74 @@
+"""Smaller caches: fewer bits, a window, pages."""
+
+from __future__ import annotations
+
+from experiments import kv_precision, paging_waste, window_span
+from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
+
+
+def _formats(int8: float, int4: float, lost: float, sequences: tuple[int, int, int]) -> Numbers:
+    """Rows of formats that take these shares of bfloat16's bytes and lose so many nats a token."""
+    rows = [
+        ("bfloat16", 1.0, 0.0, sequences[0]),
+        ("int8", int8, lost, sequences[1]),
+        ("int4", int4, lost, sequences[2]),
+    ]
+    names = ("variant", "stored_bytes_per_token", "kl_mean", "sequences")
+    more = {"kv_tokens": 1000, "sequence_tokens": 4096}
+    return [dict(zip(names, row, strict=True)) | {"bytes_per_token": row[1]} | more for row in rows]
+
+
+GOOD, USELESS = _formats(0.53, 0.28, 1e-4, (10, 19, 36)), _formats(0.9, 0.8, 0.5, (10, 11, 12))
+
+
+def _windows(pages: float) -> Numbers:
+    """Rows of windows that hold so many times their tokens, and of names that only the full model copies."""
+    seen = {"gain": 5.0, "distance": 600.0}
+    rows = [{"variant": window_span.FULL, "stored_bytes_per_token": 1.0, "copying": {"0.0": seen}}]
+    blind = {"0.0": {"gain": 0.0, "distance": 600.0}}
+    windows = window_span.WINDOWS.items()
+    return rows + [{"variant": name, "kv_bytes": pages * span, "copying": blind} for name, span in windows]
+
+
+def _pages(waste: float, sequences: float) -> Numbers:
+    reserved = {"variant": "the longest text reserved", "cache_waste": 0.9, "sequences_mean": 10.0}
+    paged = {"variant": "pages of 16", "cache_waste": waste, "sequences_mean": sequences}
+    return [row | {"output_tokens_per_s": 1.0} for row in (reserved, paged)]
+
+
+CLAIMS = (
+    Claim(
+        id="kv-quant-size",
+        says="INT8 halves and INT4 quarters the cache, with minimal loss of quality",
+        sources=(Source("A", "a half and a quarter; minimal loss"),),
+        trials=(
+            Trial(Run("kv_precision"), kv_precision.size_and_quality, refuted_by=USELESS, met_by=GOOD),
+        ),
+    ),
+    Claim(
+        id="kv-quant-concurrency",
+        says="Halving the precision roughly doubles the concurrent sessions",
+        sources=(Source("A", "about twice"),),
+        trials=(Trial(Run("kv_precision"), kv_precision.concurrency, refuted_by=USELESS, met_by=GOOD),),
+    ),
+    Claim(
+        id="kv-window",
+        says="A sliding window bounds the cache to the last N tokens, at the price of seeing nothing before them",
+        sources=(Source("A", "N tokens"), Source("C", "N tokens")),
+        trials=(
+            Trial(Run("window_span"), window_span.window_bounds, refuted_by=_windows(3.0), met_by=_windows(1.0)),
+        ),
+    ),
+    Claim(
+        id="kv-paged",
+        says="Fixed-size pages behind a page table end fragmentation and pack more requests into the same memory",
+        sources=(Source("C", "without figures"), Source("D", "without figures"),
+                 Source("vLLM, Kwon et al., 2023", "under 4% of the cache wasted")),
+        trials=(
+            Trial(
+                Run("paging_waste"), OfJudge(paging_waste.judge, "kv-paged"),
+                refuted_by=_pages(0.5, 11.0), met_by=_pages(0.01, 90.0),
+            ),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,206 @@
+"""What a pass through the model does: a whole prompt at once, a token after another, and nothing to the weights."""
+
+from __future__ import annotations
+
+import hashlib
+from statistics import median
+from typing import Any
+
+from experiments.claims.tokens import CODE, ENGINE
+from workbench.ledger.claim import Calculation, Claim, Measurement, Numbers, Ruling, Source, Trial
+
+
+def _demo(**settings: Any) -> Any:
+    from workbench.engine.load import load
+
+    return load("demo", dtype="float32", lane="eager", pages=32, **settings)
+
+
+def _request(runner: Any, tokens: int, prompt: int | None = None) -> Any:
+    from workbench.request import Request, SamplingParameters
+
+    ids = tuple(runner.tokenizer.encode(CODE))[:prompt]
+    return Request("one", ids, SamplingParameters(temperature=0, max_tokens=tokens, ignore_eos=True))
+
+
+def _steps(runner: Any, asked: Any) -> list[Any]:
+    from workbench.trace.events import Stepped
+
+    return [event for event in runner.stream([asked]) if isinstance(event, Stepped)]
+
+
+def one_pass() -> Numbers:
+    """Steps of a prompt's prefill, tokens that the cache holds after it, and the tokens that follow, against the naive
+    oracle that computes the whole text for each."""
+    from workbench.engine import naive
+    from workbench.engine.runner import generate
+
+    runner = _demo()
+    asked = _request(runner, 8)
+    prefill = [step for step in _steps(runner, asked) if step.phase == "prefill"]
+    tokens = generate(runner, [asked])["one"].token_ids
+    return {
+        "prompt": len(asked.prompt_ids),
+        "steps": len(prefill),
+        "cached_tokens": max(step.kv_bytes for step in prefill) / runner.store.bytes_per_token,
+        "same_tokens": list(tokens) == naive.greedy(runner.model, list(asked.prompt_ids), 8),
+    }
+
+
+def parallel(found: Numbers) -> Ruling:
+    """One step computes the prompt, places for all its tokens are held in the cache after it, and what follows is what
+    computing the whole text each time gives: holds; else refuted."""
+    right = found["steps"] == 1 and found["cached_tokens"] >= found["prompt"] and found["same_tokens"]
+    return Ruling(
+        "holds" if right else "refuted",
+        f"{found['prompt']} tokens in {found['steps']} step; the cache has pages for {found['cached_tokens']:.0f} "
+        f"tokens after it; the next 8 are {'' if found['same_tokens'] else 'not '}those of the naive loop",
+        figures={"steps of the prefill": found["steps"]},
+    )
+
+
+def dependent() -> Numbers:
+    """Decode steps for 64 tokens of a text that repeats itself, one token a step, and with drafts that a step checks
+    besides; and whether both give the same."""
+    from workbench.engine.runner import generate
+    from workbench.request import Request, SamplingParameters
+
+    found: dict[str, Any] = {}
+    texts = set()
+    for name, settings in (("plain", {}), ("drafted", {"speculate": "prompt_lookup"})):
+        runner = _demo(**settings)
+        ids = tuple(runner.tokenizer.encode(CODE + CODE[: len(CODE) // 2]))
+        asked = Request("one", ids, SamplingParameters(temperature=0, max_tokens=64, ignore_eos=True))
+        steps = _steps(runner, asked)
+        found[name] = sum(step.phase != "prefill" for step in steps) + 1  # the prefill gives the first token
+        texts.add(tuple(generate(runner, [asked])["one"].token_ids))
+    return found | {"tokens": 64, "same": len(texts) == 1}
+
+
+def sequential(found: Numbers) -> Ruling:
+    """As many passes as tokens, whatever is proposed: holds; fewer where drafts are checked that turn out right: with
+    limits; fewer without drafts: refuted."""
+    plain, drafted, tokens = found["plain"], found["drafted"], found["tokens"]
+    return Ruling(
+        "refuted" if plain < tokens else "holds" if drafted >= tokens else "holds-with-limits",
+        f"{tokens} tokens in {plain} passes; in {drafted} where tokens found in the text are checked besides, with "
+        f"{'the same' if found['same'] else 'another'} output",
+        "unless tokens are guessed beforehand and checked together: speculation needs fewer passes for the same text",
+        {"passes for 64 tokens": plain, "passes with drafts": drafted},
+    )
+
+
+def unchanged() -> Numbers:
+    """Fingerprints of all weights before and after prefill and decode."""
+    runner = _demo()
+
+    def fingerprint() -> str:
+        found = hashlib.sha256()
+        for tensor in (*runner.model.parameters(), *runner.model.buffers()):
+            found.update(tensor.detach().contiguous().view(-1).numpy().tobytes())
+        return found.hexdigest()
+
+    before = fingerprint()
+    steps = _steps(runner, _request(runner, 32))
+    return {"steps": len(steps), "same": fingerprint() == before}
+
+
+def frozen(found: Numbers) -> Ruling:
+    """Every bit of the weights is after a generation what it was before: holds; else refuted."""
+    return Ruling(
+        "holds" if found["same"] else "refuted",
+        f"after {found['steps']} steps the weights' SHA-256 is {'the same' if found['same'] else 'another'}",
+    )
+
+
+def identity(quick: bool) -> Numbers:
+    """Of one answer of the demo, in shares of its time from arrival to last token: how far TTFT + tokens / rate is off,
+    with the rate after the first token (B), the rate over the whole time (E), and TPOT's own count."""
+    from workbench.engine.load import load
+    from workbench.trace.events import Decoded
+
+    runner = load("demo", pages=32)
+    off: dict[str, list[float]] = {"B": [], "E": [], "TPOT": []}
+    tokens = 200
+    for turn in range(3 if quick else 9):
+        began = runner.clock()
+        times = [e.time for e in runner.stream([_request(runner, tokens)]) if isinstance(e, Decoded)]
+        first, whole = times[0] - began, times[-1] - began
+        after = (tokens - 1) / (whole - first)
+        if turn:
+            off["B"].append((first + tokens / after) / whole - 1)
+            off["E"].append((first + tokens / (tokens / whole)) / whole - 1)
+            off["TPOT"].append((first + (tokens - 1) / after) / whole - 1)
+    return {"tokens": tokens, **{name: median(values) for name, values in off.items()}}
+
+
+def off_by_one(found: Numbers) -> Ruling:
+    """Both sources' readings within 0.1% of the time measured: holds; one of them within 1%: with limits; else
+    refuted."""
+    errors = {name: abs(found[name]) for name in ("B", "E")}
+    near = [name for name, error in errors.items() if error <= 0.01]
+    return Ruling(
+        "holds" if max(errors.values()) <= 0.001 else "holds-with-limits" if near else "refuted",
+        f"{found['tokens']} tokens: with the rate after the first token {found['B']:+.2%}, one token too many; "
+        "with the rate "
+        f"over the whole time {found['E']:+.2%}, the TTFT counted twice; with one token less, as TPOT counts, "
+        f"{found['TPOT']:+.2%}",
+        f"read as {' and '.join(near)} has it, one token of {found['tokens']} off; exact with one token less",
+        {f"off by, read as {name}": found[name] for name in ("B", "E", "TPOT")},
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="prefill-parallel",
+        says="All prompt tokens go through in one pass, which gives the last position's logits and the whole KV cache",
+        sources=(Source("A to E", "one pass"),),
+        trials=(
+            Trial(
+                Calculation(one_pass, ENGINE),
+                parallel,
+                refuted_by={"prompt": 101, "steps": 101, "cached_tokens": 128, "same_tokens": True},
+                met_by={"prompt": 101, "steps": 1, "cached_tokens": 128, "same_tokens": True},
+            ),
+        ),
+    ),
+    Claim(
+        id="decode-sequential",
+        says="N output tokens take N dependent passes; no two can run at once",
+        sources=(Source("A to E", "N tokens, N passes"),),
+        trials=(
+            Trial(
+                Calculation(dependent, ENGINE),
+                sequential,
+                refuted_by={"plain": 32, "drafted": 32, "tokens": 64, "same": True},
+                met_by={"plain": 64, "drafted": 64, "tokens": 64, "same": True},
+            ),
+        ),
+    ),
+    Claim(
+        id="weights-frozen",
+        says="Nothing about the weights changes during inference",
+        sources=(Source("C", "nothing"), Source("D", "nothing")),
+        trials=(
+            Trial(
+                Calculation(unchanged, ENGINE),
+                frozen,
+                refuted_by={"steps": 33, "same": False},
+                met_by={"steps": 33, "same": True},
+            ),
+        ),
+    ),
+    Claim(
+        id="latency-identity",
+        says="Total latency is TTFT + output tokens / tokens per second",
+        sources=(Source("B", "tokens per second after the first token"), Source("E", "tokens per second of all")),
+        trials=(
+            Trial(
+                Measurement("latency_identity", identity),
+                off_by_one,
+                refuted_by={"tokens": 200, "B": 0.2, "E": 0.2, "TPOT": 0.0},
+                met_by={"tokens": 200, "B": 0.005, "E": 0.05, "TPOT": 0.0},
+            ),
+        ),
+    ),
+)

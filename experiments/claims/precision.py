@@ -1,0 +1,72 @@
+"""Weights in fewer bits: what they take, and what they cost in quality."""
+
+from __future__ import annotations
+
+from experiments import weight_formats
+from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial
+from workbench.study.memory_report import of_name
+
+TOLD = {"FP32": 280.0, "FP16": 140.0, "INT8": 70.0, "INT4": 35.0}  # GB
+NEAR, SOME = 0.05, 0.2
+
+
+def sizes() -> Numbers:
+    """GB of Llama 3 70B's weights, scales counted; embedding and norms stay in 16 bits where matrices have fewer."""
+    formats = {"FP32": ("float32", "dense"), "FP16": ("float16", "dense"), "INT8": ("float16", "int8"),
+               "INT4": ("float16", "int4")}  # fmt: skip
+    return {
+        name: of_name("shape:llama-3-70b", dtype=dtype, weights=weights)["weight_bytes"] / 1e9
+        for name, (dtype, weights) in formats.items()
+    }
+
+
+def weights(found: Numbers) -> Ruling:
+    """Every format within 5% of what is told: holds; within 20%: with limits; else refuted."""
+    off = {name: found[name] / told - 1 for name, told in TOLD.items()}
+    wide = [name for name, each in off.items() if abs(each) > NEAR]
+    worst = max(abs(each) for each in off.values())
+    return Ruling(
+        "holds" if not wide else "holds-with-limits" if worst <= SOME else "refuted",
+        ", ".join(f"{name} {size:.1f} GB ({off[name]:+.1%})" for name, size in found.items()),
+        f"{' and '.join(wide)}: scales, and an embedding in 16 bits, come on top",
+        {f"GB in {name}": size for name, size in found.items()},
+    )
+
+
+def _kept(int8: float, int4: float) -> Numbers:
+    """Rows of formats that keep these shares of float32's quality."""
+    shares = {weight_formats.REFERENCE: 1.0, weight_formats.FULL: 1.0, weight_formats.INT8: int8,
+              weight_formats.INT4: int4}  # fmt: skip
+    speed = {"decode_tokens_per_s": {weight_formats.SPEED: 100.0}}
+    return [{"variant": n, "bits_per_byte": 1 / kept, "kl_mean": 0.0, **speed, "predicted": speed}
+            for n, kept in shares.items()]  # fmt: skip
+
+
+CLAIMS = (
+    Claim(
+        id="weights-70b",
+        says="70B parameters: FP32 280 GB, FP16 140, INT8 70, INT4 35",
+        sources=(Source("B", "280, 140, 70, 35 GB"), Source("C", "140 GB in FP16")),
+        trials=(
+            Trial(
+                Calculation(sizes),
+                weights,
+                refuted_by={"FP32": 280.0, "FP16": 140.0, "INT8": 140.0, "INT4": 70.0},
+                met_by={"FP32": 281.0, "FP16": 141.0, "INT8": 71.0, "INT4": 36.0},
+            ),
+        ),
+    ),
+    Claim(
+        id="weights-quality",
+        says="FP16 negligible loss, INT8 very small, INT4 small: 95% or more of full quality",
+        sources=(Source("B", "95% or more"),),
+        trials=(
+            Trial(
+                Run("weight_formats"),
+                OfJudge(weight_formats.judge, "weights-quality"),
+                refuted_by=_kept(0.9, 0.5),
+                met_by=_kept(0.999, 0.97),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,231 @@
+"""Prefill and decode against length: what is flat, what is linear, what is quadratic, and up to where.
+
+Sources contradict each other here on purpose. Each claim has one rule, the experiment's, and three kinds of numbers:
+this machine's, and the rooflines of an H100 and an H200 with Llama 3.1 8B and 70B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments import no_cache, prefill_decode_length
+from workbench.fleet.hardware import Hardware
+from workbench.fleet.work import work_of
+from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Table, Trial
+from workbench.ledger.crossings import Machine, decode_crossings, prefill_crossings
+from workbench.model.cost import visible
+
+LENGTHS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+MACHINES = (("llama-3.1-8b", "h100", 1), ("llama-3.1-8b", "h200", 1),
+            ("llama-3.1-70b", "h100", 2), ("llama-3.1-70b", "h200", 2))  # fmt: skip
+MEASURED = Run("prefill_decode_length", quick=("workload.rounds=1",))
+
+
+def bound(machine: Machine, prompt: int, output: int) -> dict[str, Any]:
+    """One request as the experiment's rows have it, where every step takes what the roofline says."""
+    shares = {}
+    for phase, span in (("prefill", (0, prompt)), ("decode", (prompt + output // 2 - 1, 1))):
+        work = work_of([span], 1, machine.times.kinds)
+        computing, reading = (form(work) / machine.times(work) for form in machine.times.forms)
+        shares |= {f"{phase}_flops_share": computing, f"{phase}_bytes_share": reading}
+    prefill, step = machine.prefill(prompt), machine.decode(prompt + output // 2)
+    times = {"prefill_s": prefill, "decode_step_s": step, "decode_s": (output - 1) * step}
+    times["e2el_s"] = times["prefill_s"] + times["decode_s"]
+    predicted = {f"predicted_{name}": value for name, value in times.items()}
+    return {"prompt_tokens": prompt, "output_tokens": output, **times, **predicted, **shares}
+
+
+def rows_of(machine: Machine) -> Numbers:
+    points = [bound(machine, prompt, 16) for prompt in LENGTHS] + [bound(machine, *prefill_decode_length.ASKED)]
+    return [{"variant": machine.name, "curve": points}]
+
+
+def _rows(prefill: Callable[[int], float], decode: Callable[[int], float], flops: float, reads: float) -> Numbers:
+    """Rows of a machine of our own: seconds by length, and the shares of its ceilings."""
+    points = []
+    for prompt, output in (*((n, 16) for n in (64, 128, 512, 1024, 2048, 4096)), prefill_decode_length.ASKED):
+        times = {"prefill_s": prefill(prompt), "decode_step_s": decode(prompt)}
+        times["decode_s"] = (output - 1) * times["decode_step_s"]
+        times["e2el_s"] = times["prefill_s"] + times["decode_s"]
+        shares = {"prefill_flops_share": flops, "prefill_bytes_share": 0.1, "decode_flops_share": flops / 100}
+        points.append({"prompt_tokens": prompt, "output_tokens": output, "decode_bytes_share": reads, **times, **shares}
+                      | {f"predicted_{name}": value for name, value in times.items()})  # fmt: skip
+    return [{"variant": "made", "curve": points}]
+
+
+FLAT = _rows(lambda n: 1.0, lambda n: 0.1, 0.9, 0.9)
+LINEAR = _rows(lambda n: n / 1000, lambda n: 0.1, 0.9, 0.9)
+SQUARE = _rows(lambda n: n * n / 1e6, lambda n: n / 10, 0.05, 0.01)
+SLOW_PREFILL = _rows(lambda n: n * 1.0, lambda n: 1e-3 * n, 0.05, 0.01)
+
+
+def _trials(claim: str, refuted_by: Numbers, met_by: Numbers) -> tuple[Trial, ...]:
+    """The experiment here, then the rooflines, by the same rule."""
+    rule = OfJudge(prefill_decode_length.judge, claim)
+    bounds = [
+        Calculation(lambda m=machine: rows_of(Machine.of(*m)), f"roofline: {gpus} x {hardware}, {shape}")
+        for machine in MACHINES
+        for shape, hardware, gpus in [machine]
+    ]
+    return tuple(Trial(evidence, rule, refuted_by, met_by) for evidence in (MEASURED, *bounds))
+
+
+def _machines(records: Any) -> list[tuple[str, Machine]]:
+    """The rooflines, and this machine's for the model that was measured here, once there is a record of it."""
+    found = [(machine.name, machine) for machine in (Machine.of(*each) for each in MACHINES)]
+    if record := records.of(MEASURED):
+        told, shape = record.numbers[0]["predicted"], record.experiment["model"]["name"].removeprefix("shape:")
+        rates = {"flops": told["flops_per_s"], "bandwidth": told["bytes_per_s"], "memory": 1e12}
+        here = Machine.of(shape, Hardware(name="here", source=record.name, **rates))
+        found.insert(0, (f"{shape}, here (roofline of {record.machine})", here))
+    return found
+
+
+def prefill_sizes(records: Any) -> Sequence[Table]:
+    rows, times = [], []
+    for name, machine in _machines(records):
+        rows.append((name, *(_told(tokens) for tokens in prefill_crossings(machine).values())))
+        times.append((name, *(f"{machine.prefill(n) * 1e3:,.1f}" for n in (100, 1000, 10_000, 100_000))))
+    headings = ("prefill", "flat up to", "doubles from", "more than doubles from", "triples from")
+    note = "Prompt tokens: time within 10% of one token's; doubling the prompt takes 1.9, 2.2 and 3 times as long"
+    seconds = Table("Prefill by the roofline, ms", ("tokens", "100", "1,000", "10,000", "100,000"), times)
+    return [Table(note, headings, rows), seconds, *_measured(records, "prefill_s")]
+
+
+def decode_sizes(records: Any) -> Sequence[Table]:
+    rows = []
+    for name, machine in _machines(records):
+        for batch in (1, 32):
+            rows.append((name, str(batch), *(_told(n) for n in decode_crossings(machine, batch).values())))
+    headings = ("decode", "requests", "10% longer from", "twice as long from")
+    note = "Context of each request, in tokens, against 100 tokens"
+    return [Table(note, headings, rows), *_measured(records, "decode_step_s")]
+
+
+def _measured(records: Any, key: str) -> list[Table]:
+    """The record's curve: times, and the local exponent up to each length."""
+    if (record := records.of(MEASURED)) is None:
+        return []
+    curve = [p for p in record.numbers[0]["curve"]
+             if (p["prompt_tokens"], p["output_tokens"]) != prefill_decode_length.ASKED]  # fmt: skip
+    powers = ["", *(f"{power:.2f}" for *_, power in prefill_decode_length.exponents(curve, key))]
+    rows = [
+        (f"{p['prompt_tokens']:,}", f"{p[key] * 1e3:,.2f}", f"{p[f'predicted_{key}'] * 1e3:,.2f}", power)
+        for p, power in zip(curve, powers, strict=True)
+    ]
+    return [Table(f"Measured here ({record.name})", ("tokens", "ms", "at least, ms", "exponent"), rows)]
+
+
+def _told(tokens: int | None) -> str:
+    return "never" if tokens is None else f"{tokens:,}"
+
+
+def pairs() -> Numbers:
+    """Query-key pairs of one decode step with n tokens known, at twice the n over once: with a cache, and without."""
+    once, twice = 4096, 8192
+    return {
+        "cached": visible(twice - 1, 1, None)[0] / visible(once - 1, 1, None)[0],
+        "uncached": visible(0, twice, None)[0] / visible(0, once, None)[0],
+    }
+
+
+def linear_step(found: Numbers) -> Ruling:
+    """At twice the text attention has twice the pairs with a cache and four times without (within 5%): holds; fewer
+    than without: with limits; else refuted."""
+    cached, uncached = found["cached"], found["uncached"]
+    exact = abs(cached / 2 - 1) <= 0.05 and abs(uncached / 4 - 1) <= 0.05
+    return Ruling(
+        "holds" if exact else "holds-with-limits" if cached < uncached else "refuted",
+        f"attention of a step at twice the text: {cached:.2f} times the pairs with a cache, {uncached:.2f} times "
+        "without",
+        "other powers of the length",
+        {"times the pairs, cache": cached, "times the pairs, no cache": uncached},
+    )
+
+
+NO_CACHE = OfJudge(no_cache.judge, "kv-linear-step")
+
+
+def _steps(*powers: float) -> Numbers:
+    """Rows of steps whose time goes with these powers of the length."""
+    lengths = (256, 1024)
+    return [
+        {"variant": name, "curve": [
+            {"prompt_tokens": n, "decode_step_s": n**power, "predicted_decode_step_s": n**power} for n in lengths]}
+        for name, power in zip(("cache", "no cache", "naive"), powers, strict=True)
+    ]  # fmt: skip
+
+
+CLAIMS = (
+    Claim(
+        id="prefill-compute-bound",
+        says="Prefill is limited by arithmetic",
+        sources=(Source("C", "without figures"), Source("D", "without figures"), Source("E", "without figures")),
+        trials=_trials("prefill-compute-bound", refuted_by=SQUARE, met_by=LINEAR),
+        where=prefill_sizes,
+    ),
+    Claim(
+        id="prefill-flat",
+        says="A 1,000-token prompt takes about as long as a 100-token one, not 10 times as long",
+        sources=(Source("A", "1,000 tokens about as long as 100"),),
+        trials=_trials("prefill-flat", refuted_by=LINEAR, met_by=FLAT),
+        where=prefill_sizes,
+    ),
+    Claim(
+        id="prefill-linear",
+        says="Doubling the prompt doubles prefill time",
+        sources=(Source("D", "1,000 tokens about 50 ms, 100,000 about 5 s"),),
+        trials=_trials("prefill-linear", refuted_by=SQUARE, met_by=LINEAR),
+        where=prefill_sizes,
+    ),
+    Claim(
+        id="prefill-quadratic",
+        says="Attention inside prefill is O(n^2), so at very long prompts time grows faster than linear",
+        sources=(Source("B", "without figures"), Source("C", "without figures")),
+        trials=_trials("prefill-quadratic", refuted_by=LINEAR, met_by=SQUARE),
+        where=prefill_sizes,
+    ),
+    Claim(
+        id="decode-flat-in-context",
+        says="Tokens per second do not depend on the prompt's length (100 or 100,000)",
+        sources=(Source("D", "the same at 100 and 100,000 tokens"),),
+        trials=_trials("decode-flat-in-context", refuted_by=SQUARE, met_by=FLAT),
+        where=decode_sizes,
+    ),
+    Claim(
+        id="decode-bandwidth-bound",
+        says="At small batch a decode step costs the time to read the weights once; the arithmetic is trivial",
+        sources=(
+            Source("A", "without figures"),
+            Source("C", "without figures"),
+            Source("D", "without figures"),
+            Source("E", "without figures"),
+        ),
+        trials=_trials("decode-bandwidth-bound", refuted_by=SQUARE, met_by=FLAT),
+    ),  # fmt: skip
+    Claim(
+        id="decode-dominates",
+        says="1,000 tokens in and 200 out: most of the time is decode",
+        sources=(Source("A", "without figures"),),
+        trials=_trials("decode-dominates", refuted_by=SLOW_PREFILL, met_by=FLAT),
+    ),
+    Claim(
+        id="kv-linear-step",
+        says="With the cache a decode step is O(n); without it every step re-runs the whole text, O(n^2) a step",
+        sources=(Source("A to E", "O(n) against O(n^2)"),),
+        trials=(
+            Trial(
+                Calculation(pairs),
+                linear_step,
+                refuted_by={"cached": 4.0, "uncached": 4.0},
+                met_by={"cached": 2.0, "uncached": 4.0},
+            ),
+            Trial(
+                Run("no_cache", quick=("workload.rounds=1",)),
+                NO_CACHE,
+                refuted_by=_steps(1.5, 1.5, 1.5),
+                met_by=_steps(0.1, 1.0, 1.2),
+            ),
+        ),
+    ),  # fmt: skip
+)

@@ -1,0 +1,58 @@
+"""What a text's length does to its use, and how outputs are to be compared."""
+
+from __future__ import annotations
+
+from experiments import window_span
+from workbench.ledger.claim import Claim, Missing, Numbers, Ruling, Run, Source, Trial
+
+
+def _depths(*gains: float) -> Numbers:
+    """The full model's row, with a gain at each depth from the text's beginning to its end."""
+    last = len(gains) - 1
+    copying = {str(i / last): {"gain": gain, "distance": 100.0 * (last - i)} for i, gain in enumerate(gains)}
+    return [{"variant": window_span.FULL, "copying": copying}]
+
+
+def by_meaning(found: Numbers) -> Ruling:
+    """After a change of the model at least 30% of exact comparisons fail, and at most 5% of those by meaning: holds;
+    fewer fail by meaning than exactly: with limits; else refuted."""
+    exact, meaning = found["failed_exact"], found["failed_by_meaning"]
+    good = exact >= 0.3 and meaning <= 0.05
+    return Ruling(
+        "holds" if good else "holds-with-limits" if meaning < exact else "refuted",
+        f"{exact:.0%} fail as strings, {meaning:.0%} by meaning",
+        "by less than is told",
+        {"fail as strings": exact, "fail by meaning": meaning},
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="lost-in-the-middle",
+        says="More context is not better: what stands in the middle is used less",
+        sources=(Source("C", "without figures"),),
+        trials=(
+            Trial(
+                Run("window_span"),
+                window_span.middle,
+                refuted_by=_depths(7.0, 7.0, 7.1),
+                met_by=_depths(7.0, 3.0, 7.1),
+            ),
+        ),
+    ),
+    Claim(
+        id="compare-by-meaning",
+        says="Test outputs by meaning, not as strings: 30% of a team's snapshot tests broke when a model was updated",
+        sources=(Source("A", "30% of the snapshot tests"),),
+        trials=(
+            Trial(
+                Missing(
+                    "two versions of one instruction model, and an embedding or judging model to compare by meaning"
+                ),
+                by_meaning,
+                refuted_by={"failed_exact": 0.1, "failed_by_meaning": 0.2},
+                met_by={"failed_exact": 0.4, "failed_by_meaning": 0.02},
+            ),
+        ),
+    ),
+)

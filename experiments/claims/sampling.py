@@ -1,0 +1,200 @@
+"""From logits to a token: in which order, what has no effect, and what ends a text."""
+
+from __future__ import annotations
+
+from experiments.claims.tokens import CODE, ENGINE
+from workbench.ledger.claim import Calculation, Claim, Measurement, Numbers, Ruling, Source, Trial
+
+
+def ordered() -> Numbers:
+    """The filters that a request's parameters become, and how many tokens they keep of a row with the temperature
+    first, as here, and last."""
+    import torch
+
+    from workbench.request import SamplingParameters
+    from workbench.sampling.filters import pipeline
+
+    chain = pipeline(SamplingParameters(temperature=1.5, top_k=40, top_p=0.9))
+    row = torch.linspace(8, 0, 64)[None].exp().log1p()  # a few likely tokens and a long tail
+
+    def kept(filters: tuple) -> int:
+        left = row
+        for rule in filters:
+            left = rule(left, ())
+        return int(left.isfinite().sum())
+
+    return {
+        "order": [type(rule).__name__ for rule in chain],
+        "kept": kept(chain),
+        "kept_temperature_last": kept((*chain[1:], chain[0])),
+    }
+
+
+def order(found: Numbers) -> Ruling:
+    """Temperature, top-k, top-p in this order: holds; another order that keeps the same tokens: with limits; else
+    refuted."""
+    right = found["order"] == ["Temperature", "TopK", "TopP"]
+    same = found["kept"] == found["kept_temperature_last"]
+    return Ruling(
+        "holds" if right else "holds-with-limits" if same else "refuted",
+        f"{', '.join(found['order'])}; of a long tail at temperature 1.5 {found['kept']} tokens stay, with the "
+        f"temperature last {found['kept_temperature_last']}: the order matters",
+        "the order does not matter here",
+        {"tokens kept": found["kept"], "kept with the temperature last": found["kept_temperature_last"]},
+    )
+
+
+def at_zero() -> Numbers:
+    """Greedy outputs of the demo under several top_p and top_k; and places of a text where top-k removes nothing that
+    top-p had left, and the other way round."""
+    import torch
+
+    from workbench.engine.load import load
+    from workbench.engine.naive import logits
+    from workbench.engine.runner import generate
+    from workbench.request import Request, SamplingParameters
+    from workbench.sampling.filters import TopK, TopP
+
+    runner = load("demo", dtype="float32", lane="eager", pages=16)
+    assert runner.tokenizer is not None
+    ids = runner.tokenizer.encode(CODE)
+    outputs = set()
+    for top_p, top_k in ((1.0, 0), (0.1, 0), (0.5, 3), (1.0, 50)):
+        sampling = SamplingParameters(temperature=0, top_p=top_p, top_k=top_k, max_tokens=24)
+        outputs.add(tuple(generate(runner, [Request("zero", tuple(ids[:24]), sampling)])["zero"].token_ids))
+    with torch.no_grad():
+        rows = logits(runner.model, torch.tensor(ids), torch.float32)
+    by_p, by_k = TopP(0.9)(rows, ()).isfinite(), TopK(50)(rows, ()).isfinite()
+    return {
+        "outputs": len(outputs),
+        "places": len(ids),
+        "k_redundant": (~by_p | by_k).all(-1).float().mean().item(),
+        "p_redundant": (~by_k | by_p).all(-1).float().mean().item(),
+    }
+
+
+def no_effect(found: Numbers) -> Ruling:
+    """One output whatever top_p and top_k at temperature 0: else refuted; and at 90% of the places of a text top-p of
+    0.9 leaves nothing for top-k of 50 to remove: holds, else with limits."""
+    redundant = found["k_redundant"]
+    return Ruling(
+        "refuted" if found["outputs"] != 1 else "holds" if redundant >= 0.9 else "holds-with-limits",
+        f"{found['outputs']} output at temperature 0 under four settings; at {redundant:.0%} of {found['places']} "
+        "places "
+        f"top-k of 50 removes nothing that top-p of 0.9 has left (the other way round at {found['p_redundant']:.0%})",
+        f"both together are redundant at {redundant:.0%} of the places: where the model is unsure, each removes "
+        "its own",
+        {"outputs at temperature 0": found["outputs"], "places where top-k is redundant": redundant},
+    )
+
+
+PROMPTS = ("def main():\n", "import os\n", "class Stack:\n", "# Sort a list\n", "x = [", '"""A module')
+
+
+def endings(quick: bool) -> Numbers:
+    """How greedy and sampled texts of the demo end: after few tokens asked, at a stop string, and with no limit but the
+    context."""
+    from workbench.engine.load import load
+    from workbench.engine.runner import generate
+    from workbench.request import Request, SamplingParameters
+
+    runner = load("demo", lane="eager")
+    tokenizer, context = runner.tokenizer, runner.model.spec.context
+    assert tokenizer is not None
+    prompts = PROMPTS[:2] if quick else PROMPTS
+
+    def ended(**asked: object) -> list:
+        sampling = SamplingParameters(temperature=0.8, seed=1, **asked)  # type: ignore[arg-type]
+        return list(generate(runner, [Request(p, tuple(tokenizer.encode(p)), sampling) for p in prompts]).values())
+
+    few, stopped = ended(max_tokens=8), ended(max_tokens=400, stop=("\n\n",))
+    free = ended(max_tokens=context)
+    return {
+        "asked": len(prompts),
+        "at_max_tokens": sum(str(end.reason) == "length" and len(end.token_ids) == 8 for end in few),
+        "at_stop": sum(str(end.reason) == "stop" for end in stopped),
+        "at_end_token": sum(str(end.reason) == "stop" for end in free),
+        "to_the_context": sum(str(end.reason) == "length" for end in free),
+        "longest": max(len(end.token_ids) for end in free),
+        "context": context,
+    }
+
+
+def three_ends(found: Numbers) -> Ruling:
+    """Texts end at max_tokens, at a stop string and at the end token; without a limit some run to 2,000 tokens: holds;
+    some run to the context, which is shorter: with limits; no text runs that far, or one of the ends is never seen:
+    refuted."""
+    ends = found["at_max_tokens"] and found["at_stop"] and found["at_end_token"]
+    far = found["longest"] >= 2000
+    return Ruling(
+        "refuted" if not ends or not (far or found["to_the_context"]) else "holds" if far else "holds-with-limits",
+        f"of {found['asked']}: {found['at_max_tokens']} at 8 tokens asked, {found['at_stop']} at a stop string; "
+        f"with no limit {found['at_end_token']} at the end token and {found['to_the_context']} at the context of "
+        f"{found['context']:,}",
+        f"the demo's context ends texts at {found['context']:,} tokens",
+        {"texts that ran to the context": found["to_the_context"], "longest text, tokens": found["longest"]},
+    )
+
+
+CLAIMS = (
+    Claim(
+        id="sample-order",
+        says="Temperature, then top-k, then top-p, then one draw",
+        sources=(Source("A", "this order"),),
+        trials=(
+            Trial(
+                Calculation(ordered, ENGINE),
+                order,
+                refuted_by={"order": ["TopK", "TopP", "Temperature"], "kept": 5, "kept_temperature_last": 9},
+                met_by={"order": ["Temperature", "TopK", "TopP"], "kept": 9, "kept_temperature_last": 5},
+            ),
+        ),
+    ),
+    Claim(
+        id="sample-topp-at-zero",
+        says="top_p has no effect at temperature 0; top_p and top_k together are usually redundant",
+        sources=(Source("A", "without figures"),),
+        trials=(
+            Trial(
+                Calculation(at_zero, ENGINE),
+                no_effect,
+                refuted_by={"outputs": 3, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
+                met_by={"outputs": 1, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
+            ),
+        ),
+    ),
+    Claim(
+        id="stop-conditions",
+        says="A text ends at the end token, a stop sequence or max_tokens; unset, models run to thousands of tokens",
+        sources=(
+            Source("A", "thousands of tokens"),
+            Source("C", "the three"),
+            Source("D", "the three"),
+            Source("E", "the three"),
+        ),
+        trials=(
+            Trial(
+                Measurement("endings", endings),
+                three_ends,
+                refuted_by={
+                    "asked": 6,
+                    "at_max_tokens": 6,
+                    "at_stop": 6,
+                    "at_end_token": 6,
+                    "to_the_context": 0,
+                    "longest": 300,
+                    "context": 1024,
+                },
+                met_by={
+                    "asked": 6,
+                    "at_max_tokens": 6,
+                    "at_stop": 6,
+                    "at_end_token": 3,
+                    "to_the_context": 3,
+                    "longest": 2500,
+                    "context": 4096,
+                },
+            ),  # fmt: skip
+        ),
+    ),
+)

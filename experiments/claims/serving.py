@@ -1,0 +1,224 @@
+"""Many requests: batches, queues, long prompts in the way, pools, prefixes, drafts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments import (
+    batch_size,
+    batching,
+    chunked_prefill,
+    determinism,
+    disaggregation,
+    prefix_reuse,
+    routing,
+    schedule_price,
+    speculation,
+)
+from experiments.claims.streams import crowds
+from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
+
+
+def _batches(*rates: float) -> Numbers:
+    """Rows of batches that give so many tokens a second: static, padded, then one at a time to sixteen."""
+    names = ("static", "padded", *batching.SIZES.values())
+    return [
+        {"variant": name, batching.RATE: rate, batching.SERVICE: 0.01 * (1 + rate / 1000), "ttft_s_p50": 1 / rate,
+         "ttft_s_p99": 2 / rate, "e2el_s_p50": 3 / rate}
+        for name, rate in zip(names, rates, strict=True)
+    ]  # fmt: skip
+
+
+GROWING = _batches(100, 80, 100, 190, 350, 600, 900)
+STANDING = _batches(900, 900, 900, 900, 900, 900, 800)
+
+
+def _interrupted(gap: float, tail: float) -> Numbers:
+    """Rows in which a whole prompt makes the longest gap `gap` times and the p99 TTFT `tail` times as long."""
+    rows: list[dict[str, Any]] = []
+    for name in (chunked_prefill.UNDISTURBED, chunked_prefill.WHOLE, *chunked_prefill.CHUNKED):
+        whole = name == chunked_prefill.WHOLE
+        tails = {"short_ttft_s_p50": 0.1, "short_ttft_s_p99": 0.1 * (tail if whole else 1)}
+        times = {"longest_gap_s": 0.1 * (gap if whole else 1), "ttft_s": 0.5, "behind_ttft_s": 0.5, "seconds": 2.0}
+        rows.append({"variant": name, **times, **tails})
+    return rows
+
+
+def _pools(gap: float, tail: float) -> Numbers:
+    """Rows of fleets in which whole prompts make the longest gap `gap` times as long, and load the tail `tail`
+    times."""
+    points = [
+        {"value": rate, "goodput_share": 1.0, "short_ttft_s_p50": 0.1, "short_ttft_s_p99": 0.1 * times}
+        for rate, times in ((4, 1.0), (8, tail))
+    ]
+    names = (disaggregation.WHOLE, disaggregation.CHUNKED, *disaggregation.SPLIT)
+    return [
+        {
+            "variant": n,
+            disaggregation.GAP: gap if n == disaggregation.WHOLE else 1.0,
+            "ttft_s_p50": 0.1,
+            "curve": points,
+        }
+        for n in names
+    ]
+
+
+def _prefixes(ttft: float, rate: float) -> Numbers:
+    reused = {"variant": "reused", "ttft_s": ttft, "requests_per_s": rate, "cached_tokens": 960.0, "same_tokens": True}
+    return [{"variant": "computed", "ttft_s": 1.0, "requests_per_s": 1.0}, reused]
+
+
+def _routes(times: float) -> Numbers:
+    names = ("least loaded", "prefix aware", "session sticky")
+    slow = {"least loaded": times}
+    return [{"variant": n, "ttft_s_p50": slow.get(n, 1.0), "ttft_s_p99": slow.get(n, 1.0), "cache_hit_rate": 0.5}
+            for n in names]  # fmt: skip
+
+
+def _drafts(times: float, plain: float, odd: float) -> Numbers:
+    halves = {name: {"chance": chance, "bits_a_token": 1.0} for name, chance in
+              (("predictable", plain), ("unusual", odd))}  # fmt: skip
+    row = {"speed_up_alone": times, "predicted_speed_up": times, "same_tokens_share": 1.0, "chance": 0.7,
+           "num_speculative_tokens": 3, "loses_from": 4, "by_text": halves}  # fmt: skip
+    return [{"variant": name, **row} for name in ("draft of 2", "draft of 3", "draft of 3, sampled")]
+
+
+def _companies(outputs: int) -> Numbers:
+    return [{"variant": "bfloat16", "batch_invariant": False, "same_bits": 1, "varying_bits": outputs,
+             "varying_outputs": outputs}]  # fmt: skip
+
+
+def _options(kept: float) -> Numbers:
+    rows = [{"variant": name, schedule_price.RATE: 100.0 * kept} for name in schedule_price.ON]
+    return [{"variant": "nothing", schedule_price.RATE: 100.0}, *rows]
+
+
+CLAIMS = (
+    Claim(
+        id="batch-amortises",
+        says="Each weight is read once for all in the batch: throughput grows with it, each request's latency too",
+        sources=(Source("A", "without figures"), Source("D", "without figures"), Source("E", "without figures")),
+        trials=(
+            Trial(Run("batching", ("measure.rounds=1",)), batching.amortised, refuted_by=STANDING, met_by=GROWING),
+            Trial(
+                Run("batch_size", ("measure.rounds=1",)), batch_size.amortised,
+                refuted_by=crowds(1.0, 1.0), met_by=crowds(1.8, 1.5),
+            ),
+        ),
+    ),
+    Claim(
+        id="continuous-vs-static",
+        says="Letting requests join and leave mid-flight beats waiting for the whole batch",
+        sources=(Source("A, C, D, E", "without figures"),),
+        trials=(Trial(Run("batching", ("measure.rounds=1",)), batching.joining, refuted_by=STANDING, met_by=GROWING),),
+    ),
+    Claim(
+        id="queue-p99",
+        says="A short request can wait behind a long prefill; p99 TTFT spikes while the median looks fine",
+        sources=(Source("A", "without figures"),),
+        trials=(
+            Trial(
+                Run("chunked_prefill", ("workload.rounds=1",)), chunked_prefill.queue,
+                refuted_by=_interrupted(9, 1.0), met_by=_interrupted(9, 9.0),
+            ),
+            Trial(Run("disaggregation"), disaggregation.queue, refuted_by=_pools(9, 1.0), met_by=_pools(9, 9.0)),
+        ),
+    ),
+    Claim(
+        id="chunked-prefill",
+        says="Splitting long prompts and mixing the chunks with decode steps keeps other requests from stalling",
+        sources=(Source("A", "without figures"),),
+        trials=(
+            Trial(
+                Run("chunked_prefill", ("workload.rounds=1",)), chunked_prefill.chunks,
+                refuted_by=_interrupted(1.0, 9), met_by=_interrupted(9, 9),
+            ),
+            Trial(Run("disaggregation"), disaggregation.chunks, refuted_by=_pools(1.0, 9), met_by=_pools(9, 9)),
+        ),
+    ),
+    Claim(
+        id="pd-disaggregation",
+        says="Separate pools for prefill and decode remove that interference",
+        sources=(Source("A", "without figures"),),
+        trials=(
+            Trial(Run("disaggregation"), disaggregation.separate, refuted_by=_pools(1.0, 9), met_by=_pools(9, 9)),
+        ),
+    ),
+    Claim(
+        id="prefix-cache-latency",
+        says="Reusing the KV of a shared prefix cuts latency by up to 80%",
+        sources=(Source("B", "up to 80%"),),
+        trials=(
+            Trial(
+                Run("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.latency,
+                refuted_by=_prefixes(0.95, 1.0), met_by=_prefixes(0.1, 5.0),
+            ),
+        ),
+    ),
+    Claim(
+        id="prefix-cache-throughput",
+        says="On prefix-heavy traffic a radix tree of prefixes gives up to 6 times the throughput",
+        sources=(Source("A", "up to 6 times"),),
+        trials=(
+            Trial(
+                Run("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.throughput,
+                refuted_by=_prefixes(0.95, 1.0), met_by=_prefixes(0.1, 5.0),
+            ),
+        ),
+    ),
+    Claim(
+        id="prefix-routing",
+        says="Sending a conversation to the instance that holds its prefix changes latency dramatically",
+        sources=(Source("D", "dramatically"),),
+        trials=(
+            Trial(
+                Run("routing"), OfJudge(routing.judge, "prefix-routing"), refuted_by=_routes(1.0), met_by=_routes(4.0)
+            ),
+        ),
+    ),
+    Claim(
+        id="spec-decode",
+        says="A small draft proposes, the target verifies in one pass: 2 to 3 times faster, the same distribution",
+        sources=(Source("A", "2 to 3 times"), Source("D", "2 to 3 times"),
+                 Source("E", "a sketch without bonus token and draft probabilities, one index off")),
+        trials=(
+            Trial(
+                Run("speculation", ("workload.rounds=1",)), speculation.faster,
+                refuted_by=_drafts(0.8, 0.5, 0.7), met_by=_drafts(2.4, 0.75, 0.5),
+            ),
+        ),
+    ),
+    Claim(
+        id="spec-acceptance",
+        says="Acceptance is 70 to 80% on predictable text and 40 to 60% on unusual text",
+        sources=(Source("A", "70 to 80%, 40 to 60%"),),
+        trials=(
+            Trial(
+                Run("speculation", ("workload.rounds=1",)), speculation.accepted,
+                refuted_by=_drafts(0.8, 0.5, 0.7), met_by=_drafts(2.4, 0.75, 0.5),
+            ),
+        ),
+    ),
+    Claim(
+        id="greedy-not-deterministic",
+        says="Temperature 0 reproduces within one deployment; batch composition, hardware and ties can change it",
+        sources=(Source("A", "without figures"),),
+        trials=(
+            Trial(
+                Run("determinism", ("workload.runs=2",)), OfJudge(determinism.judge, "greedy-not-deterministic"),
+                refuted_by=_companies(1), met_by=_companies(3),
+            ),
+        ),
+    ),
+    Claim(
+        id="schedule-options-free",
+        says="Policies, chunks, a prefix index and a host cost no throughput where nobody needs them",
+        sources=(Source("this project", "what it promises"),),
+        trials=(
+            Trial(
+                Run("schedule_price", ("measure.rounds=1",)), OfJudge(schedule_price.judge, "schedule-options-free"),
+                refuted_by=_options(0.5), met_by=_options(1.0),
+            ),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,142 @@
+"""What one request feels: the size of its model, the batch it is in, and whether its text is streamed."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from experiments import batch_size, model_size, naive_loop, streaming
+from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial
+from workbench.ledger.crossings import Machine
+from workbench.model.shapes import named_shape
+
+SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama-3.1-8b", "llama-3.1-70b")
+FEWER = ("measure.rounds=1",)
+
+
+def latencies() -> Numbers:
+    """Parameters, and seconds of 128 tokens in and 32 out, alone on eight H200 by the roofline, which hold them all."""
+    found = {}
+    for shape in SHAPES:
+        machine = Machine.of(shape, "h200", 8)
+        seconds = machine.prefill(128) + 31 * machine.decode(144)
+        found[shape] = {"parameters": named_shape(shape).parameters, "seconds": seconds}
+    return found
+
+
+def by_bytes(found: Numbers) -> Ruling:
+    """The latency of one request goes with at most the power 0.8 of the parameters between all neighbours in size:
+    holds; between some: with limits; between none: refuted."""
+    sizes = sorted(found.values(), key=lambda one: one["parameters"])
+    powers = [
+        math.log(b["seconds"] / a["seconds"]) / math.log(b["parameters"] / a["parameters"]) for a, b in pairwise(sizes)
+    ]
+    below = [power for power in powers if power <= model_size.BELOW]
+    return Ruling(
+        "refuted" if not below else "holds" if len(below) == len(powers) else "holds-with-limits",
+        f"powers {', '.join(f'{power:.2f}' for power in powers)} between {', '.join(found)}, where a step takes "
+        "what it reads and sends, and nothing else",
+        "small models, whose layers pass on between GPUs for longer than they read; large ones grow as their bytes do",
+        {"power between the largest": powers[-1]},
+    )
+
+
+def _sizes(power: float) -> Numbers:
+    """Rows of models whose latency goes with this power of their parameters."""
+    rows = []
+    for number, name in enumerate(model_size.NAMES):
+        parameters = 10.0 ** (6 + number)
+        times = dict.fromkeys(("e2el_s", "predicted_e2el_s", "decode_step_s"), parameters**power)
+        rows.append({"variant": name, "parameters": parameters, "curve": [times | {"decode_bytes_share": 0.5}]})
+    return rows
+
+
+def _shapes(power: float) -> Numbers:
+    return {name: {"parameters": 10**n, "seconds": 10 ** (power * n)} for n, name in enumerate(SHAPES, 6)}
+
+
+def crowds(gain: float, wait: float) -> Numbers:
+    """Rows of batches in which each doubling gives `gain` times the tokens a second, and each takes `wait` times."""
+    found = []
+    for number, name in enumerate((*batch_size.SIZES, batch_size.LIMITED)):
+        number = min(number, 6) if name != batch_size.LIMITED else 4
+        row = {
+            batch_size.RATE: 100 * gain**number,
+            batch_size.TTFT: 0.1 * wait**number,
+            batch_size.TPOT: 0.01 * wait**number,
+        }
+        found.append({"variant": name, **row, "predicted": row})
+    return found
+
+
+def _streams(gain: float, wait: float) -> Numbers:
+    """Rows in which no streaming gives `gain` times the tokens a second, and streaming shows text after `wait`."""
+    rows = []
+    for name, rate, seen in (("whole", gain, 1.0), ("stream", 1.0, wait)):
+        rates = {streaming.RATE: rate, f"predicted_{streaming.RATE}": rate, "rates": [rate] * 3}
+        rows.append({"variant": name, **rates, "handling_s_per_token": 1e-5, "e2el_s_p50": 1.0, "visible_s_p50": seen})
+    return rows
+
+
+def _ladder(gain: float) -> Numbers:
+    rates = {name: gain**number for number, name in enumerate(naive_loop.LADDER)}
+    return [{"variant": name, naive_loop.RATE: r, "predicted": {naive_loop.RATE: r}} for name, r in rates.items()]
+
+
+def _judged(id: str, says: str, run: Run, judge, refuted_by: Numbers, met_by: Numbers, *sources: Source) -> Claim:
+    return Claim(id, says, sources, (Trial(run, OfJudge(judge, id), refuted_by, met_by),))
+
+
+CLAIMS = (
+    Claim(
+        id="model-size-not-linear",
+        says="At small batch latency does not grow linearly with model size",
+        sources=(Source("A", "without figures"),),
+        trials=(
+            Trial(
+                Run("model_size", ("workload.rounds=1",)),
+                OfJudge(model_size.judge, "model-size-not-linear"),
+                refuted_by=_sizes(1.0),
+                met_by=_sizes(0.5),
+            ),
+            Trial(Calculation(latencies, "roofline: 8 x h200"), by_bytes, refuted_by=_shapes(1.0), met_by=_shapes(0.5)),
+        ),
+    ),
+    _judged(
+        "ttft-vs-throughput",
+        "What helps TTFT hurts throughput, and the other way round",
+        Run("batch_size", FEWER),
+        batch_size.judge,
+        crowds(1.0, 1.0),
+        crowds(1.8, 1.5),
+        Source("A", "without figures"),
+        Source("E", "without figures"),
+    ),
+    _judged(
+        "batch-no-stream",
+        "Streaming adds overhead in batch pipelines",
+        Run("streaming", ("workload.rounds=1",)),
+        streaming.judge,
+        _streams(0.99, 0.1),
+        _streams(1.3, 0.1),
+        Source("A", "without figures"),
+    ),
+    _judged(
+        "stream-perceived",
+        "Streaming does not change total time, but moves the first visible token from the end to TTFT",
+        Run("streaming", ("workload.rounds=1",)),
+        streaming.judge,
+        _streams(1.0, 0.9),
+        _streams(1.0, 0.1),
+        Source("A to E", "from the end to TTFT"),
+    ),
+    _judged(
+        "naive-against-everything",
+        "Cache, compiled step, fewer bits, batch and drafts each speed the naive loop up, a lot together",
+        Run("naive_loop", FEWER),
+        naive_loop.judge,
+        _ladder(1.0),
+        _ladder(2.0),
+        Source("this project", "what it was built to find out"),
+    ),
+)

@@ -1,0 +1,59 @@
+"""What deciding costs: `python -m experiments.plan_cost [--json]`, processor time of plan() with 64 sequences running.
+
+Nothing is computed: pages and tokens are counted as if a model had. Where places are free and somebody waits who does
+not fit, the policy is asked before every step.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import Annotated
+
+import typer
+
+from workbench.cache.holdings import Holdings
+from workbench.cache.pages import PagePool
+from workbench.cache.tables import Table
+from workbench.engine.limits import Limits
+from workbench.engine.schedule import BUILT_IN, policy_from
+from workbench.engine.scheduler import Scheduler
+from workbench.request import Request, SamplingParameters, Sequence
+
+SEQS, PAGE, BUDGET, CONTEXT = 64, 64, 4096, 65_536
+STEPS, SETTLED = 150, 20  # of which the first, with prefill in them, do not count
+
+
+def seconds(policy: str, waiting: int) -> list[float]:
+    """Processor seconds of each step's plan, with `waiting` sequences that do not fit."""
+    holdings = Holdings((PagePool(SEQS * 8, PAGE),), (Table(),), BUDGET)
+    scheduler = Scheduler(holdings, Limits(SEQS + 8, BUDGET), CONTEXT, policy_from(policy))
+    for order, length in enumerate([256 + order for order in range(SEQS)] + [20_000] * waiting):
+        request = Request(f"r{order}", tuple(range(length)), SamplingParameters(max_tokens=STEPS + 50))
+        scheduler.submit(Sequence.of(request, order))
+    spent = []
+    for step in range(STEPS):
+        began = time.thread_time()
+        plan = scheduler.plan()
+        if step >= SETTLED:
+            spent.append(time.thread_time() - began)
+        assert plan is not None
+        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+    return spent
+
+
+def main(as_json: Annotated[bool, typer.Option("--json")] = False, rounds: int = 3) -> None:
+    found = []
+    for policy in BUILT_IN:
+        for waiting in (0, 1, 20, 100, 1000):
+            medians = [1e6 * statistics.median(seconds(policy, waiting)) for _ in range(rounds)]
+            found.append({"policy": policy, "running": SEQS, "waiting": waiting, "plan_us": min(medians)})
+            if not as_json:
+                print(f"{policy:16} {waiting:5} wait: {min(medians):6.0f} us a plan")
+    if as_json:
+        print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

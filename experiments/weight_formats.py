@@ -1,0 +1,65 @@
+"""Verdict on weights in few bits: the rule of `weight_formats.yaml`, written before the run.
+
+"95% of full quality" is taken as bits a byte of held-out text: full quality over the format's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.study.verdict import Outcome, Rows, Verdict, row_of
+
+FULL, INT8, INT4 = "bfloat16", "int8", "int4, groups of 64"
+REFERENCE = "float32"
+CLAIMED = 0.95  # of full quality
+NEGLIGIBLE, VERY_SMALL = 1e-3, 1e-2  # of the bits a byte
+SPEED = "128"  # tokens of context
+
+
+def judge(rows: Rows) -> list[Verdict]:
+    bits = {name: row_of(rows, name)["bits_per_byte"] for name in (REFERENCE, FULL, INT8, INT4)}
+    lost = {name: bits[name] / bits[REFERENCE] - 1 for name in bits}
+    kept = {name: bits[REFERENCE] / bits[name] for name in (INT8, INT4)}
+    levels = lost[FULL] <= NEGLIGIBLE and lost[INT8] <= VERY_SMALL
+    outcome: Outcome = "refuted"
+    if kept[INT8] >= CLAIMED and levels:
+        outcome = "holds" if kept[INT4] >= CLAIMED else "holds-with-limits"
+    return [
+        Verdict(
+            claim="weights-quality",
+            says="FP16 negligible loss, INT8 very small, INT4 small: 95% or more of full quality",
+            rule=(
+                f"bits a byte of held-out text above float32's by at most {NEGLIGIBLE:.1%} (16 bits) and "
+                f"{VERY_SMALL:.0%} (INT8), and float32's at least {CLAIMED:.0%} of INT8's and INT4's: holds; all but "
+                "the last: with limits; else refuted"
+            ),
+            outcome=outcome,
+            because=(
+                f"bits a byte more: 16 bits {lost[FULL]:+.2%}, INT8 {lost[INT8]:+.2%}, INT4 {lost[INT4]:+.2%}; "
+                f"quality kept {kept[INT8]:.1%} and {kept[INT4]:.1%}; others: {_others(rows, bits[REFERENCE])}; KL "
+                + ", ".join(f"{name} {row_of(rows, name)['kl_mean']:.1e}" for name in (FULL, INT8, INT4))
+                + f"; decode of a larger shape: {_speeds(rows)}"
+            ),
+            limits=f"INT4 keeps {kept[INT4]:.1%} of the quality of this small model",
+            figures={"quality kept, INT8": kept[INT8], "quality kept, INT4": kept[INT4]},
+        )
+    ]
+
+
+def _others(rows: Rows, full: float) -> str:
+    told = [f"{row['variant']} {full / row['bits_per_byte']:.1%}" for row in rows
+            if row["variant"] not in (REFERENCE, FULL, INT8, INT4)]  # fmt: skip
+    return ", ".join(told) or "none"
+
+
+def _speeds(rows: Rows) -> str:
+    """Times the tokens a second of 16 bits, and what the bytes alone would give."""
+    base = row_of(rows, FULL)
+
+    def rates(row: Any) -> tuple[float, float]:
+        return row["decode_tokens_per_s"][SPEED], row["predicted"]["decode_tokens_per_s"][SPEED]
+
+    found = {name: rates(row_of(rows, name)) for name in (INT8, INT4)}
+    measured, predicted = rates(base)
+    return ", ".join(f"{name} {rate / measured:.2f} times (predicted {bound / predicted:.2f})"
+                     for name, (rate, bound) in found.items())  # fmt: skip

@@ -1,0 +1,69 @@
+"""A runner without its cache says the same, and computes every text from its beginning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workbench.engine.load import load
+from workbench.engine.runner import Runner, generate
+from workbench.engine.uncached import without_cache
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.study.experiment import Experiment
+from workbench.study.run import runner_for
+
+TINY = {"dtype": "float32", "lane": "eager", "page_size": 8, "max_num_batched_tokens": 16}
+PROMPTS = (tuple(range(40)), tuple(range(7)), tuple(range(50, 60)))
+
+
+def outputs(runner: Runner) -> list[tuple[int, ...]]:
+    sampling = SamplingParameters(temperature=0, max_tokens=9)
+    ends = generate(runner, [Request(str(i), ids, sampling) for i, ids in enumerate(PROMPTS)])
+    assert all(end.reason == "length" for end in ends.values())
+    return [ends[str(i)].token_ids for i in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("oracle", [False, True])
+def test_the_same_tokens(oracle: bool) -> None:
+    plain, anew = load("shape:tiny", **TINY), load("shape:tiny", **TINY)
+    without_cache(anew, oracle)
+    assert outputs(plain) == outputs(anew)
+
+
+def test_what_stands_in_the_pages_counts_for_nothing() -> None:
+    runner = load("shape:tiny", **TINY)
+    without_cache(runner)
+    expected = outputs(load("shape:tiny", **TINY))
+    inner = runner.executor.inner  # type: ignore[attr-defined]
+    lengths = []
+
+    class Spoiling:
+        compiles, kernel_seconds, artifacts = 0, None, {}
+
+        def forward(self, plan):
+            lengths.extend((span.start, span.length) for span in plan.spans)
+            for table in range(len(runner.store.tables)):
+                for pages in runner.store.paged(table):
+                    pages.fill_(torch.nan)
+            return inner.forward(plan)
+
+    runner.executor.inner = Spoiling()  # type: ignore[attr-defined]
+    assert outputs(runner) == expected
+    assert all(start == 0 for start, _ in lengths) and max(length for _, length in lengths) == 48
+
+
+def test_windows_and_eviction_are_refused_but_by_the_oracle() -> None:
+    runner = load("shape:tiny", attention={"window": 8}, **TINY)
+    with pytest.raises(WorkbenchError, match=r"take out cache\.evict and attention\.window"):
+        without_cache(runner)
+    expected = outputs(load("shape:tiny", attention={"window": 8}, **TINY))
+    without_cache(runner, oracle=True)
+    assert outputs(runner) == expected
+
+
+def test_an_experiment_asks_for_it() -> None:
+    values = {"question": "?", "model": {"name": "shape:tiny"}, "lane": "eager", "workload": {"kind": "random"}}
+    plain = runner_for(Experiment.of(values))
+    anew = runner_for(Experiment.of({**values, "executor": {"kind": "uncached"}}))
+    assert type(plain.executor) is not type(anew.executor)

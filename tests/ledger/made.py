@@ -1,0 +1,60 @@
+"""A folder with claims of our own, for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+CLAIM = '''
+from workbench.ledger.claim import Calculation, Claim, Measurement, Missing, Ruling, Run, Source, Table, Trial
+from workbench.study.verdict import Verdict
+
+
+def small(found):
+    """At most 3: holds; at most 5: with limits; else refuted."""
+    n = found["n"]
+    return Ruling("holds" if n <= 3 else "holds-with-limits" if n <= 5 else "refuted", f"n is {n}", "up to 5", {"n": n})
+
+
+def quick(rows):
+    seconds = rows[0]["seconds"] if "seconds" in rows[0] else rows[0]["ttft_s_p50"]
+    outcome = "holds" if seconds < 1 else "refuted"
+    return Verdict("speed", "It is quick", "under a second", outcome, f"{seconds} s")
+
+
+WAYS = {"refuted_by": {"n": 9}, "met_by": {"n": 1}}
+CLAIMS = (
+    Claim("size", "It is small", (Source("A", "3"),), (Trial(Calculation(lambda: {"n": 4}), small, **WAYS),),
+          where=lambda records: [Table("where", ("n",), [("1",)])]),
+    Claim("look", "It looks small", (Source("A", "3"),),
+          (Trial(Measurement("looking", lambda quick: {"n": 1 if quick else 2}), small, **WAYS),)),
+    Claim("speed", "It is quick", (Source("B", "1 s"),),
+          (Trial(Run("speedy"), quick, [{"seconds": 2}], [{"seconds": 0.5}]),)),
+    Claim("far", "It is far", (Source("C", "9"),), (Trial(Missing("a telescope"), small, **WAYS),)),
+)
+'''
+SPEEDY = "question: How quick?\nworkload: {kind: random}\nvariants: {one: {}}\n"
+
+
+def folder(place: Path) -> Path:
+    """`claims/` with a file, `speedy.yaml` and `records/` beside it."""
+    claims = place / "claims"
+    claims.mkdir()
+    (claims / "mine.py").write_text(CLAIM)
+    (place / "speedy.yaml").write_text(SPEEDY)
+    (place / "records").mkdir()
+    return claims
+
+
+def record(place: Path, seconds: float, date: str = "20261121-120000", busy: float = 0.0, **settings: object) -> None:
+    """A record of `speedy` in `place`."""
+    from workbench.study.experiment import Experiment
+
+    experiment = Experiment.from_yaml(SPEEDY).model_dump(mode="json") | settings
+    value = {
+        "summary": {"rows": [{"variant": "one", "seconds": seconds}], "others_cpu_share": busy, "verdicts": []},
+        "environment": {"date": "2026-11-21T12:00:00+00:00", "cpu": {"model": "A CPU", "usable_cores": 2},
+                        "memory_bytes": 2**30, "gpu": []},
+        "experiment": experiment,
+    }  # fmt: skip
+    (place / "records" / f"speedy-{date}.json").write_text(json.dumps(value))

@@ -1,0 +1,188 @@
+"""The ledger's own laws, on claims made for them: what is written, from what, and what a fault leaves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.ledger import made
+from workbench.errors import WorkbenchError
+from workbench.ledger import renewing, running
+from workbench.ledger.claim import Claim, Ruling, Source, Trial, judged
+from workbench.ledger.crossings import Machine, decode_crossings, first, prefill_crossings
+from workbench.ledger.entry import NAME, Entry, read_ledger, write_ledger
+from workbench.ledger.registry import check, chosen, claims_in
+from workbench.ledger.renewing import renew
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    return {id: entries[0].told for id, entries in read_ledger(folder / NAME).items()}
+
+
+def from_records(folder: Path) -> dict[str, str]:
+    renew(folder, (), folder.parent / "records", folder.parent / "runs", measure=False)
+    return outcomes(folder)
+
+
+def test_calculations_and_records_make_the_ledger(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    wanted = {"size": "holds-with-limits", "look": "not run yet", "speed": "not run yet", "far": "not-testable-here"}
+    assert from_records(folder) == wanted
+    made.record(tmp_path, 0.5)
+    assert from_records(folder) == wanted | {"speed": "holds"}
+    made.record(tmp_path, 2.0, "20261121-130000")
+    assert from_records(folder) == wanted | {"speed": "refuted"}, "the newest record counts"
+    (speed,) = read_ledger(folder / NAME)["speed"]
+    assert (speed.machine, speed.record) == ("A CPU, 2 cores, 1 GiB", "speedy-20261121-130000.json")
+    (far,) = read_ledger(folder / NAME)["far"]
+    assert far.because == "needs a telescope" and not far.machine
+
+
+def test_what_a_reader_should_know_of_a_record(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    made.record(tmp_path, 0.5, busy=0.4, sampling={"temperature": 0.5})
+    from_records(folder)
+    (speed,) = read_ledger(folder / NAME)["speed"]
+    assert speed.remark == "other processes took 40% of the processor; the experiment has been changed since"
+    assert speed.busy == 0.4
+
+
+def test_a_record_that_a_rule_cannot_read_keeps_nobody_else_from_a_verdict(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    made.record(tmp_path, 0.5)
+    file = tmp_path / "records" / "speedy-20261121-120000.json"
+    file.write_text(file.read_text().replace('"seconds"', '"time"'))
+    assert from_records(folder) | {"speed": "not run yet"} == from_records(folder)
+    assert "cannot read this record (KeyError" in read_ledger(folder / NAME)["speed"][0].remark
+
+
+def test_what_came_out_as_before_stays_as_it_was_written(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    from_records(folder)
+    ledger = read_ledger(folder / NAME)
+    write_ledger(ledger | {"size": (replace(ledger["size"][0], date="2020-01-01"),)}, folder / NAME)
+    text = (folder / NAME).read_text()
+    from_records(folder)
+    assert (folder / NAME).read_text() == text, "a calculation keeps the day on which it came out so"
+    write_ledger(ledger | {"size": (replace(ledger["size"][0], date="2020-01-01", outcome="refuted"),)}, folder / NAME)
+    assert from_records(folder)["size"] == "holds-with-limits"
+    assert read_ledger(folder / NAME)["size"][0].date != "2020-01-01"
+
+
+def test_measuring_writes_records_and_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, asked = made.folder(tmp_path), []
+
+    def run(file: Path, out: Path, settings: tuple[str, ...]) -> None:
+        asked.append(file.name)
+        raise WorkbenchError("no room")
+
+    monkeypatch.setattr(running, "_run", run)
+    found = renew(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
+    assert found.faults == {"speedy": "no room"} and asked == ["speedy.yaml"]
+    assert outcomes(folder)["look"] == "holds" and outcomes(folder)["speed"] == "not run yet"
+    assert len(list((tmp_path / "records").glob("claims_looking-*.json"))) == 1
+    made.record(tmp_path, 0.5)
+    renew(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
+    assert asked == ["speedy.yaml"], "both have a record by now"
+    made.record(tmp_path, 0.5, "20261121-140000", sampling={"temperature": 0.5})
+    renew(folder, (), tmp_path / "records", tmp_path / "runs", missing=True)
+    assert len(asked) == 2, "a record of an experiment that is another by now is none"
+
+
+def test_an_interruption_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = made.folder(tmp_path)
+
+    def interrupted(file: Path, out: Path, settings: tuple[str, ...]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        renew(folder, (), tmp_path / "records", tmp_path / "runs")
+    assert outcomes(folder)["look"] == "holds" and outcomes(folder)["speed"] == "not run yet"
+
+
+def test_a_quick_look_leaves_nothing(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    found = renew(folder, ["look"], tmp_path / "records", tmp_path / "runs", quick=True)
+    assert found.ledger["look"][0].figures == {"n": 1}
+    assert not (folder / NAME).exists() and not list((tmp_path / "records").iterdir())
+
+
+def test_a_real_run_is_kept_and_judged(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    (tmp_path / "speedy.yaml").write_text(
+        "question: How quick?\nmodel: {name: 'shape:tiny'}\nlane: eager\nvariants: {one: {}}\n"
+        "workload: {kind: random, requests: 1, prompt_tokens: 4, output_tokens: 2}\nmeasure: {warmup: 0}\n"
+    )
+    found = renew(folder, ["speed"], tmp_path / "records", tmp_path / "runs")
+    assert found.faults == {} and found.ledger["speed"][0].outcome in ("holds", "refuted")
+    (file,) = (tmp_path / "records").glob("speedy-*.json")
+    assert found.ledger["speed"][0].record == file.name and str(tmp_path) not in file.read_text()
+
+
+def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    claims = claims_in(folder)
+    with pytest.raises(WorkbenchError, match="no claim 'sise'; did you mean 'size'"):
+        chosen(claims, ["sise"])
+    (folder / "twice.py").write_text(made.CLAIM)
+    with pytest.raises(WorkbenchError, match="'size' stands in mine.py and in twice.py"):
+        claims_in(folder)
+    (folder / "twice.py").write_text("CLAIMS = 3")
+    with pytest.raises(WorkbenchError, match="must be a sequence of Claim values"):
+        claims_in(folder)
+    with pytest.raises(WorkbenchError, match="no claims there"):
+        claims_in(tmp_path / "records")
+    (folder / NAME).write_text("{}")
+    with pytest.raises(WorkbenchError, match="is no ledger"):
+        read_ledger(folder / NAME)
+    (tmp_path / "records" / "speedy-20261121-120000.json").write_text("{}")
+    (folder / "twice.py").unlink()
+    (folder / NAME).unlink()
+    with pytest.raises(WorkbenchError, match="is no record of rows or numbers"):
+        from_records(folder)
+
+
+def test_a_rule_that_can_go_one_way_only_is_told() -> None:
+    def yes(found: object) -> Ruling:
+        """Always."""
+        return Ruling("holds-with-limits", "so")
+
+    claim = Claim("mine", "So it is", (Source("A", "1"),), ())
+    assert check(claim) == ["has no trial"]
+    trial = Trial(evidence=renewing, rule=yes, refuted_by={}, met_by={})  # type: ignore[arg-type]
+    wrong = check(replace(claim, trials=(trial,)))
+    assert any("should give 'refuted'" in each for each in wrong) and any(
+        "does not say which" in each for each in wrong
+    )
+    assert judged(claim, trial, {}).rule == "Always."
+
+
+def test_an_entry_survives_the_file(tmp_path: Path) -> None:
+    entries = (
+        Entry("run x", "holds", "so", "", "rule", {"a": 1.5, "b": "c"}, "m", "d", "r", 0.1, "busy"),
+        Entry("missing"),
+    )
+    write_ledger({"mine": entries}, tmp_path / NAME)
+    assert read_ledger(tmp_path / NAME) == {"mine": entries}
+    assert json.loads((tmp_path / NAME).read_text())["written by"] == "workbench claims run"
+
+
+def test_crossings_are_where_the_times_cross() -> None:
+    assert first(lambda n: n >= 37) == 37 and first(lambda n: False) is None and first(lambda n: True, 5) == 5
+    machine = Machine.of("llama-3.1-8b", "h100")
+    found = prefill_crossings(machine)
+    flat, more = found["flat up to"], found["more than linear from"]
+    assert flat and machine.prefill(flat) <= 1.1 * machine.prefill(1) < machine.prefill(flat + 1)
+    assert more and machine.prefill(2 * more) >= 2.2 * machine.prefill(more)
+    assert machine.prefill(2 * more - 2) < 2.2 * machine.prefill(more - 1)
+    for batch in (1, 8):
+        twice = decode_crossings(machine, batch)["twice as long from"]
+        assert twice and machine.decode(twice, batch) >= 2 * machine.decode(100, batch) > machine.decode(
+            twice - 1, batch
+        )
+    # 989.5 TFLOP/s over 3.35 TB/s is 295 FLOPs a byte: with 2 bytes and 2 FLOPs a weight, 295 tokens balance them.
+    assert 295 < flat < 1.2 * 295

@@ -1,0 +1,202 @@
+"""One page, whole in itself, in which nothing that anybody wrote is more than words."""
+
+from __future__ import annotations
+
+import json
+import math
+from html import escape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.records.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.records.report_html import report, write_report
+from workbench.records.report_parts import changed_settings
+from workbench.records.self_contained import faults, loads
+from workbench.records.svg import Axis, Bar, Series, bars, lines, number
+from workbench.trace.events import Decoded, Finished, Stepped, Submitted
+from workbench.trace.recorder import Recorder
+
+
+def hostile_recorder() -> Recorder:
+    recorder = Recorder()
+    for index, name in enumerate(("a", HOSTILE, "c")):
+        recorder.note(Submitted(1.0 + index, name, prompt_tokens=2, arrival=0.9 + index))
+        recorder.note(Decoded(1.5 + index, name, HOSTILE, step=index, token_id=1))
+        recorder.note(Stepped(1.6 + index, step=index, phase="decode", wall_seconds=0.4, requests=1))
+        error = HOSTILE if index == 2 else ""
+        recorder.note(Finished(2.0 + index, name, reason="error" if error else "stop", token_ids=(1,), error=error))
+    return recorder
+
+
+def pages(parent: Path) -> list[str]:
+    hostile_svg = '<svg xmlns="http://www.w3.org/2000/svg"><script href="https://evil.example"/></svg>'
+    folders = [
+        run_folder(parent, experiment(HOSTILE.replace("\x00", "")), hostile_recorder()).path,
+        comparison_folder(parent, words="<script>alert(3)</script>", svg=hostile_svg).path,
+        sweep_folder(parent),
+    ]
+    return [report(folder) for folder in folders]
+
+
+def test_a_report_loads_nothing_and_everything_is_closed(tmp_path: Path) -> None:
+    for page in pages(tmp_path):
+        assert loads(page) == [] and faults(page) == []
+        assert "<script" not in page and "<img src=x" not in page and "onerror=alert(2)>" not in page
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        '<script src="https://cdn.example/plot.js"></script>',
+        "<script>1</script>",
+        '<link rel="stylesheet" href="//fonts.example/a.css">',
+        '<img src="https://cdn.example/a.png">',
+        '<img src="data:image/png;base64,AAAA" srcset="a.png 2x">',
+        "<style>@import 'https://cdn.example/a.css';</style>",
+        "<style>p { background: url(https://cdn.example/a.png) }</style>",
+        '<p style="background: url(a.png)">x</p>',
+        '<svg><image href="http://cdn.example/a.png"/></svg>',
+        '<svg><use xlink:href="a.svg#b"/></svg>',
+        '<svg><rect fill="url(https://cdn.example/p.svg#a)"/></svg>',
+        '<a href="https://cdn.example">x</a>',
+        '<iframe srcdoc="x"></iframe>',
+        '<meta http-equiv="refresh" content="0; url=https://cdn.example">',
+        "<p onclick=\"fetch('x')\">x</p>",
+        '<base href="https://cdn.example/">',
+    ],
+)
+def test_what_is_planted_is_found(tmp_path: Path, planted: str) -> None:
+    page = report(run_folder(tmp_path).path)
+    assert loads(page) == []
+    assert len(loads(page.replace("</body>", planted + "</body>"))) >= 1
+
+
+def test_what_is_left_open_or_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = report(run_folder(tmp_path).path)
+    assert faults(page) == []
+    for planted in ("<div>", "</div>", "<b><i>x</b></i>", '<a href="#nowhere">x</a>', '<p id="top">x</p>'):
+        assert faults(page.replace("</body>", planted + "</body>")), planted
+
+
+def test_a_page_that_would_load_something_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = run_folder(tmp_path)
+    drawn = "workbench.records.run_pictures.lines"
+    monkeypatch.setattr(drawn, lambda *_: '<svg><image href="https://cdn.example/a.png"/></svg>')
+    with pytest.raises(AssertionError, match="would load image href=https://cdn.example"):
+        write_report(record.path, tmp_path / "out.html")
+    assert not (tmp_path / "out.html").exists()
+
+
+@settings(max_examples=8)
+@given(st.text(max_size=60))
+def test_any_question_is_words(tmp_path_factory: pytest.TempPathFactory, question: str) -> None:
+    record = comparison_folder(tmp_path_factory.mktemp("runs"), words=question or "?")
+    page = report(record.path)
+    assert loads(page) == [] and faults(page) == []
+    path = write_report(record.path)
+    assert path.parent == record.path.parent.resolve() and path.read_bytes()
+    record.verify()
+
+
+def test_a_run_says_all_that_is_asked_of_it(tmp_path: Path) -> None:
+    asked = experiment("How fast?", schedule={"max_num_seqs": 3}, sampling={"temperature": 0})
+    roof = {"predicted_s": 0.5, "measured_s": 1.0, "share_of_roofline": 0.5, "share_of_read_ceiling": 0.4,
+            "share_of_gemm_ceiling": 0.3}  # fmt: skip
+    ceilings = {"working_set_bytes": 1e6, "read_level": "L2", "read_ceiling_bytes_per_s": 1e9, "gemm_dtype": "float32",
+                "gemm_ceiling_flops_per_s": 1e9, "decode": roof}  # fmt: skip
+    record = run_folder(tmp_path, asked, roofline=ceilings, others_cpu_share=0.42)
+    page = report(record.path)
+    for words in ("How fast?", "schedule.max_num_seqs", "max_num_seqs: 3", "TTFT", "KV cache", "processor", "packages",
+                  "decode: 0.5 s at least", "No rule was written", "load before", "42.0% of the processor",
+                  f"workbench reproduce {record.name}", "prefers-color-scheme: dark", "@media print"):  # fmt: skip
+        assert words in page, words
+    assert page.index("schedule.max_num_seqs") < page.index("max_num_seqs: 3"), "what differs stands first"
+    assert page.count("<svg class=") == 4 and str(tmp_path) not in page
+    assert "do not trust these timings" in page
+
+
+def test_settings_that_differ_from_the_defaults(tmp_path: Path) -> None:
+    asked = experiment(cache={"prefix": {"kind": "radix", "ttl": 5}, "format": "int8"}, workload={"kind": "random"})
+    found = dict(changed_settings(asked.to_yaml()))
+    assert found == {
+        "model.name": "shape:tiny", "lane": "eager", "cache.prefix.kind": "radix", "cache.prefix.ttl": "5.0",
+        "cache.format": "int8", "workload.kind": "random",
+    }  # fmt: skip
+    assert changed_settings("question: x\nno_such: 1\n") == ()
+
+
+@pytest.mark.parametrize("outcome", ["holds", "holds-with-limits", "refuted", "not-testable-here"])
+def test_a_verdict_with_its_rule_and_numbers(tmp_path: Path, outcome: str) -> None:
+    record = comparison_folder(tmp_path, outcome)
+    page = report(record.path)
+    assert f'<div class="verdict {outcome}">' in page and escape("a < b") in page and escape("0.01 < 0.02") in page
+    assert "speed up 2" in page and "data:image/svg+xml;base64," in page
+
+
+def test_a_sweep_has_every_point_as_a_row_and_a_section(tmp_path: Path) -> None:
+    folder = sweep_folder(tmp_path)
+    page = report(folder)
+    assert "4 points (2 done, 1 failed, 1 not run)" in page and "Which size?" in page
+    for point in range(1, 5):
+        assert page.count(f'href="#point-{point}"') == 1 and page.count(f'id="point-{point}"') == 1
+    assert page.count("no memory &lt;/title&gt;") == 2, "in the table and in its section"
+    assert "output tokens/s over schedule.max_num_seqs" in page and "workbench sweep experiment.yaml" in page
+    damaged = next(folder.glob("points/*1/run-*/summary.json"))
+    damaged.write_text("{}")
+    assert "summary.json has 2 bytes" in report(folder), "a damaged run is a point that failed"
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = run_folder(tmp_path)
+    assert main(["report", str(record.path), "--out", str(tmp_path / "new" / "a.html"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert Path(found["report"]).stat().st_size == found["bytes"]
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(record.path), "--out", str(tmp_path / "file" / "a.html")]) == 2
+    with pytest.raises(WorkbenchError, match="cannot be written"):
+        write_report(record.path, tmp_path / "file" / "a.html")
+
+
+VALUES = st.floats() | st.integers(-(10**12), 10**12).map(float)
+SERIES = st.builds(
+    Series, st.text(max_size=80), st.lists(st.tuples(VALUES, VALUES), max_size=8).map(tuple), st.booleans()
+)
+
+
+@given(st.lists(SERIES, max_size=9), st.booleans(), st.booleans(), st.text(max_size=20))
+def test_any_lines_are_sound(series: list[Series], log_x: bool, log_y: bool, title: str) -> None:
+    drawn = lines(series, Axis(title, log_x), Axis(title, log_y), title)
+    sound(drawn)
+
+
+@given(st.lists(st.tuples(st.text(max_size=40), st.lists(st.floats(0, 1e9), min_size=2, max_size=2)), max_size=5))
+def test_any_bars_are_sound(rows: list[tuple[str, list[float]]]) -> None:
+    made = [(name, [Bar(*sorted(ends), colour=index)]) for index, (name, ends) in enumerate(rows)]
+    sound(bars(made, Axis("s"), [name for name, _ in rows], "x"))
+
+
+def sound(svg: str) -> None:
+    """XML, every number finite, nothing far outside of the picture."""
+    allowed = "".join(c for c in svg if c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff")
+    tree = ElementTree.fromstring(allowed)
+    for element in tree.iter():
+        for name in ("x", "y", "x1", "x2", "y1", "y2", "width", "height", "cx", "cy"):
+            if name in element.attrib:
+                assert math.isfinite(float(element.attrib[name])) and abs(float(element.attrib[name])) < 2000
+        for pair in element.attrib.get("points", "").split():
+            assert all(-60 < float(each) < 2000 for each in pair.split(","))
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(0, "0"), (0.25, "0.25"), (1500, "1500"), (25_000, "25k"), (3e6, "3M"), (2.5e9, "2.5G")]
+)
+def test_numbers_of_ticks(value: float, told: str) -> None:
+    assert number(value) == told

@@ -1,0 +1,172 @@
+"""What a repetition says: the same where it is the same, and of each thing that differs, which and how far."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.records.differences import differing, token_differences
+from workbench.records.reproduce import Reproduced, reproduce
+from workbench.records.timings import Timing, repetitions
+from workbench.study.experiment import Experiment
+from workbench.study.record import Record
+from workbench.study.run import run
+from workbench.study.run_folder import MANIFEST, fingerprint
+
+ASKED = {
+    "question": "What comes back?",
+    "model": {"name": "shape:tiny", "dtype": "float32"},
+    "lane": "eager",
+    "cache": {"page_size": 8, "pages": 14, "prefix": "radix"},
+    "schedule": {"max_num_seqs": 3, "max_num_batched_tokens": 24},
+    "sampling": {"temperature": 0, "logprobs": 0},
+    "workload": {
+        "kind": "traffic", "requests": 6, "arrivals": {"kind": "poisson", "rate": 200},
+        "lengths": {"kind": "fixed", "prompt": 20, "output": 8},
+    },
+    "measure": {"warmup": 0, "ceilings": False},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return run(Experiment.of(ASKED), tmp_path_factory.mktemp("runs"), "first", progress=False)
+
+
+def changed(record: Record, to: Path, table: str, change) -> Record:
+    """A copy in which `change` was done to the rows of a table, with a manifest that vouches for them."""
+    shutil.copytree(record.path, to)
+    old = record.read_table(f"{table}.parquet")
+    rows = old.to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, schema=old.schema), to / f"{table}.parquet")
+    return vouched(to)
+
+
+def vouched(path: Path) -> Record:
+    files = {each.name: fingerprint(each) for each in path.iterdir() if each.name != MANIFEST}
+    (path / MANIFEST).write_text(json.dumps({"files": files}))
+    return Record.open(path)
+
+
+def test_batches_of_wall_clock_arrivals_come_back(record: Record, tmp_path: Path) -> None:
+    found = reproduce(record, tmp_path, progress=False, replay=True)
+    assert found.identical and found.same_words and found.steps == record.steps.num_rows
+    assert found.again.script().same_as(record.script())
+    assert not (found.settings + found.versions + found.hardware + found.running)
+    assert [each.within for each in found.logits] == [True, True] and all(each.places == 8 for each in found.logits)
+    assert all(each.gap == 0 and each.logprob is not None and each.parting is None for each in found.logits)
+    assert {each.name for each in found.timings} == {"TPOT", "ITL"}, "a replay has no arrivals of its own"
+    assert repetitions(found.again) == []
+
+
+def test_the_command_line_says_the_same(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", str(record.path), "--replay", "--logits", "1", "--out", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["identical"] and found["replayed"] == {"steps": record.steps.num_rows, "same_words": True}
+    assert [each["within"] for each in found["logits"]] == [True] and found["settings"] == []
+    assert all(set(each) >= {"was", "now", "low", "high", "of", "inside"} for each in found["timings"])
+
+
+def test_tokens_that_no_rounding_explains(record: Record, tmp_path: Path) -> None:
+    """A token that is not the model's: the runs part there, and the logits say that it is no tie."""
+
+    def change(rows: list[dict]) -> None:
+        rows[3]["token_ids"][5] = (rows[3]["token_ids"][5] + 1) % 256
+
+    found = reproduce(changed(record, tmp_path / "copy", "requests", change), tmp_path, progress=False)
+    (parted,) = found.tokens
+    assert (parted.request, parted.position) == ("request-3", 5) and parted.was != parted.now
+    first = found.logits[0]
+    assert first.request == "request-3" and first.places == 6 and first.error <= first.bound
+    assert first.explained is False and first.within is False and "rounding does not suffice" in str(first)
+    assert str(found).startswith("tokens differ in 1 of 6 requests\nrequest-3: token 5 was ")
+
+
+def test_log_probabilities_of_another_model_are_found(record: Record, tmp_path: Path) -> None:
+    def change(rows: list[dict]) -> None:
+        rows[0]["logprob"] -= 0.001
+
+    found = reproduce(changed(record, tmp_path / "copy", "tokens", change), tmp_path, progress=False, checked=1)
+    assert found.identical and found.logits[0].logprob == pytest.approx(0.001, rel=0.1)
+    assert not found.logits[0].within and "NOT within the bound" in str(found)
+
+
+def test_settings_newer_than_the_record_and_another_machine_are_named(record: Record, tmp_path: Path) -> None:
+    copy = shutil.copytree(record.path, tmp_path / "copy")
+    text = (copy / "experiment.yaml").read_text()
+    (copy / "experiment.yaml").write_text(text.replace("batch_invariant: false\n", ""))
+    around = json.loads((copy / "environment.json").read_text())
+    around["cpu"]["model"], around["packages"]["torch"], around["cpu"]["frequency_mhz"] = "i486", "0.1", 33.0
+    (copy / "environment.json").write_text(json.dumps(around))
+    found = reproduce(vouched(copy), tmp_path, progress=False, checked=0)
+    assert [str(each) for each in found.settings] == ["batch_invariant: None -> False"]
+    assert [each.path for each in found.versions] == ["packages.torch"]
+    assert [each.path for each in found.hardware] == ["cpu.model"], "a frequency drifts from second to second"
+    assert found.logits == () and "settings   batch_invariant: None -> False" in str(found)
+
+
+def test_a_replay_that_cannot_be_is_told_with_its_step(
+    record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(record.path, tmp_path / "copy")
+    text = (copy / "experiment.yaml").read_text()
+    (copy / "experiment.yaml").write_text(text.replace("pages: 14", "pages: 4"))
+    vouched(copy)
+    assert main(["reproduce", str(copy), "--replay", "--out", str(tmp_path / "again"), "--json"]) == 2
+    assert "replay: step" in (told := capsys.readouterr().err) and "pages needed" in told
+    assert list((tmp_path / "again").iterdir()) == [], "nothing stays of it"
+    (copy / "spans.parquet").unlink()
+    vouched(copy)
+    assert main(["reproduce", str(copy), "--replay", "--out", str(tmp_path / "again")]) == 2
+    assert "its steps cannot be replayed" in capsys.readouterr().err
+
+
+def test_a_simulated_run_is_not_replayed(tmp_path: Path) -> None:
+    asked = Experiment.of({**ASKED, "executor": {"kind": "simulated"}, "cache": {"page_size": 8}})
+    simulated = run(asked, tmp_path, "simulated", progress=False)
+    assert reproduce(simulated, tmp_path, progress=False).identical
+    with pytest.raises(WorkbenchError, match="cannot be replayed"):
+        reproduce(simulated, tmp_path, progress=False, replay=True)
+
+
+def test_times_are_held_against_repetitions_where_there_are_any(record: Record, tmp_path: Path) -> None:
+    first = vouched(shutil.copytree(record.path, tmp_path / "first-20261121-120000-aaaa"))
+    for name, factor in (("first-20261121-120001-bbbb", 2.0), ("first-20261121-120002-cccc", 3.0)):
+        copy = shutil.copytree(record.path, tmp_path / name)
+        summary = json.loads((copy / "summary.json").read_text())
+        summary["ttft_s"]["p50"] *= factor
+        (copy / "summary.json").write_text(json.dumps(summary))
+        vouched(copy)
+    shutil.copytree(record.path, tmp_path / "first-20261121-120003-dddd")
+    (tmp_path / "first-20261121-120003-dddd" / "summary.json").unlink()  # damaged: no evidence
+    assert len(repetitions(first)) == 2
+    found: Reproduced = reproduce(first, tmp_path / "out", progress=False, checked=0)
+    (ttft,) = (each for each in found.timings if each.name == "TTFT")
+    was = record.summary["ttft_s"]["p50"]
+    assert (ttft.low, ttft.high) == (was, 3 * was) and ttft.of == "3 recorded repetitions"
+
+
+def test_inside_and_outside() -> None:
+    timing = Timing("ITL", 1.0, 2.5, 0.5, 2.0, "some")
+    assert not timing.inside and "above the spread" in str(timing)
+    assert Timing("ITL", 1.0, 0.4, 0.5, 2.0, "some").inside is False
+    assert Timing("ITL", 1.0, 2.0, 0.5, 2.0, "some").inside
+
+
+def test_what_differs_by_its_path_and_where_tokens_part() -> None:
+    assert [str(each) for each in differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": [3]})] == [
+        "a.c: 2 -> None", "d: None -> [3]",
+    ]  # fmt: skip
+    rows = [{"request_id": "r", "sample": s, "token_ids": ids} for s, ids in enumerate([[1, 2], [3], [4]])]
+    other = [{"request_id": "r", "sample": s, "token_ids": ids} for s, ids in enumerate([[1, 2], [3, 5]])]
+    longer, missing = token_differences(rows, other)
+    assert (longer.request, longer.position, longer.was, longer.now) == ("r#1", 1, None, 5)
+    assert (missing.request, missing.position) == ("r#2", None)

@@ -1,0 +1,69 @@
+"""What is counted of texts moves with what is done to them."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.study.experiment import Experiment
+from workbench.study.predicted import predictions
+from workbench.study.text_figures import LEAST, TURNS, distinct, ends_in_loop, entropy, surprise
+from workbench.study.texts import CAME, LOOP, NOISE, sampled_texts
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
+
+
+@given(before=st.lists(st.integers(0, 9), max_size=30), stretch=TOKENS)
+def test_a_stretch_again_and_again_is_a_loop(before: list[int], stretch: list[int]) -> None:
+    assert ends_in_loop(before + stretch * max(TURNS, LEAST))
+    assert not ends_in_loop(before + stretch * LEAST + [99])
+
+
+def test_no_loop_where_nothing_repeats_or_too_little() -> None:
+    assert not ends_in_loop(list(range(50)))
+    assert not ends_in_loop([1, 2, 3, 4, 5, 5, 5])  # three of a kind are no loop yet
+
+
+@given(ids=st.lists(st.integers(0, 5), min_size=4, max_size=40), n=st.integers(1, 4))
+def test_shares_of_different_grams(ids: list[int], n: int) -> None:
+    assert 0 < distinct(ids, n) <= 1
+    assert distinct(ids * 2, n) <= distinct(ids, n) or n > 1
+    assert distinct([7] * len(ids), n) == 1 / (len(ids) - n + 1)
+
+
+def test_bits_and_entropy() -> None:
+    even = torch.zeros(5, 8)
+    assert entropy(even) == pytest.approx(3)
+    assert surprise(even, [0, 1, 2, 3, 4])[0] == pytest.approx(15)
+    sure = torch.full((2, 4), -math.inf).index_fill(1, torch.tensor([1]), 0.0)
+    assert surprise(sure, [1, 1]) == (pytest.approx(0), pytest.approx(0), 1.0)
+
+
+def test_texts_of_the_demo_model() -> None:
+    variants = {
+        "greedy": {"sampling.temperature": 0},
+        "cool": {"sampling.temperature": 0.5},
+        "free": {},
+        "hot": {"sampling.temperature": 3},
+        "two": {"sampling.top_k": 2},
+    }
+    work = {"kind": "texts", "prompts": 2, "prompt_tokens": 24, "output_tokens": 24, "repeats": 2}
+    asked = Experiment.of({"question": "?", "model": {"name": "demo"}, "lane": "eager", "workload": work}
+                          | {"variants": variants})  # fmt: skip
+    told = cast(dict, predictions(asked))
+    drawn = [told["variants"][name]["drawn_entropy"] for name in ("greedy", "cool", "free", "hot")]
+    assert drawn == sorted(drawn) and drawn[0] == 0
+    assert told["variants"]["two"]["drawn_entropy"] <= 1
+    found = sampled_texts(asked, lambda line: None, told)
+    rows = {row["variant"]: row for row in found.rows}
+    assert rows[LOOP]["looped"] == 1 and rows[LOOP]["repeated_4"] > 0.5 > rows[NOISE]["repeated_4"]
+    assert rows[NOISE]["bits_per_byte"] > rows["hot"]["bits_per_byte"] > rows["free"]["bits_per_byte"]
+    assert rows["greedy"]["bits_a_token"] < rows[CAME]["bits_a_token"]
+    assert rows["greedy"]["most_likely"] > 0.9 > rows["hot"]["most_likely"]
+    assert all(rows[name]["repeated_alike"] for name in variants)
+    assert len(found.tables["texts"]) == 2 * (3 + len(variants))

@@ -1,0 +1,168 @@
+"""A recorded run's steps, formed again: batches that came of wall-clock arrivals come back as they were.
+
+Requests are submitted and cancelled before the steps, and the policy's wishes are those, that the record has; clocks
+decide nothing. What the scheduler makes of them is held against the record, step by step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from workbench.engine.intake import due
+from workbench.engine.lawful import name_of
+from workbench.engine.policy import Policy, State, Wishes
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request
+from workbench.trace.events import Ask, Event, Finished, SpanNote
+from workbench.trace.recorder import Recorder
+from workbench.trace.script import Input, Script, Step
+
+
+class Diverged(WorkbenchError):
+    """The record cannot be followed; the message says from which step on, and why."""
+
+
+class Replayed:
+    """Wishes what was wished: the asks of one step, one after another. It promises what the
+    policy does that it stands for."""
+
+    def __init__(self, policy: Policy):
+        self.kind, self.steady = name_of(policy), getattr(policy, "steady", False)
+        self.padded = getattr(policy, "padded", False)
+        self._left: deque[Ask] = deque()
+        self._most = 0
+
+    def begin(self, asked: Iterable[Ask]) -> None:
+        self._left = deque(asked)
+        self._most = len(self._left)
+
+    def __call__(self, state: State) -> Wishes:
+        if not self._left:
+            raise WorkbenchError(f"the policy is to decide for the {self._most + 1}. time, in the record it did not")
+        ask = self._left.popleft()
+        return Wishes(ask.tokens, ask.set_back, dict(ask.because))
+
+
+def replay(runner: Runner, requests: Iterable[Request], script: Script) -> Iterator[Event]:
+    """Run `requests` as `script` has it and yield what happens. Raises Diverged at the first step that is not formed as
+    it was. Closing the iterator cancels what is under way; the runner's own policy comes back."""
+    return _Replay(runner, requests, script).stream()
+
+
+class _Replay:
+    def __init__(self, runner: Runner, requests: Iterable[Request], script: Script):
+        self.runner, self.script = runner, script
+        self.recorder = Recorder()
+        self.policy = Replayed(runner.scheduler.policy)
+        self._requests: dict[str, deque[Request]] = defaultdict(deque)
+        for request in sorted(requests, key=due):
+            self._requests[request.request_id].append(request)
+        self._coming = deque(script.inputs)
+        self._box: deque[Event] = deque()
+        self._ended: dict[str, str] = {}
+        self._time = script.steps[0].time if script.steps else 0.0
+
+    def stream(self) -> Iterator[Event]:
+        try:
+            with self._in_place():
+                for step in self.script.steps:
+                    self._enter(lambda coming, step=step: coming.step <= step.number)
+                    self._form(step)
+                    yield from self._told()
+                self._enter(lambda _: True)
+                yield from self._told()
+                self._check_deeds()
+                if self.runner.busy:
+                    raise Diverged("replay: the record ends here, and requests still go on; it was not recorded whole")
+        finally:
+            for name in self.runner.served.of(self._box):
+                self.runner.cancel(name)
+
+    def _form(self, step: Step) -> None:
+        self.policy.begin(step.asked)
+        self._time, heard = step.time, len(self.recorder.events)
+        try:
+            self.runner.step(self._box)
+        except WorkbenchError as error:
+            raise Diverged(f"replay: step {step.number} cannot be formed: {error}") from error
+        now = Script.recorded(_since(self.recorder, heard)).steps
+        if not now or now[0].spans != step.spans:
+            raise Diverged(f"replay: step {step.number} is not what it was: {self._difference(step, now)}")
+
+    def _difference(self, step: Step, now: tuple[Step, ...]) -> str:
+        """The first span that is not the same, and what is known of why."""
+        before = {span.sequence: span for span in step.spans}
+        found = {span.sequence: span for span in now[0].spans} if now else {}
+        reasons = {each.sequence: each.reason for each in (now[0].actions if now else ())}
+        for name in (*before, *found):
+            then, here = (_words(spans.get(name)) for spans in (before, found))
+            if then != here:
+                known = reasons.get(name) or self._ended.get(name, "")
+                return f"of {name} the record computes {then}, now {here}" + (f" ({known})" if known else "")
+        return "the same spans in another order"
+
+    def _check_deeds(self) -> None:
+        now = Script.recorded(self.recorder).steps
+        for step, made in zip(self.script.steps, now, strict=False):
+            if step.deeds != made.deeds:
+                then, here = (", ".join(map(" ".join, each.deeds)) or "nothing" for each in (step, made))
+                raise Diverged(f"replay: step {step.number}: the record decides {then}; now {here}")
+
+    def _enter(self, is_due: Callable[[Input], bool]) -> None:
+        while self._coming and is_due(self._coming[0]):
+            kind, name, step, _ = self._coming.popleft()
+            if kind == "cancelled":
+                self.runner.cancel(name)
+            elif self._requests[name]:
+                self.runner.submit(self._requests[name].popleft(), self._box)
+            else:
+                raise Diverged(f"replay: before step {step} the record submits {name}, which this workload lacks")
+
+    def _note(self, event: Event) -> None:
+        """A listener that cancels, in the midst of a step too, what another one cancelled at this event."""
+        self.recorder.note(event)
+        if isinstance(event, Finished):
+            self._ended[event.request_id] = f"it has ended: {event.error or event.reason}"
+        heard = len(self.recorder.events)
+        self._enter(lambda coming: coming.kind == "cancelled" and coming.event <= heard)
+
+    def _told(self) -> Iterator[Event]:
+        while self._box:
+            yield self._box.popleft()
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """The script's policy, a listener before the runner's own, and the record's clock for cached pages' life."""
+        runner, listener = self.runner, self.runner.instruments.listener
+        policy, index = runner.scheduler.policy, runner.cache.holdings.prefix
+        clock = index.clock if index is not None else runner.clock
+
+        def note(event: Event) -> None:
+            if listener is not None:
+                listener(event)
+            self._note(event)
+
+        runner.scheduler.policy, runner.instruments.listener = self.policy, note
+        if index is not None:
+            index.clock = lambda: self._time
+        try:
+            yield
+        finally:
+            runner.scheduler.policy, runner.instruments.listener = policy, listener
+            if index is not None:
+                index.clock = clock
+
+
+def _since(recorder: Recorder, place: int) -> Recorder:
+    part = Recorder()
+    part.events = recorder.events[place:]
+    return part
+
+
+def _words(span: SpanNote | None) -> str:
+    if span is None:
+        return "nothing"
+    return f"{span.tokens} tokens from {span.start}" + (f", {span.drafted} of them drafted" if span.drafted else "")

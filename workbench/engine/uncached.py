@@ -1,0 +1,69 @@
+"""The cache switched off: every step that wants a token computes the whole text before it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from workbench.engine import naive
+from workbench.engine.plan import Span, StepPlan
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+
+
+def without_cache(runner: Runner, oracle: bool = False) -> None:
+    """Let `runner` compute its texts from their beginning in every step: by what computes its prompts, or one after
+    another by engine/naive.py. WorkbenchError where pages may be given up before a text ends."""
+    held = runner.cache.evictor is None and all(table.back is None for table in runner.store.tables)
+    if not (held or oracle):
+        raise WorkbenchError("executor: uncached needs every token's page: take out cache.evict and attention.window")
+    runner.executor = _Oracle(runner) if oracle else _Anew(runner)
+
+
+class _Anew:
+    """Spans begin where their texts do; the pages are written again with what stands in them."""
+
+    def __init__(self, runner: Runner):
+        self.inner = runner.executor
+        self._nothing = torch.empty(0, runner.model.spec.vocab)
+
+    @property
+    def compiles(self) -> int:
+        return self.inner.compiles
+
+    @property
+    def kernel_seconds(self) -> float | None:
+        return self.inner.kernel_seconds
+
+    @property
+    def artifacts(self) -> Mapping[str, str]:
+        return self.inner.artifacts
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        spans = tuple(_whole(span) for span in plan.spans if span.logit_rows)
+        return self.inner.forward(replace(plan, spans=spans)) if spans else self._nothing
+
+
+class _Oracle:
+    """No pages, no batch, no lane."""
+
+    compiles = 0
+    kernel_seconds: float | None = None
+    artifacts: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, runner: Runner):
+        self.model = runner.model
+        self._nothing = torch.empty(0, runner.model.spec.vocab)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        texts = [(_whole(span).ids, span.logit_rows) for span in plan.spans if span.logit_rows]
+        found = [naive.logits(self.model, torch.tensor(ids))[-rows:] for ids, rows in texts]
+        return torch.cat(found).float() if found else self._nothing
+
+
+def _whole(span: Span) -> Span:
+    return replace(span, start=0, length=span.end)

@@ -1,0 +1,136 @@
+"""A claim as a value: what somebody says about inference, how it is put to the test, and what would refute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.study.verdict import Outcome, Verdict
+
+Numbers = Any  # what a rule reads: a run's rows, or the values by name of a calculation or a measurement
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who says it, and with which figures, in our words."""
+
+    name: str
+    figures: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """The experiment `name`.yaml beside the claims; its rows are the numbers. `quick` are settings for a first look."""
+
+    name: str
+    quick: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """Numbers that come out the same everywhere. `machine` is whose numbers they are, a data sheet's say."""
+
+    numbers: Callable[[], Numbers]
+    machine: str = "any (calculated)"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A small measurement on this machine, kept as a record of its `name`, which several claims may share. `numbers`
+    is told whether a quick look is enough."""
+
+    name: str
+    numbers: Callable[[bool], Numbers]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a test would need that is not here."""
+
+    needs: str
+
+
+Evidence = Run | Calculation | Measurement | Missing
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a rule makes of numbers: `because` says them, `limits` where the claim holds, `figures` are ours by name."""
+
+    outcome: Outcome
+    because: str
+    limits: str = ""
+    figures: Mapping[str, float | str] = field(default_factory=dict)
+
+
+# An experiment's judge is made of such functions; what they give names the claim itself. Of a rule that gives a Ruling
+# the docstring is the rule in words.
+Rule = Callable[[Numbers], Verdict | Ruling]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to put a claim to the test: `evidence` gives numbers, `rule`, written before them, what they mean.
+
+    `refuted_by` and `met_by` are numbers under which the rule says so: a verdict must be able to go either way.
+    """
+
+    evidence: Evidence
+    rule: Rule
+    refuted_by: Numbers
+    met_by: Numbers
+
+    @property
+    def told(self) -> str:
+        """Its evidence in a word or two."""
+        match self.evidence:
+            case Run(name):
+                return f"run {name}"
+            case Measurement(name):
+                return f"measurement {name}"
+            case Calculation():
+                return "calculation"
+            case Missing():
+                return "missing"
+
+
+@dataclass(frozen=True)
+class Table:
+    """`title`, `headings` and cells, for a terminal or a page."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`says` is the statement in our words. The first trial decides; others tell of other machines. `where` makes, of
+    the `Records` that are there, tables that show from which size on it is true."""
+
+    id: str
+    says: str
+    sources: tuple[Source, ...]
+    trials: tuple[Trial, ...]
+    where: Callable[[Any], Sequence[Table]] | None = None  # of the Records that are there
+
+
+def judged(claim: Claim, trial: Trial, numbers: Numbers) -> Verdict:
+    """What the trial's rule makes of `numbers`."""
+    found = trial.rule(numbers)
+    if isinstance(found, Verdict):
+        return found
+    words = " ".join((trial.rule.__doc__ or "").split())
+    return Verdict(claim.id, claim.says, words, found.outcome, found.because, found.limits, found.figures)
+
+
+@dataclass(frozen=True)
+class OfJudge:
+    """The rule of one claim where an experiment's judge speaks of several: its verdict on `claim`."""
+
+    judge: Callable[[Numbers], Sequence[Verdict]]
+    claim: str
+
+    def __call__(self, numbers: Numbers) -> Verdict:
+        return next(verdict for verdict in self.judge(numbers) if verdict.claim == self.claim)

@@ -1,0 +1,76 @@
+"""What the ledger keeps of a trial, and the ledger as a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.study.run_folder import strict, write_atomically
+from workbench.study.verdict import Outcome, Verdict
+
+NOT_RUN = "not run yet"
+NAME = "ledger.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One trial's verdict. `outcome` is None where its evidence was not run yet; `busy` is the share of the processor
+    that others took meanwhile; `remark` is what a reader should know of the record."""
+
+    evidence: str
+    outcome: Outcome | None = None
+    because: str = ""
+    limits: str = ""
+    rule: str = ""
+    figures: Mapping[str, float | str] = field(default_factory=dict)
+    machine: str = ""
+    date: str | None = None
+    record: str | None = None
+    busy: float | None = None
+    remark: str = ""
+
+    @property
+    def told(self) -> str:
+        return self.outcome or NOT_RUN
+
+    def with_verdict(self, verdict: Verdict) -> Entry:
+        figures = strict(dict(verdict.figures))
+        assert isinstance(figures, dict)
+        limits = verdict.limits if verdict.outcome == "holds-with-limits" else ""
+        found = {"outcome": verdict.outcome, "because": verdict.because, "limits": limits, "rule": verdict.rule}
+        return replace(self, **found, figures=figures)
+
+
+Ledger = dict[str, tuple[Entry, ...]]  # by the claim's id, an entry a trial; the first decides
+
+
+def read_ledger(file: Path) -> Ledger:
+    """The ledger in `file`, empty where there is none yet."""
+    if not file.exists():
+        return {}
+    try:
+        claims = json.loads(file.read_text(encoding="utf-8"))["claims"]
+        return {id: tuple(Entry(**entry) for entry in entries) for id, entries in claims.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WorkbenchError(
+            f"{file}: is no ledger ({error}); `workbench claims run --from-records` writes it anew"
+        ) from None
+
+
+def write_ledger(ledger: Mapping[str, Sequence[Entry]], file: Path) -> None:
+    """The whole file at once; nobody writes it by hand."""
+    claims: dict[str, Any] = {id: [_short(entry) for entry in entries] for id, entries in ledger.items()}
+    value = {"written by": "workbench claims run", "claims": claims}
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        write_atomically(file, lambda out: out.write(text.encode()))
+    except OSError as error:
+        raise WorkbenchError(f"{file}: the ledger cannot be written there ({error})") from error
+
+
+def _short(entry: Entry) -> dict[str, Any]:
+    return {name: value for name, value in asdict(entry).items() if value not in (None, "", {})}

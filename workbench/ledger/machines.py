@@ -1,0 +1,31 @@
+"""A machine in a few words, as a verdict names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+GIB = 2**30
+
+
+def machine_of(environment: Mapping[str, Any], experiment: Mapping[str, Any] | None = None) -> str:
+    """Of a record: the processor with its cores and memory, the GPU where the model was on one, or what was
+    simulated."""
+    if simulated := _simulated(experiment or {}):
+        return simulated
+    device = (experiment or {}).get("model", {}).get("device", "cpu")
+    if device != "cpu" and environment.get("gpu"):
+        return ", ".join(environment["gpu"])
+    cpu, size = environment["cpu"], environment.get("memory_bytes")
+    words = [cpu["model"], f"{cpu['usable_cores']} cores"]
+    return ", ".join(words + ([f"{size / GIB:.0f} GiB"] if size else []))
+
+
+def _simulated(experiment: Mapping[str, Any]) -> str:
+    executor = experiment.get("executor") or {}
+    if executor.get("kind") != "simulated":
+        return ""
+    count = executor.get("instances", 1) * executor.get("gpus", 1)
+    hardware = executor["hardware"]
+    name = hardware if isinstance(hardware, str) else hardware.get("name", "given hardware")
+    return f"simulated: {count} x {name}"

@@ -1,0 +1,41 @@
+"""The picture of a claim's evidence, drawn anew from the record that was kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+from workbench.ledger.claim import Claim, Run
+from workbench.ledger.kept import Kept
+from workbench.ledger.rebuild import Records
+from workbench.study.run_folder import write_atomically
+
+
+def recorded_run(claim: Claim, records: Records) -> Kept | None:
+    """The first of the claim's runs that has a record."""
+    runs = [trial.evidence for trial in claim.trials if isinstance(trial.evidence, Run)]
+    return next((record for run in runs if (record := records.of(run)) is not None), None)
+
+
+def draw(claim: Claim, records: Records, file: Path) -> None:
+    """The run's picture as `file`, .svg or .png. Raises WorkbenchError where there is no run to draw, or no way to."""
+    from workbench.study import pareto
+    from workbench.study.comparison import picture_of
+    from workbench.study.experiment import Experiment
+
+    record = recorded_run(claim, records)
+    if record is None or record.experiment is None:
+        raise WorkbenchError(f"claim {claim.id}: has no record of a run, so no picture; see `workbench claims show`")
+    if file.suffix not in (".svg", ".png"):
+        raise WorkbenchError(f"{file}: name a file that ends in .svg or .png")
+    if problem := pareto.plotting_problem():
+        raise WorkbenchError(problem)
+    experiment = Experiment.of(record.experiment, record.name)
+    _, picture = picture_of(experiment, record.numbers)
+    drawn = picture.svg if file.suffix == ".svg" else picture.png
+    made = drawn(record.numbers, experiment.question)
+    content = made.encode() if isinstance(made, str) else made
+    try:
+        write_atomically(file, lambda out: out.write(content))
+    except OSError as error:
+        raise WorkbenchError(f"{file}: cannot be written ({error})") from error

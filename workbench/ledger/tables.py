@@ -1,0 +1,120 @@
+"""The ledger for people: one line a claim, and everything about one claim."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any
+
+from workbench.ledger.claim import Claim, Measurement, OfJudge, Run, Table, Trial
+from workbench.ledger.entry import NOT_RUN, Entry, Ledger
+from workbench.ledger.picture import recorded_run
+from workbench.ledger.rebuild import Records
+
+HEADINGS = ("claim", "statement", "verdict", "machine", "elsewhere")
+ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN)
+
+
+def entries_of(claim: Claim, ledger: Ledger) -> tuple[Entry, ...]:
+    """Those in the ledger, and empty ones for trials that it does not know."""
+    asked = [trial.told for trial in claim.trials]
+    found = zip_longest(asked, ledger.get(claim.id, ())[: len(asked)])
+    return tuple(entry if entry and entry.evidence == told else Entry(told) for told, entry in found)
+
+
+def listing(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = None) -> list[dict[str, Any]]:
+    """A row a claim, those with `verdict` where one is asked for; its first trial decides."""
+    rows = []
+    for id, claim in claims.items():
+        first, *others = entries_of(claim, ledger)
+        if verdict in (None, first.told):
+            rows.append(
+                {
+                    "claim": id,
+                    "statement": claim.says,
+                    "verdict": first.told,
+                    "machine": first.machine,
+                    "elsewhere": [{"verdict": other.told, "machine": other.machine} for other in others],
+                    "because": first.because,
+                    "limits": first.limits,
+                    "date": first.date,
+                    "record": first.record,
+                }
+            )
+    return rows
+
+
+def counted(rows: list[dict[str, Any]]) -> str:
+    """How many claims have which verdict."""
+    counts = Counter(row["verdict"] for row in rows)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
+    return f"{len(rows)} claim{'' if len(rows) == 1 else 's'}: {told or 'none'}"
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A row of the listing as text; of other machines only how many verdicts of which kind there are."""
+    others = Counter(other["verdict"] for other in row["elsewhere"])
+    told = ", ".join(f"{others[verdict]} {verdict}" for verdict in ORDER if others[verdict])
+    return row["claim"], row["statement"], row["verdict"], row["machine"], told
+
+
+def command(claim: Claim, trial: Trial) -> str:
+    """What measures a trial again."""
+    if isinstance(trial.evidence, Run):
+        return f"workbench run experiments/{trial.evidence.name}.yaml"
+    return f"workbench claims run {claim.id}" if isinstance(trial.evidence, Measurement) else "-"
+
+
+def rule_source(trial: Trial) -> str:
+    """The rule as it is written; of a judge the function that names the claim."""
+    rule: Any = trial.rule
+    try:
+        if isinstance(rule, OfJudge):
+            functions = inspect.getmembers(inspect.getmodule(rule.judge), inspect.isfunction)
+            sources = [inspect.getsource(f) for _, f in functions if f.__module__ == rule.judge.__module__]
+            naming = [source for source in sources if f'"{rule.claim}"' in source]
+            return (naming or [inspect.getsource(rule.judge)])[0].rstrip()
+        return inspect.getsource(rule).rstrip()
+    except (OSError, TypeError):
+        return repr(rule)
+
+
+def figures(claim: Claim, entries: tuple[Entry, ...]) -> Table:
+    """What the sources say, and what was found."""
+    rows = [(f"source {source.name}", source.figures) for source in claim.sources]
+    for entry in entries:
+        whose = entry.machine or entry.evidence
+        told = entry.figures or ({"": entry.because} if entry.because else {})
+        rows += [(whose, f"{name}: {_number(value)}" if name else str(value)) for name, value in told.items()]
+    return Table("figures of the sources, and ours", ("whose", "figures"), rows)
+
+
+def detail(claim: Claim, ledger: Ledger, records: Records) -> dict[str, Any]:
+    """Everything about one claim, as JSON has it."""
+    entries = entries_of(claim, ledger)
+    trials = []
+    for trial, entry in zip(claim.trials, entries, strict=True):
+        trials.append(
+            {
+                "evidence": entry.evidence, "verdict": entry.told, "because": entry.because, "limits": entry.limits,
+                "machine": entry.machine, "date": entry.date, "record": entry.record, "remark": entry.remark,
+                "figures": dict(entry.figures), "rule": entry.rule, "rule_source": rule_source(trial),
+                "command": command(claim, trial),
+            }
+        )  # fmt: skip
+    drawable = recorded_run(claim, records) is not None
+    where = claim.where(records) if claim.where is not None else ()
+    return {
+        "claim": claim.id,
+        "statement": claim.says,
+        "sources": [{"name": source.name, "figures": source.figures} for source in claim.sources],
+        "trials": trials,
+        "picture": f"workbench claims show {claim.id} --picture {claim.id}.svg" if drawable else None,
+        "where": [{"title": t.title, "headings": list(t.headings), "rows": [list(r) for r in t.rows]} for t in where],
+    }
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.4g}" if abs(value) < 1e5 else f"{value:,.0f}"

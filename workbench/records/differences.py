@@ -1,0 +1,97 @@
+"""What is not the same in two records of one experiment: settings, surroundings, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.study import yaml_text
+from workbench.study.experiment import Experiment
+from workbench.study.record import Record
+from workbench.trace.recorder import row_name
+
+VERSIONS = ("python", "implementation", "packages", "compiler", "platform", "commit")
+HARDWARE = ("machine", "cpu", "memory_bytes", "gpu")
+RUNNING = ("threads", "lane")
+DRIFTING = "cpu.frequency_mhz"  # from second to second
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that was so and is otherwise now; `path` has its name."""
+
+    path: str
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.was} -> {self.now}"
+
+
+@dataclass(frozen=True)
+class TokenDifference:
+    """The first token that differs in a request's output, counted from 0; `was` or `now` is None where one ends before.
+    `position` is None where only one of the runs has the request."""
+
+    request: str
+    position: int | None
+    was: int | None
+    now: int | None
+    lengths: tuple[int, int]
+
+    def __str__(self) -> str:
+        if self.position is None:
+            return f"{self.request}: only in one of the runs"
+        if self.was is None or self.now is None:
+            return f"{self.request}: {self.lengths[0]} tokens, then {self.lengths[1]}, equal as far as both go"
+        return f"{self.request}: token {self.position} was {self.was}, is {self.now}"
+
+
+def settings(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
+    """Where what runs now is not what the record's file says, as it stands there: a setting changed, or one that is
+    newer than the record and has its default."""
+    try:
+        written = yaml_text.read(before.experiment_text)
+    except ValueError:
+        return ()
+    return tuple(differing(written if isinstance(written, dict) else {}, experiment.model_dump(mode="json")))
+
+
+def surroundings(before: Record, after: Record, names: Sequence[str]) -> tuple[Difference, ...]:
+    """Where the environments differ, among their entries of these names."""
+    was, now = ({name: record.environment.get(name) for name in names} for record in (before, after))
+    return tuple(each for each in differing(was, now) if each.path != DRIFTING)
+
+
+def tokens(before: Record, after: Record) -> tuple[TokenDifference, ...]:
+    """For each request and sample whose token ids differ, the first that does."""
+    return token_differences(before.requests.to_pylist(), after.requests.to_pylist())
+
+
+def token_differences(
+    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> tuple[TokenDifference, ...]:
+    first, second = ({row_name(dict(row)): row["token_ids"] for row in rows} for rows in (before, after))
+    found = []
+    for name in sorted(first.keys() | second.keys()):
+        was, now = first.get(name), second.get(name)
+        if was is None or now is None:
+            found.append(TokenDifference(name, None, None, None, (len(was or ()), len(now or ()))))
+        elif was != now:
+            place = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+            old, new = (ids[place] if place < len(ids) else None for ids in (was, now))
+            found.append(TokenDifference(name, place, old, new, (len(was), len(now))))
+    return tuple(found)
+
+
+def differing(before: Any, after: Any, path: str = "") -> list[Difference]:
+    """Every leaf that is not the same, by its dotted path."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = [*before, *(name for name in after if name not in before)]
+        return [
+            each
+            for name in names
+            for each in differing(before.get(name), after.get(name), f"{path}.{name}" if path else str(name))
+        ]
+    return [] if before == after else [Difference(path, before, after)]

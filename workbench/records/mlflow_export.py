@@ -1,0 +1,130 @@
+"""A run for those who keep theirs in MLflow: settings, figures, files. Needs the extra `mlflow`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.records.report_parts import environment_rows, question_of
+from workbench.records.sweep_read import is_sweep, read_sweep
+from workbench.study import yaml_text
+from workbench.study.record import Record
+
+EXPERIMENT = "inference-workbench"
+LONGEST = 6000  # letters of a parameter that MLflow keeps; of a tag 8,000
+BATCH = 100  # parameters at once; metrics may be 1,000
+WRONG = re.compile(r"[^\w\-./: ]")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A run of ours, and its id there."""
+
+    run: str
+    run_id: str
+    parameters: int
+    metrics: int
+    artifacts: int
+
+
+def export(folder: Path | str, uri: str, experiment: str = EXPERIMENT) -> list[Exported]:
+    """Put the run in `folder`, or each run of a sweep, into the MLflow at `uri` (`file:PLACE`, a server's address; with
+    the whole of MLflow `sqlite:///PLACE` too), under the name `experiment`. Parameters are settings by their paths,
+    metrics the numbers of the summary, artifacts the folder's files, tags the environment. WorkbenchError where MLflow
+    is not installed or refuses."""
+    client = _client(uri)
+    folder = Path(folder)
+    if is_sweep(folder):
+        sweep = read_sweep(folder)
+        records = [(point.label, point.record, {"sweep": sweep.name}) for point in sweep.points if point.record]
+    else:
+        records = [(folder.resolve().name, Record.open(folder), {})]
+    for _, record, _ in records:
+        record.verify()
+    try:
+        known = client.get_experiment_by_name(experiment)
+        place = known.experiment_id if known is not None else client.create_experiment(experiment)
+        return [_one(client, place, name, record, tags) for name, record, tags in records]
+    except Exception as error:  # MLflow's own, of whatever lies behind the address
+        raise WorkbenchError(f"export to {uri}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def _client(uri: str) -> Any:
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise WorkbenchError("export: mlflow is not installed; pip install 'inference-workbench[mlflow]'") from None
+    if uri.startswith("file:"):  # asked for by name; MLflow wants it said once more
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except Exception as error:
+        raise WorkbenchError(f"export to {uri}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def _one(client: Any, place: str, name: str, record: Record, more: Mapping[str, str]) -> Exported:
+    from mlflow.entities import Metric, Param
+
+    summary, environment = record.summary, record.environment
+    moment = _milliseconds(environment.get("date"))
+    parameters = [Param(_name(key), value[:LONGEST]) for key, value in settings_of(record)]
+    metrics = [Metric(_name(key), float(value), moment, 0) for key, value in numbers_of(summary)]
+    tags = {"question": question_of(record.experiment_text), "record": record.name, **more}
+    tags |= {_name(key): value for key, value in environment_rows(environment, summary)}
+    tags |= {_name(f"verdict.{each['claim']}"): each["outcome"] for each in summary.get("verdicts") or ()}
+    run = client.create_run(place, start_time=moment, run_name=name, tags={k: v[:LONGEST] for k, v in tags.items()})
+    run_id = run.info.run_id
+    for first in range(0, len(parameters), BATCH):
+        client.log_batch(run_id, params=parameters[first : first + BATCH])
+    for first in range(0, len(metrics), BATCH):
+        client.log_batch(run_id, metrics=metrics[first : first + BATCH])
+    files = [path for path in sorted(record.path.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    for path in files:
+        client.log_artifact(run_id, str(path))
+    wall = summary.get("wall_s") or 0.0
+    client.set_terminated(run_id, "FINISHED", end_time=moment + int(1000 * wall))
+    return Exported(record.name, run_id, len(parameters), len(metrics), len(files))
+
+
+def settings_of(record: Record) -> Iterator[tuple[str, str]]:
+    """Every setting of the resolved experiment by its dotted path."""
+    for path, value in _leaves(yaml_text.read(record.experiment_text)):
+        yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def numbers_of(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Every number of the summary by its dotted path; of variants by their names, in place of rows."""
+    rows = summary.get("rows") or ()
+    named = {str(row.get("variant", place)): row for place, row in enumerate(rows)}
+    whole = {name: value for name, value in summary.items() if name not in ("rows", "verdicts")}
+    for path, value in _leaves(whole | named):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, value
+
+
+def _leaves(value: Any, front: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{front}.{name}" if front else str(name))
+    else:
+        yield front, value
+
+
+def _name(text: str) -> str:
+    """As MLflow allows names: letters, digits, - _ . / : and spaces, 250 at most."""
+    return WRONG.sub("_", text)[:250].strip("/. ") or "_"
+
+
+def _milliseconds(date: str | None) -> int:
+    from datetime import datetime
+
+    try:
+        return int(1000 * datetime.fromisoformat(date or "").timestamp())
+    except ValueError:
+        return 0

@@ -1,0 +1,122 @@
+"""A run or a sweep as one HTML file that needs nothing else: no network, no script, no font, no other file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from workbench.errors import WorkbenchError
+from workbench.records.report_parts import NO_PREDICTION, RunPart, changed_settings, question_of, run_part
+from workbench.records.run_pictures import Picture
+from workbench.records.self_contained import loads
+from workbench.records.sweep_read import SweepPoint, SweepRead, is_sweep, read_sweep
+from workbench.records.sweep_sheet import sweep_pictures, table
+from workbench.study import yaml_text
+from workbench.study.record import Record
+from workbench.study.run_folder import write_atomically
+
+MOST_DRAWN = 24  # points of a sweep that have pictures of their own
+
+
+@dataclass(frozen=True)
+class Page:
+    """A run's page has `run`; a sweep's has the rest."""
+
+    question: str
+    name: str
+    line: str
+    run: RunPart | None = None
+    headings: Sequence[str] = ()
+    table: Sequence[tuple[SweepPoint, Sequence[str]]] = ()
+    pictures: Sequence[Picture] = ()
+    changed: Sequence[tuple[str, str]] = ()
+    experiment: str = ""
+    environment: Sequence[tuple[str, str]] = ()
+    other_environments: Sequence[str] = ()
+    commands: Sequence[tuple[str, str]] = ()
+    points: Sequence[tuple[SweepPoint, RunPart | None]] = ()
+
+
+def write_report(folder: Path | str, out: Path | None = None) -> Path:
+    """The report of the run or sweep in `folder`, as `out`, or beside the folder as NAME.html. A run's folder is not
+    touched: its manifest names all that belongs to it. Returns where it is."""
+    folder = Path(folder)
+    out = out or folder.resolve().with_name(f"{folder.resolve().name}.html")
+    text = report(folder)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, lambda file: file.write(text.encode("utf-8", "xmlcharrefreplace")))
+    except OSError as error:
+        reason = error.strerror or error
+        raise WorkbenchError(f"{out}: cannot be written ({reason}); name another with --out") from error
+    return out
+
+
+def report(folder: Path | str) -> str:
+    """The HTML text. WorkbenchError where there is no whole run, and no sweep."""
+    folder = Path(folder)
+    page = _of_sweep(read_sweep(folder)) if is_sweep(folder) else _of_run(Record.open(folder))
+    text = _template().render(page=page, no_prediction=NO_PREDICTION)
+    if found := loads(text):  # a mistake of ours: what users wrote is escaped, and pictures are data
+        raise AssertionError(f"the report of {folder} would load {found[0]}")
+    return text
+
+
+def _of_run(record: Record) -> Page:
+    part = run_part(record)
+    date = dict(part.environment).get("date", "")
+    return Page(part.question, record.name, f"Run {record.name}, {date}", run=part)
+
+
+def _of_sweep(sweep: SweepRead) -> Page:
+    headings, rows = table(sweep)
+    done = [point for point in sweep.points if point.record is not None]
+    drawn = {point.key for point in done[:MOST_DRAWN]}
+    points = [(point, run_part(point.record, point.key in drawn) if point.record else None) for point in sweep.points]
+    ran = [(point, part) for point, part in points if part is not None]
+    counts = ", ".join(f"{count} {state}" for state, count in sweep.counts.items())
+    text = yaml_text.write(dict(sweep.experiment))
+    environment = ran[0][1].environment if ran else ()
+    return Page(
+        question_of(text),
+        sweep.name,
+        f"Sweep {sweep.path.resolve().name}: {len(sweep.points)} points ({counts})",
+        headings=headings,
+        table=rows,
+        pictures=list(sweep_pictures(sweep)),
+        changed=changed_settings(text),
+        experiment=text,
+        environment=environment,
+        other_environments=list(_elsewhere(ran)),
+        commands=(("workbench sweep experiment.yaml", "with the YAML of this page in experiment.yaml"),),
+        points=points,
+    )
+
+
+def _elsewhere(ran: Sequence[tuple[SweepPoint, RunPart]]) -> list[str]:
+    """Points that ran on another machine, or with other versions, than the first."""
+    fixed = ("processor", "memory", "accelerator", "python", "packages", "commit")
+    found = []
+    for point, part in ran[1:]:
+        first, mine = dict(ran[0][1].environment), dict(part.environment)
+        if other := [name for name in fixed if first.get(name) != mine.get(name)]:
+            found.append(f"{point.label}: ran with another {', '.join(other)}")
+    return found
+
+
+def _template():
+    environment = Environment(
+        loader=PackageLoader("workbench.records", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {"as_image": _as_image, "as_drawn": Markup}
+    return environment.get_template("report.html.j2")
+
+
+def _as_image(svg: str) -> str:
+    """A stored picture as an image: whatever stands in it, an image runs no script and loads nothing."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode()

@@ -1,0 +1,187 @@
+"""What a report says of one run, as plain values; how it looks is the template's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from workbench.errors import WorkbenchError
+from workbench.records.run_pictures import Picture, pictures
+from workbench.study import comparison_text
+from workbench.study.experiment import Experiment
+from workbench.study.record import Record
+from workbench.study.run_sheets import run_remarks, run_sheets
+from workbench.study.sheet import Remark, Sheet
+from workbench.trace.recorder import row_name
+
+MOST_ROWS = 100  # requests that are listed
+MOST_TEXT = 2000  # letters of an output that are shown
+NO_PREDICTION = "None was recorded with this run."
+
+
+@dataclass(frozen=True)
+class Output:
+    name: str
+    reason: str
+    tokens: int
+    text: str
+    error: str
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """Everything of a run that a reader wants, in the order in which it is read."""
+
+    name: str
+    question: str
+    changed: tuple[tuple[str, str], ...]  # settings that differ from the defaults, and their values
+    experiment: str  # as YAML
+    prediction: tuple[str, ...]
+    verdicts: tuple[Mapping[str, str], ...]
+    pictures: tuple[Picture, ...]
+    sheets: tuple[Sheet, ...]
+    remarks: tuple[Remark, ...]
+    outputs: tuple[Output, ...]
+    requests: int
+    environment: tuple[tuple[str, str], ...]
+    commands: tuple[tuple[str, str], ...]
+
+
+def run_part(record: Record, draw: bool = True) -> RunPart:
+    summary = record.summary
+    compares = "rows" in summary
+    sheets, remarks = _comparison(summary) if compares else (tuple(run_sheets(summary)), tuple(run_remarks(summary)))
+    outputs, count = ((), 0) if compares else _outputs(record)
+    return RunPart(
+        record.name,
+        question_of(record.experiment_text),
+        changed_settings(record.experiment_text),
+        record.experiment_text,
+        tuple(predictions(summary)),
+        tuple(summary.get("verdicts") or ()),
+        tuple(pictures(record)) if draw else (),
+        sheets,
+        remarks,
+        outputs,
+        count,
+        environment_rows(record.environment, summary),
+        _commands(record, compares),
+    )
+
+
+def _comparison(summary: Mapping[str, Any]) -> tuple[tuple[Sheet, ...], tuple[Remark, ...]]:
+    found = comparison_text.tables(summary["rows"])
+    sheets = (Sheet(tuple(head), tuple(tuple(row) for row in cells), left=("lane",)) for head, cells in found)
+    busy = summary.get("others_cpu_share") or 0.0
+    remarks = (Remark(line, "do not trust" in line and busy > 0) for line in comparison_text.remarks(summary))
+    return tuple(sheets), tuple(remarks)
+
+
+def question_of(experiment: str) -> str:
+    try:
+        return Experiment.from_yaml(experiment).question
+    except WorkbenchError:
+        return next((line[9:].strip() for line in experiment.splitlines() if line.startswith("question:")), "")
+
+
+def changed_settings(experiment: str) -> tuple[tuple[str, str], ...]:
+    """Settings that are not as they would be unless told otherwise. Those of an experiment that this version does not
+    know all are none: the YAML has them."""
+    try:
+        part = Experiment.from_yaml(experiment)
+    except WorkbenchError:
+        return ()
+    return tuple((path, told(value)) for path, value in _changed(part) if path != "question")
+
+
+def _changed(part: BaseModel, front: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in type(part).model_fields.items():
+        value, path = getattr(part, name), f"{front}{name}"
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(value, BaseModel):
+            if type(value) is not type(default) and "kind" in type(value).model_fields:
+                yield f"{path}.kind", getattr(value, "kind")  # noqa: B009
+            yield from ((inner, each) for inner, each in _changed(value, f"{path}.") if inner != f"{path}.kind")
+        elif field.is_required() or value != default:
+            yield path, part.model_dump(mode="json")[name]
+
+
+def told(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What was said before the run: the record's own words, else the roofline's seconds beside the measured ones."""
+    said = summary.get("prediction")
+    if isinstance(said, Mapping):
+        yield from (f"{name}: {told(value)}" for name, value in said.items())
+    elif said:
+        yield from (said if isinstance(said, list) else [str(said)])
+    roof = summary.get("roofline") or {}
+    for name in ("prefill", "decode"):
+        if name in roof:
+            row = roof[name]
+            yield (
+                f"{name}: {row['predicted_s']:.4g} s at least, by the cost model and this machine's ceilings; "
+                f"{row['measured_s']:.4g} s were measured ({row['share_of_roofline']:.0%} of the roofline)"
+            )
+    for row in summary.get("rows") or ():
+        told_ = [f"{key.removeprefix('predicted_').replace('_', ' ')} {value:.3g}" for key, value in row.items()
+                 if key.startswith("predicted_") and isinstance(value, int | float)]  # fmt: skip
+        if told_:
+            yield f"{row.get('variant', '')}: {', '.join(told_)}"
+
+
+def _outputs(record: Record) -> tuple[tuple[Output, ...], int]:
+    rows = record.requests.to_pylist()
+    found = (
+        Output(
+            row_name(row), row["finish_reason"] or "unfinished", row["output_tokens"],
+            (row["output_text"] or "")[:MOST_TEXT], row["error"] or "",
+        )
+        for row in rows[:MOST_ROWS]
+    )  # fmt: skip
+    return tuple(found), len(rows)
+
+
+def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Machine, versions and load, one line a thing."""
+    cpu = environment.get("cpu") or {}
+    memory = environment.get("memory_bytes")
+    commit = environment.get("commit") or {}
+    busy, load = summary.get("others_cpu_share"), environment.get("load_average")
+    packages = environment.get("packages") or {}
+    threads = environment.get("threads") or {}
+    lane = environment.get("lane") or {}
+    rows = {
+        "date": environment.get("date"),
+        "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores, {' '.join(cpu.get('flags') or ())}"
+        if cpu else None,
+        "memory": f"{memory / 2**30:.1f} GiB" if memory else None,
+        "accelerator": ", ".join(environment.get("gpu") or ()) or "none",
+        "system": environment.get("platform"),
+        "python": f"{environment.get('implementation', '')} {environment.get('python', '')}".strip(),
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
+        "threads": ", ".join(f"{name} {value}" for name, value in threads.items() if value is not None),
+        "compiler": environment.get("compiler"),
+        "lane": f"{lane.get('name')} ({lane.get('reason')})" if lane else None,
+        "commit": str(commit.get("hash", "")) + (", with changes" if commit.get("dirty") else "") if commit else None,
+        "load before": ", ".join(f"{value:.2f}" for value in load) if load else None,
+        "other processes": f"{busy:.1%} of the processor while it ran" if busy is not None else None,
+    }  # fmt: skip
+    return tuple((name, str(value)) for name, value in rows.items() if value)
+
+
+def _commands(record: Record, compares: bool) -> tuple[tuple[str, str], ...]:
+    anew = ("workbench run experiment.yaml", "with the YAML of this page in experiment.yaml")
+    if compares:
+        return (anew,)
+    replay = ()
+    if "inputs.parquet" in record.manifest:
+        again = f"workbench reproduce {record.name} --replay"
+        replay = ((again, "every step formed as it was, whatever the clock says"),)
+    return ((f"workbench reproduce {record.name}", "where the run's folder lies; says what differs"), *replay, anew)

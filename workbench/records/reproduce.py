@@ -1,0 +1,137 @@
+"""Running a record's experiment again, and saying what came out differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.records import differences
+from workbench.records.differences import HARDWARE, RUNNING, VERSIONS, Difference, TokenDifference
+from workbench.records.logits import Logits, logits
+from workbench.records.timings import Timing, timings
+from workbench.study.experiment import Experiment
+from workbench.study.machine import is_busy
+from workbench.study.record import Record
+from workbench.study.run import run
+
+SAME = ("settings", "versions", "hardware", "running")
+CHECKED = 2  # requests whose logits are checked unless told otherwise
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A run and its repetition. `tokens` has each request whose token ids differ, and where; `steps` how many were
+    formed as recorded, None where this was no replay; `remarks` what is to be known besides."""
+
+    before: Record
+    again: Record
+    requests: int
+    tokens: tuple[TokenDifference, ...] = ()
+    settings: tuple[Difference, ...] = ()
+    versions: tuple[Difference, ...] = ()
+    hardware: tuple[Difference, ...] = ()
+    running: tuple[Difference, ...] = ()
+    logits: tuple[Logits, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    steps: int | None = None
+    same_words: bool = False
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def identical(self) -> bool:
+        return not self.tokens
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.identical:
+            yield f"identical tokens in all {self.requests} requests"
+        else:
+            yield f"tokens differ in {len(self.tokens)} of {self.requests} requests"
+            yield from map(str, self.tokens)
+        if self.steps is not None:
+            words = "down to the words of every decision" if self.same_words else "some decisions in other words"
+            yield f"replayed   {self.steps} steps, formed as they were recorded, {words}"
+        for name in SAME:
+            found = getattr(self, name)
+            yield from _listed(name, found) if found else (f"{name:10} the same",)
+        yield from _listed("logits", self.logits)
+        yield from _listed("timings", self.timings)
+        yield from self.remarks
+
+    def as_dict(self) -> dict[str, Any]:
+        named = {name: [asdict(each) for each in getattr(self, name)] for name in SAME}
+        replayed = None if self.steps is None else {"steps": self.steps, "same_words": self.same_words}
+        return {
+            "identical": self.identical,
+            "requests": self.requests,
+            "tokens": [{**asdict(each), "told": str(each)} for each in self.tokens],
+            **named,
+            "logits": [each.as_dict() for each in self.logits],
+            "timings": [{**asdict(each), "inside": each.inside} for each in self.timings],
+            "replayed": replayed,
+            "remarks": list(self.remarks),
+            "record": str(self.before.path),
+            "run": str(self.again.path),
+        }
+
+
+def _listed(name: str, found: tuple[object, ...]) -> Iterator[str]:
+    for number, each in enumerate(found):
+        yield f"{'' if number else name:10} {each}"
+
+
+def reproduce(
+    record: Record, out: Path | None = None, progress: bool = True, replay: bool = False, checked: int = CHECKED
+) -> Reproduced:
+    """Run `record`'s experiment again, into a folder beside it unless `out` says otherwise, and compare. With `replay`
+    its batches are formed as they were; the logits of so many requests are `checked` against exact ones.
+
+    WorkbenchError before any work for a record that was damaged, changed, or is no run of requests, and later for a
+    replay that leaves the record (engine.replay.Diverged).
+    """
+    record.verify()
+    experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml")
+    if experiment.compares:
+        raise WorkbenchError(
+            f"{record.path}: a table of variants, not one run of requests; "
+            "`workbench run` of its experiment.yaml makes it anew"
+        )
+    script = record.script() if replay else None
+    again = run(experiment, out or record.path.resolve().parent, "reproduce", progress, script)
+    return compare(record, again, experiment, checked)
+
+
+def compare(before: Record, after: Record, experiment: Experiment, checked: int = CHECKED) -> Reproduced:
+    """What differs between two runs of `experiment`."""
+    tokens, remarks = differences.tokens(before, after), list[str]()
+    steps = after.summary.get("replayed_steps")
+    found: tuple[Logits, ...] = ()
+    if checked and "simulated" not in after.summary:
+        try:
+            found = logits(before, experiment, tokens, checked)
+        except WorkbenchError as error:
+            remarks.append(f"logits were not checked: {error}")
+    for name, record in (("the recorded run", before), ("this one", after)):
+        busy = record.summary.get("others_cpu_share")
+        if is_busy(busy):
+            remarks.append(f"while {name} ran, other processes took {busy:.0%} of the processor: mind the timings")
+    return Reproduced(
+        before,
+        after,
+        before.requests.num_rows,
+        tokens,
+        differences.settings(before, experiment),
+        differences.surroundings(before, after, VERSIONS),
+        differences.surroundings(before, after, HARDWARE),
+        differences.surroundings(before, after, RUNNING),
+        found,
+        timings(before, after),
+        steps,
+        steps is not None and after.script().same_as(before.script()),
+        tuple(remarks),
+    )

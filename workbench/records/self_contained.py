@@ -1,0 +1,99 @@
+"""Whether an HTML page is whole in itself: nothing in it is loaded from anywhere, and what is opened is closed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from html.parser import HTMLParser
+
+LOADING = {
+    "src", "srcset", "data", "poster", "background", "action", "formaction", "manifest", "ping", "cite", "codebase",
+    "icon", "imagesrcset", "archive", "profile", "longdesc", "usemap",
+}  # fmt: skip
+LINKS = {"href", "xlink:href"}  # an anchor's is a place within; of anything else it is fetched
+VOID = {
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
+}  # fmt: skip
+RUNNING = {"script", "iframe", "frame", "object", "embed", "applet", "base", "link", "foreignobject"}
+IN_STYLE = re.compile(r"@import\s+[^;]+|url\(\s*[^)]*\)", re.IGNORECASE)
+IMAGE = re.compile(r"data:image/svg\+xml;base64,(.*)", re.DOTALL)
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[str] = []
+        self.open: list[str] = []
+        self.broken: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self._look(tag, attrs)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._look(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+        else:
+            self.broken.append(f"</{tag}> at line {self.getpos()[0]} closes nothing")
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "style":
+            self._style(data)
+
+    def _look(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in RUNNING:
+            self.found.append(f"<{tag}>")
+        values = {name.lower(): value or "" for name, value in attrs}
+        if tag == "meta" and values.get("http-equiv", "").lower() == "refresh":
+            self.found.append(f"a refresh to {values.get('content')}")
+        for name, value in values.items():
+            if name == "id":
+                self.ids.append(value)
+            elif name in LINKS and value.startswith("#"):
+                self.targets.append(value[1:])
+            elif name in LINKS or (name in LOADING and not self._is_image(value)):
+                self.found.append(f"{tag} {name}={value[:80]}")
+            elif name == "style":
+                self._style(value)
+            elif name.startswith("on"):
+                self.found.append(f"{tag} {name}: a script")
+            elif re.search(r"url\(\s*['\"]?(?!#)", value, re.IGNORECASE):
+                self.found.append(f"{tag} {name}={value[:80]}")
+
+    def _is_image(self, value: str) -> bool:
+        """Data of an SVG; as an image it runs nothing and fetches nothing, whatever stands in it."""
+        match = IMAGE.fullmatch(value)
+        try:
+            return match is not None and b"<svg" in base64.b64decode(match[1], validate=True)
+        except binascii.Error:
+            return False
+
+    def _style(self, text: str) -> None:
+        self.found += [f"style {each[:80]}" for each in IN_STYLE.findall(text) if "url(#" not in each]
+
+
+def loads(html: str) -> list[str]:
+    """Everything in the page that would be fetched or run, in words; nothing of a page that is whole in itself."""
+    return _read(html).found
+
+
+def faults(html: str) -> list[str]:
+    """Tags that are not closed, or not in order; ids that stand twice; links within that lead nowhere."""
+    reader = _read(html)
+    found = [*reader.broken, *(f"<{tag}> is never closed" for tag in reader.open)]
+    found += [f"id {each} stands twice" for each in sorted({i for i in reader.ids if reader.ids.count(i) > 1})]
+    return found + [f"#{each} leads nowhere" for each in reader.targets if each not in reader.ids]
+
+
+def _read(html: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    return reader

@@ -1,0 +1,89 @@
+"""A sweep's folder as a reader finds it: its points, those that failed and those that have not run among them.
+
+Plain files, as `workbench sweep` writes them: sweep.yaml, points/KEY/point.json, outcome.json and the run folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.study import yaml_text
+from workbench.study.record import Record
+
+SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.json"
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """`settings` are what the sweep sets in it (dotted path -> value). Neither record nor error: it has not run."""
+
+    number: int
+    key: str
+    label: str
+    settings: Mapping[str, Any]
+    record: Record | None
+    error: str | None
+
+    @property
+    def anchor(self) -> str:
+        return f"point-{self.number}"
+
+    @property
+    def state(self) -> str:
+        return "failed" if self.error else "done" if self.record else "not run"
+
+
+@dataclass(frozen=True)
+class SweepRead:
+    path: Path
+    name: str
+    experiment: Mapping[str, Any] = field(repr=False)
+    points: tuple[SweepPoint, ...] = field(repr=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        states = [point.state for point in self.points]
+        return {state: states.count(state) for state in ("done", "failed", "not run") if state in states}
+
+
+def is_sweep(path: Path) -> bool:
+    return (path / SWEEP).is_file()
+
+
+def read_sweep(path: Path) -> SweepRead:
+    """WorkbenchError where `sweep.yaml` cannot be read; what is wrong with a point is that point's error."""
+    try:
+        values = yaml_text.read((path / SWEEP).read_text(encoding="utf-8"))
+        named = [(str(each["key"]), str(each["label"])) for each in values["points"]]
+        experiment, name = dict(values["experiment"]), str(values["name"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WorkbenchError(f"{path / SWEEP}: cannot be read as a sweep's ({type(error).__name__}: {error})") from None
+    points = (_point(path / POINTS / key, number, key, label) for number, (key, label) in enumerate(named, 1))
+    return SweepRead(path, name, experiment, tuple(points))
+
+
+def _point(folder: Path, number: int, key: str, label: str) -> SweepPoint:
+    settings = _object(folder / POINT).get("settings")
+    outcome = _object(folder / OUTCOME)
+    error, run = outcome.get("error"), outcome.get("run")
+    record = None
+    if run:
+        try:
+            record = Record.open(folder / Path(str(run)).name)
+        except WorkbenchError as found:
+            error = error or str(found)
+    told = str(error) if error else None
+    return SweepPoint(number, key, label, settings if isinstance(settings, dict) else {}, record, told)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,125 @@
+"""What a sweep came to: a table of its points, and its measures over each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from workbench.records.run_pictures import Picture
+from workbench.records.svg import COLOURS, Axis, Series, lines
+from workbench.records.sweep_read import SweepPoint, SweepRead
+from workbench.study.comparison_text import COSTS, QUALITY
+from workbench.study.run_sheets import ms, rate
+
+MOST_PICTURES = 12
+SEED = "seed"  # the last piece of a setting that only repetitions differ in
+Cell = Callable[[Any], str]
+RUN: tuple[tuple[str, str, Cell], ...] = (
+    ("ttft_s.p50", "TTFT p50 ms", ms),
+    ("ttft_s.p99", "TTFT p99 ms", ms),
+    ("tpot_s.p50", "TPOT p50 ms", ms),
+    ("itl_s.p99", "ITL p99 ms", ms),
+    ("output_tokens_per_s", "output tokens/s", rate),
+    ("prefill_tokens_per_s", "prefill tokens/s", rate),
+    ("decode_tokens_per_s", "decode tokens/s", rate),
+    ("kv.bytes_used_peak", "cache bytes", "{:,.0f}".format),
+    ("goodput.share", "kept promise", "{:.1%}".format),
+)
+
+
+def axes_of(sweep: SweepRead) -> dict[str, list[Any]]:
+    """Settings that are not the same in all points, and their values in the order of the points."""
+    paths = dict.fromkeys(path for point in sweep.points for path in point.settings)
+    found = {path: _distinct(point.settings.get(path) for point in sweep.points) for path in paths}
+    return {path: values for path, values in found.items() if len(values) > 1}
+
+
+def measures_of(sweep: SweepRead) -> list[tuple[str, str, Cell]]:
+    """Those that any point has: of runs of requests, or of a table of variants the first row's."""
+    figures = [figures_of(point) for point in sweep.points]
+    return [each for each in (*RUN, *QUALITY, *COSTS) if any(is_number(row.get(each[0])) for row in figures)]
+
+
+def figures_of(point: SweepPoint) -> dict[str, Any]:
+    """A point's numbers by name, names of groups joined by dots."""
+    if point.record is None:
+        return {}
+    summary = point.record.summary
+    rows = summary.get("rows")
+    return _flat(rows[0] if rows else summary)
+
+
+def table(sweep: SweepRead) -> tuple[list[str], list[tuple[SweepPoint, list[str]]]]:
+    """Headings after the point's own, and each point's cells: its settings, its measures, its verdicts."""
+    axes, measures = axes_of(sweep), measures_of(sweep)
+    rows = []
+    for point in sweep.points:
+        figures = figures_of(point)
+        cells = [word(point.settings.get(path)) for path in axes]
+        cells += ["-" if figures.get(key) is None else tell(figures[key]) for key, _, tell in measures]
+        rows.append((point, cells))
+    return [*axes, *(heading for _, heading, _ in measures)], rows
+
+
+def sweep_pictures(sweep: SweepRead) -> Iterator[Picture]:
+    """A picture for each axis and measure: medians of repetitions, a line for each combination of the other axes."""
+    axes = {path: values for path, values in axes_of(sweep).items() if path.rsplit(".", 1)[-1] != SEED}
+    made = 0
+    for key, heading, _ in measures_of(sweep):
+        for path, values in axes.items():
+            series = _series(sweep.points, key, path, values, [other for other in axes if other != path])
+            flat = len({y for each in series for _, y in each.points}) < 2
+            if made == MOST_PICTURES or flat or len(series) > COLOURS:
+                continue
+            made += 1
+            numbers = all(is_number(value) for value in values)
+            names = () if numbers else tuple(word(value) for value in values)
+            log = numbers and min(values) > 0 and max(values) / min(values) >= 8
+            title = heading.removesuffix(" ms") + (", s" if heading.endswith(" ms") else "")
+            caption = f"{title} over {path}"
+            yield Picture(caption, lines(series, Axis(path, log, names), Axis(title), caption))
+
+
+def _series(
+    points: Sequence[SweepPoint], key: str, path: str, values: Sequence[Any], others: Sequence[str]
+) -> list[Series]:
+    numbers = all(is_number(value) for value in values)
+    found: dict[str, dict[float, list[float]]] = {}
+    for point in points:
+        figure = figures_of(point).get(key)
+        if figure is None or not is_number(figure) or path not in point.settings:
+            continue
+        name = " ".join(f"{other}={word(point.settings.get(other))}" for other in others)
+        place = point.settings[path] if numbers else values.index(point.settings[path])
+        found.setdefault(name, {}).setdefault(float(place), []).append(float(figure))
+    return [
+        Series(name, tuple((place, median(each)) for place, each in sorted(figures.items())), marked=True)
+        for name, figures in found.items()
+    ]
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def word(value: Any) -> str:
+    return value if isinstance(value, str) else "-" if value is None else str(value)
+
+
+def _distinct(values: Iterator[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _flat(values: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{front}{name}.")
+        else:
+            flat[front + name] = value
+    return flat

@@ -1,0 +1,101 @@
+"""Whether a run's times lie within the spread that was recorded. They say nothing about right or wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+from workbench.records.differences import HARDWARE, surroundings
+from workbench.study.metrics import per_request, percentile
+from workbench.study.record import Record
+from workbench.study.run_folder import MANIFEST
+
+MEASURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL"}
+OF_STEPS = ("tpot_s", "itl_s")  # what a replay has too: it submits by step, and nobody waits for the clock
+MOST = 50  # repetitions that are looked at, the latest
+STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]+$")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: the median now, what it was, and the spread it is held against, with what that is of."""
+
+    name: str
+    was: float
+    now: float
+    low: float
+    high: float
+    of: str
+
+    @property
+    def inside(self) -> bool:
+        return self.low <= self.now <= self.high
+
+    def __str__(self) -> str:
+        side = "inside" if self.inside else "above" if self.now > self.high else "below"
+        spread = f"{self.low * 1e3:,.2f} to {self.high * 1e3:,.2f} in {self.of}"
+        return f"{self.name} p50 {self.now * 1e3:,.2f} ms, was {self.was * 1e3:,.2f}: {side} the spread ({spread})"
+
+
+def timings(before: Record, after: Record) -> tuple[Timing, ...]:
+    """Each latency's median against its spread: over repetitions of the run where there are any beside it (the same
+    experiment on the same hardware), else from the 10th to the 90th percentile within the recorded run itself. Of a
+    replay only the times between tokens can be compared."""
+    replayed = after.summary.get("replayed_steps") is not None
+    repeated = [before, *repetitions(before, after)]
+    found = []
+    for key, name in MEASURES.items():
+        if replayed and key not in OF_STEPS:
+            continue
+        was, now = (record.summary.get(key, {}).get("p50") for record in (before, after))
+        if was is None or now is None:
+            continue
+        medians = [value for record in repeated if (value := record.summary.get(key, {}).get("p50")) is not None]
+        if len(medians) > 1:
+            spread, of = (min(medians), max(medians)), f"{len(medians)} recorded repetitions"
+        else:
+            values = list(_values(before, key))
+            low, high = percentile(values, 10), percentile(values, 90)
+            if low is None or high is None:
+                continue
+            spread, of = (low, high), f"the recorded run, p10 to p90 of {len(values)}"
+        found.append(Timing(name, was, now, *spread, of))
+    return tuple(found)
+
+
+def repetitions(record: Record, but: Record | None = None) -> list[Record]:
+    """Other finished runs in the same folder of the very same experiment on the same hardware, the latest first."""
+    wanted = record.manifest.get("experiment.yaml")
+    stem = STAMP.sub("", record.name)
+    out = []
+    for path in _beside(record, (stem, "reproduce")):
+        try:
+            other = Record.open(path)
+            same = other.manifest.get("experiment.yaml") == wanted and not surroundings(record, other, HARDWARE)
+            if same and other.summary.get("replayed_steps") is None:
+                out.append(other)
+        except WorkbenchError:  # damaged or unfinished: no evidence
+            continue
+        if len(out) == MOST:
+            break
+    mine = {each.path.resolve() for each in (record, but) if each is not None}
+    return [other for other in out if other.path.resolve() not in mine]
+
+
+def _beside(record: Record, stems: Sequence[str]) -> list[Path]:
+    folder = record.path.resolve().parent
+    found = (path for stem in dict.fromkeys(stems) for path in folder.glob(f"{stem}-*") if (path / MANIFEST).is_file())
+    return sorted(found, key=lambda path: path.name[len(STAMP.sub("", path.name)) :], reverse=True)
+
+
+def _values(record: Record, key: str) -> Iterator[float]:
+    """A latency of every request of a run, or of every token."""
+    for row in per_request(record.requests.to_pylist(), record.tokens.to_pylist()):
+        value = row[key]
+        if isinstance(value, list):
+            yield from value
+        elif value is not None:
+            yield value
