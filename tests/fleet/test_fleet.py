@@ -10,9 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fleet.scenes import TICK, fleet, machines, over_budget, scenes, told
+from workbench.cache.tables import Table
+from workbench.engine.policies import Fair
+from workbench.engine.scheduler import Limits
 from workbench.errors import WorkbenchError
 from workbench.fleet.fleet import Failure, Fleet, Pool
+from workbench.fleet.machine import Machine
 from workbench.fleet.routers import LeastLoaded
+from workbench.fleet.work import Form, Seen, StepTimes
 from workbench.traffic.arrival import Arrival
 from workbench.traffic.source import Open
 
@@ -21,6 +26,18 @@ from workbench.traffic.source import Open
 @given(scenes())
 def test_many_steps_in_one_move_are_what_they_are_one_by_one(scene: dict[str, Any]) -> None:
     assert told(fleet(scene).run()) == told(fleet(scene, one_by_one=True).run())
+
+
+def test_who_comes_amid_a_move_begins_where_the_others_are_by_then() -> None:
+    """A tenant that comes while another's request decodes: what was computed in the move so far counts."""
+    times = StepTimes("two ticks a step", (Seen(None, 0),), (Form(2, 0, 0, 0, 0, (0, 0), (0, 0)),))
+    machine = Machine(times, (Table((0,)),), (40,), (8,), 32, 60, Limits(1, 12), Fair())
+    came = [(0, "a", 25), (0, "a", 5), (20, "b", 10), (20, "b", 10), (20, "b", 10)]
+    arrivals = [Arrival(at * TICK, 1, output, tenant=tenant) for at, tenant, output in came]
+    for one_by_one in (False, True):
+        run = Fleet(Open(arrivals), Pool(machine, 1), one_by_one=one_by_one).run()
+        begun = sorted(run.jobs, key=lambda job: job.first_scheduled or 0)
+        assert [job.number for job in begun] == [0, 2, 3, 1, 4], one_by_one
 
 
 @given(scenes())

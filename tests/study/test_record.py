@@ -22,7 +22,6 @@ from workbench.errors import WorkbenchError
 from workbench.study.record import Record, RunFolder
 from workbench.study.run_folder import MANIFEST, MARKER
 from workbench.study.tables import SCHEMAS
-from workbench.trace.recorder import Recorder
 
 FILES = {
     "experiment.yaml", "environment.json", "requests.parquet", "steps.parquet", "tokens.parquet",
@@ -48,7 +47,13 @@ def test_what_is_read_is_what_was_written(tmp_path, recorder):
 
 
 def test_empty_tables_have_their_columns(tmp_path):
-    record = Record.open(write_run(tmp_path, Recorder()))
+    run = RunFolder.create(tmp_path, "empty")
+    for name in SCHEMAS:
+        run.write_table(name, [])
+    run.write_text("experiment.yaml", "question: how fast?\n")
+    for name in ("environment.json", "summary.json"):
+        run.write_json(name, {})
+    record = Record.open(run.finish())
     for name, schema in SCHEMAS.items():
         table = record.read_table(name)
         assert table.num_rows == 0

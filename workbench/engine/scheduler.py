@@ -7,6 +7,7 @@ model or a simulated one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool
@@ -90,7 +91,7 @@ class Scheduler:
         check_fits(sequence, self.holdings, self.limits, self.context, len(family) if together else 0)
         for new in family:
             new.since, new.mates = self._steps, family if together else []
-            self.tenants.come(new.request.tenant, (*self.running, *self.waiting))
+            self.tenants.come(new.request.tenant)
         alone = self.holdings.budget is not None  # evicting moves what lies in pages: nobody shares them
         for leader, *rest in [[each] for each in family] if alone else [family]:
             self._queue.add(leader, *rest)
@@ -100,6 +101,7 @@ class Scheduler:
         sequence's next positions are checked as far as the step has room. WorkbenchError where the policy gives no
         plan; everybody is then where they were."""
         self.holdings.carried_out()
+        self.tenants.settle(chain(self.running, self.waiting))
         decisions: list[Decision] = []
         for sequence in self.running if self.holdings.budget is not None else ():
             if reason := self.holdings.evict(sequence):

@@ -15,15 +15,23 @@ class Tenants:
     def __init__(self) -> None:
         self._ended: Counter[str] = Counter()  # tokens of sequences that ended, and what was given on coming back
         self._live: Counter[str] = Counter()  # sequences
+        self._came: list[tuple[str, list[str]]] = []  # who came back since the last step, and who was here then
 
-    def come(self, tenant: str, live: Iterable[Sequence]) -> None:
-        """A sequence of `tenant` comes; `live` are those that are here."""
+    def come(self, tenant: str) -> None:
+        """A sequence of `tenant` comes."""
         if not self._live[tenant]:
-            others = [name for name, count in self._live.items() if count]
-            if others:
-                served = self.served(live)
-                self._ended[tenant] = max(self._ended[tenant], min(served[name] for name in others))
+            self._came.append((tenant, [name for name, count in self._live.items() if count]))
         self._live[tenant] += 1
+
+    def settle(self, live: Iterable[Sequence]) -> None:
+        """Where those begin who came back; `live` are the sequences that are here. To be asked before a step is
+        planned, when those before it are over: while they run it is not known what was computed in them."""
+        served = self.served(live) if self._came else Counter[str]()
+        for tenant, others in self._came:
+            if others:
+                self._ended[tenant] = max(self._ended[tenant], min(served[name] for name in others))
+                served[tenant] = self._ended[tenant]
+        self._came.clear()
 
     def go(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant

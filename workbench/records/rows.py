@@ -74,8 +74,10 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
     experiment = record.get("experiment", record.get("settings"))
     known = {"experiment", "settings", "environment", "summary"}
     summary = record["summary"] if "summary" in record else {k: v for k, v in record.items() if k not in known}
-    settings = as_json(experiment, pieces) if isinstance(experiment, str) else json.dumps(experiment or {})
     question = record.get("question")
+    if isinstance(experiment, str) and "\n" not in experiment or not (experiment or question):
+        experiment = {"question": place.name.split("-")[0]}  # it was measured by a script of this name
+    settings = as_json(experiment, pieces) if isinstance(experiment, str) else json.dumps(experiment or {})
     if question and settings and settings != "{}" and "question" not in (experiment or ()):
         settings = json.dumps({"question": question, **json.loads(settings)})
     texts = [_if_object(json.dumps(part)) for part in (record["environment"], summary)]
