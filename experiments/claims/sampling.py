@@ -38,7 +38,7 @@ def order(found: Numbers) -> Ruling:
     return Ruling(
         "holds" if right else "holds-with-limits" if same else "refuted",
         f"{', '.join(found['order'])}; of a long tail at temperature 1.5 {found['kept']} tokens stay, with the "
-        f"temperature last {found['kept_temperature_last']}: the order matters",
+        f"temperature last {found['kept_temperature_last']}: the order {'does not matter' if same else 'matters'}",
         "the order does not matter here",
         {"tokens kept": found["kept"], "kept with the temperature last": found["kept_temperature_last"]},
     )
