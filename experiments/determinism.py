@@ -24,7 +24,7 @@ def judge(rows: Rows) -> list[Verdict]:
             ),
             outcome=_outcome(off),
             because="; ".join([*map(_told, off), *map(_told, on), *map(_price, on)]),
-            limits="bits change with the company, tokens do not; or not even the same company reproduces",
+            limits=_limits(off),
             figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
         )
     ]
@@ -36,6 +36,12 @@ def _outcome(off: Rows) -> Outcome:
         return "refuted"
     parts = any(row["varying_outputs"] > 1 for row in off)
     return "holds" if reproduces and parts else "holds-with-limits"
+
+
+def _limits(off: Rows) -> str:
+    if any(row["same_bits"] != 1 for row in off):
+        return "not even the same company reproduces every bit"
+    return "bits change with the company, tokens did not"
 
 
 def _told(row: Mapping[str, Any]) -> str:
