@@ -68,7 +68,7 @@ def nearest(word: str, names: Sequence[str]) -> str:
     around = [name for name in names if lower in re.split(r"[._]", name.lower()) or name.lower().endswith(f".{lower}")]
     close = list(dict.fromkeys([*sorted(around, key=len), *difflib.get_close_matches(word, names, n=NEAR, cutoff=0.6)]))
     if not close:
-        return "; `workbench runs --names` lists all"
+        return "; `workbench runs --names` lists all, with `--table variants` those of the variants of each run"
     return "; did you mean " + " or ".join(map(repr, close[:NEAR])) + "?"
 
 
