@@ -110,6 +110,10 @@ def test_what_is_gone_or_damaged_runs_again(tmp_path: Path) -> None:
     (outcomes[0].folder / "manifest.json").unlink()  # as of a copy that ended early
     (sweep.points[1].folder / OUTCOME).write_text('{"key": "')
     assert [row.state for row in rows_of(sweep)] == ["to run", "to run", "done"]
+    assert outcomes[2] is not None and outcomes[2].folder is not None
+    lacking = '{"files": {"summary.json": {"bytes": 5, "sha256": "0"}}}'
+    (outcomes[2].folder / "manifest.json").write_text(lacking)  # one file of many was not copied
+    assert [row.state for row in rows_of(sweep)] == ["to run"] * 3
 
 
 def test_a_worker_that_dies_is_followed_by_another_and_then_given_up(tmp_path: Path) -> None:

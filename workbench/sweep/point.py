@@ -11,7 +11,8 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
-from workbench.study.run_folder import MANIFEST, MARKER, write_atomically
+from workbench.study.intact import condition
+from workbench.study.run_folder import write_atomically
 
 POINT, OUTCOME, LOG = "point.json", "outcome.json", "log.txt"
 KEY_DIGITS = 16
@@ -71,14 +72,14 @@ class Outcome:
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:
-        """That of the point in `folder`; None where there is none yet, or what it speaks of is not there any more."""
+        """That of the point in `folder`; None where there is none yet, or its run folder is no longer whole."""
         try:
             values = json.loads((folder / OUTCOME).read_bytes())
             run = None if values["run"] is None else folder / values["run"]
             found = cls(values["key"], run, values["error"], values["seconds"], values["peak_bytes"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        gone = run is not None and (not (run / MANIFEST).is_file() or (run / MARKER).exists())
+        gone = run is not None and not (run.is_dir() and condition(run).state == "complete")
         return None if gone or found.key != folder.name else found
 
     def write(self, folder: Path) -> None:
