@@ -165,3 +165,11 @@ def test_naive_and_pages_differ_where_a_slot_is_ignored() -> None:
     ):
         other = naive.logits(Transformer.from_state(spec.model_copy(update=update), base), ids)
         assert not torch.allclose(plain, other)
+
+
+def test_latents_that_are_as_wide_and_parted_otherwise_have_tables_of_their_own() -> None:
+    ways = (LATENT.model_copy(update={"latent": latent, "rope_dim": 8 - latent}) for latent in (4, 6))
+    model = model_of(spec_of(*(LayerKind(attention=attention, hidden=12) for attention in ways)))
+    assert len(model.spec.layer_groups) == 2
+    assert model.logits([1, 2, 3]).shape == (3, model.spec.vocab)
+    serve(model, random.Random(0))

@@ -28,7 +28,7 @@ ASKED = {
     "schedule": {"max_num_seqs": 3, "max_num_batched_tokens": 24},
     "sampling": {"temperature": 0, "logprobs": 0},
     "workload": {
-        "kind": "traffic", "requests": 6, "arrivals": {"kind": "poisson", "rate": 200},
+        "kind": "traffic", "requests": 6, "arrivals": {"kind": "poisson", "rate": 3000},
         "lengths": {"kind": "fixed", "prompt": 20, "output": 8},
     },
     "measure": {"warmup": 0, "ceilings": False},

@@ -141,7 +141,8 @@ class ModelSpec(Value):
         groups: dict[tuple, list[int]] = {}
         for index, layer in enumerate(self.layers):
             attention = layer.attention
-            kind = attention.window, attention.sinks, attention.groups, attention.dim, attention.cached
+            latent = getattr(attention, "latent", None)  # two may be as wide and be parted otherwise
+            kind = attention.window, attention.sinks, attention.groups, attention.dim, attention.cached, latent
             groups.setdefault(kind, []).append(index)
         return tuple(tuple(indices) for indices in groups.values())
 
