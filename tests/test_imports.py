@@ -29,6 +29,7 @@ ORDER = [
     ("workbench.peers",),
     ("workbench.sweep",),
     ("workbench.ledger",),
+    ("workbench.widgets",),
     ("workbench.testing",),
     ("experiments",),
     ("workbench.cli",),

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -35,6 +35,20 @@ from workbench.request import FinishReason, Request
 from workbench.sampling.choose import Chooser
 from workbench.sampling.verify import Draft
 from workbench.trace.events import Event, Finished
+
+
+class Owner(Protocol):
+    """Who has a runner to itself, in a thread of its own while there is work: others stream through it."""
+
+    def here(self) -> bool:
+        """Whether this is that thread."""
+        ...
+
+    def elsewhere(self) -> bool:
+        """Whether that thread is at work, and not this one."""
+        ...
+
+    def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]: ...
 
 
 class Runner:
@@ -94,6 +108,7 @@ class Runner:
         self.drafts: Drafts | None = None
         self.speculate(drafts)
         self.overflow = overflow
+        self.owner: Owner | None = None
         self._names = (f"request-{number}" for number in itertools.count())
 
     @property
@@ -108,8 +123,13 @@ class Runner:
         With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of best_of > n
         come when all have ended, those of beams when the search has: samples 0 to n - 1 are the best.
         """
-        asked = intake.requests_from(requests, self.tokenizer, sampling, self._names)
-        return self._stream(asked, raises=isinstance(requests, str))
+        if self.owner is not None and not self.owner.here():
+            return self.owner.stream(requests, **sampling)
+        return self._stream(self.read(requests, sampling), raises=isinstance(requests, str))
+
+    def read(self, requests: intake.Asked, sampling: dict[str, Any]) -> list[Request]:
+        """`requests` as Requests, in the order asked; texts are encoded and named."""
+        return intake.requests_from(requests, self.tokenizer, sampling, self._names)
 
     def _stream(self, asked: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
@@ -140,6 +160,7 @@ class Runner:
 
         Returns how many Finished events are to come, or came: one a sample.
         """
+        self._check_owner()
         begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
         request = intake.fit(request, self.model.spec.context, self.overflow, begin_ids)
         return self.served.submit(request, box if box is not None else deque(), arrival)
@@ -147,6 +168,7 @@ class Runner:
     def cancel(self, request_id: str) -> None:
         """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
         Unknown ids are ignored."""
+        self._check_owner()
         self.served.cancel(request_id)
 
     def speculate(self, drafts: Drafts | None) -> None:
@@ -185,6 +207,7 @@ class Runner:
 
     def step(self, box: deque[Event] | None = None) -> None:
         """Compute one step. Events about the whole step go to `box`, those of a request to its own."""
+        self._check_owner()
         began = self.now = self.clock()  # within a step time stands still: life times are the same when it is replayed
         proposed = self._propose()
         drafted = self.clock()
@@ -222,6 +245,10 @@ class Runner:
         stepped = self.instruments.step(whole, held, times, accepted, compiles, kernels)
         if box is not None:
             box.append(stepped)
+
+    def _check_owner(self) -> None:
+        if self.owner is not None and self.owner.elsewhere():
+            raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.Live.of(runner).call")
 
     def _propose(self) -> dict[str, Draft]:
         """Tokens to be checked in the next step."""
