@@ -25,7 +25,14 @@ function render({ model, el }) {
     model.save_changes();
   };
 
+  const leave = () => {
+    model.off("change:content", draw);
+    tip.remove();
+  };
+  let seen = false;
   const draw = () => {
+    seen ||= el.isConnected;
+    if (seen && !el.isConnected) return leave(); // JupyterLab drops a view that it renders again, and does not say so
     const focused = document.activeElement;
     const key = view.contains(focused) ? focused.dataset.key : undefined;
     const scrolled = [...view.querySelectorAll("[data-scroll]")].map((each) => [each.scrollLeft, each.scrollTop]);
@@ -57,9 +64,6 @@ function render({ model, el }) {
   });
   model.on("change:content", draw);
   draw();
-  return () => {
-    model.off("change:content", draw);
-    tip.remove();
-  };
+  return leave;
 }
 export default { render };
