@@ -12,7 +12,7 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
-    ("workbench.errors",),
+    ("workbench.errors", "workbench.progress"),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),

@@ -23,7 +23,7 @@ FORMATS = {"dense": (6144, 0.0, 1.0), "int8": (1968, 7e-5, 1.1), "int4": (1344, 
 def record(place: Path, name: str, format: str, seed: int = 0) -> Path:
     size, apart, seconds = FORMATS[format]
     value = {
-        "summary": {"bytes_per_token": size, "kl_mean": apart, "seconds": seconds + seed / 100, "others_cpu_share": 0.0},
+        "summary": {"bytes_per_token": size, "kl_mean": apart, "seconds": seconds + seed / 100},
         "environment": {"date": "2026-11-21T12:00:00+00:00", "cpu": {"model": "A CPU", "usable_cores": 2}, "gpu": []},
         "experiment": {"question": "?", "cache": {"format": format}, "sampling": {"seed": seed}},
     }
