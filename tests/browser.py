@@ -27,4 +27,4 @@ def lab() -> Iterator[Lab]:
             pytest.skip(lacking)
     folders = {"notebooks": ROOT / "notebooks"} if (ROOT / "notebooks").is_dir() else {}
     with LabServer(folders) as server, Browser() as chromium:
-        yield Lab(server, chromium.tab(server.origin))
+        yield Lab(server, chromium)

@@ -31,6 +31,7 @@ ORDER = [
     ("workbench.ledger",),
     ("workbench.testing",),
     ("experiments",),
+    ("workbench.lab",),
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (

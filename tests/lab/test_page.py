@@ -27,7 +27,7 @@ def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
     page = lab.open(lab.write("slider.py", SLIDER))
     page.run_all()
     assert page.executed() == (2, 2) and page.errors() == []
-    assert page.console_errors == [] and page.outside_requests == [] and page.widgets() == ["widget"]
+    assert page.console_errors == [] and page.outside_requests == [] and [str(shown) for shown in page.widgets()] == ["cell 1 (widget)"]
     handle = page.views().first.locator(".noUi-handle")
     handle.focus()
     handle.press("ArrowRight")

@@ -68,20 +68,20 @@ window.bench = {
         const child = cell.node.querySelectorAll(".jp-Cell-outputArea > .jp-OutputArea-child")[place];
         const node = child?.querySelector(".jp-OutputArea-output");
         const classes = [...(node?.querySelectorAll('[class*="wb-"]') ?? [])].flatMap((inner) => [...inner.classList]);
+        const plain = Boolean(node?.querySelector(".jupyter-widgets"));
         return {
           cell: index + 1,
-          place,
           line: cell.model.sharedModel.getSource().trim().split("\n")[0],
           name: classes.find((name) => name.startsWith("wb-")) ?? "widget",
-          drawn: Boolean(node?.querySelector(".jupyter-widgets")),
-          text: node?.querySelector(".jupyter-widgets") ? "" : (node?.innerText ?? ""),
+          drawn: plain || Boolean(node?.firstElementChild?.childElementCount), // anywidget fills its element itself
+          text: plain ? "" : (node?.innerText ?? "").trim().slice(0, 200),
         };
       }),
     );
   },
 
   document() {
-    return this.panel.content.model.toJSON();
+    return JSON.parse(JSON.stringify(this.panel.content.model.toJSON())); // what is undefined is not saved
   },
 
   theme(name) {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
-from workbench.lab.browser import Tab
+from workbench.lab.browser import Browser
 from workbench.lab.server import LIMIT_S, LabServer
 
 if TYPE_CHECKING:
@@ -34,11 +34,23 @@ class CellError:
         return f"{where}: {self.name}: {self.message}"
 
 
+@dataclass(frozen=True)
+class Shown:
+    """An output that holds a widget: its cell, and its class `wb-...` (`widget` for anybody else's)."""
+
+    cell: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"cell {self.cell} ({self.name})"
+
+
 class Lab:
     """A server and a browser that stay for many notebooks."""
 
-    def __init__(self, server: LabServer, tab: Tab) -> None:
-        self.server, self.tab = server, tab
+    def __init__(self, server: LabServer, browser: Browser) -> None:
+        self.server, self.browser = server, browser
+        self.tab = tab = browser.tab(server.origin)
         tab.page.set_default_timeout(LIMIT_S * 1000)
         tab.page.goto(f"{server.origin}/lab/workspaces/check?token={server.token}&reset")
         tab.page.wait_for_function("window.jupyterapp?.restored")
@@ -67,6 +79,18 @@ class Lab:
     def theme(self, name: str) -> None:
         """`light` or `dark`."""
         self.tab.page.evaluate("name => bench.theme(name)", f"JupyterLab {name.capitalize()}")
+
+    def shown_offline(self, html: Path, outputs: list[tuple[str, int]]) -> tuple[list[bool], list[str]]:
+        """Whether each of an exported page's outputs (cell id, place) shows a picture without a network, and what the
+        page asked for."""
+        from workbench.lab.export import SHOWN
+
+        tab = self.browser.tab(None, offline=True)
+        try:
+            tab.page.goto(html.resolve().as_uri(), wait_until="load")
+            return [tab.page.evaluate(SHOWN, list(output)) for output in outputs], tab.outside_requests
+        finally:
+            tab.close()
 
 
 class NotebookPage:
@@ -139,7 +163,7 @@ class NotebookPage:
         """Errors of cells, of threads they started, of widgets' callbacks, and of widgets that could not be drawn."""
         called_back = [CellError(0, name, message) for name, message in self.tab.evaluate("bench.calledBack")]
         undrawn = [
-            CellError(view["cell"], "Widget", view["text"].strip() or "was not drawn", view["line"])
+            CellError(view["cell"], "Widget", view["text"] or "was not drawn", view["line"])
             for view in self.tab.evaluate("bench.views()")
             if not view["drawn"] or any(words in view["text"] for words in BROKEN)
         ]
@@ -173,9 +197,9 @@ class NotebookPage:
         """The outputs that hold a widget."""
         return self.root.locator(VIEWS)
 
-    def widgets(self) -> list[str]:
-        """The name of each output's widget, in order: its class `wb-...`, or `widget` for anybody else's."""
-        return [view["name"] for view in self.tab.evaluate("bench.views()")]
+    def widgets(self) -> list[Shown]:
+        """The outputs that hold a widget, in order."""
+        return [Shown(view["cell"], view["name"]) for view in self.tab.evaluate("bench.views()")]
 
     def screenshot(self, path: Path, of: Locator | None = None) -> Path:
         """A PNG of a locator's first match, or of the whole tab."""
