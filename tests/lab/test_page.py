@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.browser import ROOT, browser
+from workbench.errors import WorkbenchError
 from workbench.lab.page import Lab
 
 pytestmark = browser
@@ -19,7 +22,10 @@ slider.observe(lambda change: setattr(answer, "value", f"twice is {2 * change.ne
 widgets.VBox([slider, answer])
 
 # %%
-import os, sys, workbench
+import sys, workbench
+wrong = widgets.IntSlider()
+wrong.observe(lambda change: 1 / 0, "value")
+wrong
 """
 
 
@@ -27,7 +33,8 @@ def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
     page = lab.open(lab.write("slider.py", SLIDER))
     page.run_all()
     assert page.executed() == (2, 2) and page.errors() == []
-    assert page.console_errors == [] and page.outside_requests == [] and [str(shown) for shown in page.widgets()] == ["cell 1 (widget)"]
+    assert page.console_errors == [] and page.outside_requests == []
+    assert [str(shown) for shown in page.widgets()] == ["cell 1 (widget)", "cell 2 (widget)"]
     handle = page.views().first.locator(".noUi-handle")
     handle.focus()
     handle.press("ArrowRight")
@@ -35,23 +42,17 @@ def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
     assert page.ask("slider.value") == "4"
     assert page.ask("sys.executable") == repr(sys.executable)
     assert page.ask("workbench.__file__") == repr(str(ROOT / "workbench" / "__init__.py"))
-
-
-def test_errors_are_named_with_their_cell(lab: Lab) -> None:
-    source = "# %%\nx = 1\n\n# %%\n# a comment\nx / 0\n\n# %%\nx = 2\n"
-    page = lab.open(lab.write("fails.py", source))
-    page.run_all()
-    assert [str(error) for error in page.errors()] == ["cell 2 (# a comment): ZeroDivisionError: division by zero"]
-    assert page.executed() == (2, 3)
-
-
-def test_an_error_in_a_widgets_callback_is_an_error(lab: Lab) -> None:
-    source = "# %%\nimport ipywidgets\nslider = ipywidgets.IntSlider()\nslider.observe(lambda _: 1 / 0)\nslider\n"
-    page = lab.open(lab.write("calls_back.py", source))
-    page.run_all()
     assert page.errors() == []
-    handle = page.views().first.locator(".noUi-handle")
-    handle.focus()
-    handle.press("ArrowRight")
+    page.views().nth(1).locator(".noUi-handle").press("ArrowRight")
     page.settle()
-    assert {error.name for error in page.errors()} == {"ZeroDivisionError"}
+    assert {str(error) for error in page.errors()} == {"in a widget's callback: ZeroDivisionError: division by zero"}
+
+
+def test_a_cell_that_does_not_end_is_named_and_stopped(lab: Lab) -> None:
+    page = lab.open(lab.write("long.py", "# %%\nx = 1\n\n# %%\nimport time\ntime.sleep(600)\n\n# %%\nx = 2\n"))
+    with pytest.raises(WorkbenchError, match=r"long.py: cell 2 still runs after 2 s"):
+        page.run_all(timeout_s=2)
+    page.tab.wait_for_function("bench.kernel().status === 'idle'")
+    assert [(error.cell, error.name) for error in page.errors()] == [(2, "KeyboardInterrupt")]
+    page.run_cell(3)
+    assert page.ask("x") == "2"

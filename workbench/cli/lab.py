@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def lab(
     notebook: Annotated[list[str] | None, typer.Argument(help="a notebook to open, or those to check")] = None,
-    folder: Annotated[Path | None, typer.Option(help="the notebooks; the nearest notebooks/ upwards unless given")] = None,
+    folder: Annotated[Path | None, typer.Option(help="the notebooks; else the nearest notebooks/ upwards")] = None,
     port: Annotated[int | None, typer.Option(help="the server's; 8888 or the next free one unless given")] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="open a tab in your browser")] = True,
     check: Annotated[bool, typer.Option("--check", help="open and run everything headlessly, and report")] = False,
@@ -54,7 +54,8 @@ def _check(
     album = Pictures(pictures, dark) if pictures else None
     if as_json:
         visits = check(folder, only, album, keep)
-        print_json({"folder": str(folder), "ok": not any(v.faults for v in visits), "notebooks": [v.to_dict() for v in visits]})
+        notebooks = [visit.to_dict() for visit in visits]
+        print_json({"folder": str(folder), "ok": not any(n["faults"] for n in notebooks), "notebooks": notebooks})
         return visits
     out = console()
     with out.status("opening JupyterLab") as status:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from workbench.lab.needs import chromium, lacks_browser, must_have
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Route
+    from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Route, WebSocket
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync")  # fmt: skip
@@ -76,7 +76,11 @@ def _watch(context: BrowserContext, tab: Tab, origin: str | None) -> None:
         if message.type == "error":
             tab.console_errors.append(message.text)
 
+    def connect(socket: WebSocket) -> None:
+        if not is_here(socket.url):
+            tab.outside_requests.append(socket.url)
+
     context.route(lambda url: not is_here(url), refuse)
     context.on("console", hear)
     context.on("weberror", lambda failure: tab.console_errors.append(str(failure.error)))
-    tab.page.on("websocket", lambda socket: is_here(socket.url) or tab.outside_requests.append(socket.url))
+    tab.page.on("websocket", connect)

@@ -115,6 +115,22 @@ window.bench = {
     });
   },
 
+  // Whether an output of an exported page shows a picture that has something in it.
+  shown([id, place]) {
+    const output = document.getElementById(`cell-id=${id}`)?.querySelectorAll(".jp-OutputArea-child")[place];
+    const seen = (node) => {
+      const box = node.getBoundingClientRect();
+      return box.width > 0 && box.height > 0;
+    };
+    const drawn = {
+      IMG: (node) => node.complete && node.naturalWidth > 0,
+      TABLE: (node) => node.innerText.trim() !== "",
+      svg: (node) => [...node.querySelectorAll("path,rect,circle,line,polyline,polygon,text,image")].some(seen),
+    };
+    const pictures = [...(output?.querySelectorAll("svg, img, table") ?? [])];
+    return pictures.some((node) => seen(node) && drawn[node.tagName](node));
+  },
+
   async close() {
     const panel = this.panel;
     if (!panel) return;

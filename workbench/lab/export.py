@@ -1,8 +1,10 @@
-"""Executed notebooks as HTML that needs no network: `jupyter nbconvert --to workbench.lab.export.OfflineHTML FILE.ipynb`.
+"""Executed notebooks as HTML that needs no network.
+
+On the command line: `jupyter nbconvert --to workbench.lab.export.OfflineHTML FILE.ipynb`.
 
 nbconvert's own HTML takes a widget's live view where the notebook stores the widgets' state (nbclient and `nbconvert
---execute` store it unless told otherwise; JupyterLab does not), and then asks a CDN for the code that draws it. Here the
-picture beside the view is taken in either case. Formulas stay as they were typed: MathJax would be asked for as well.
+--execute` store it unless told otherwise; JupyterLab does not), and then asks a CDN for the code that draws it. Here
+the picture beside the view is taken in either case. Formulas stay as they were typed: MathJax would be asked for too.
 """
 
 from __future__ import annotations
@@ -15,17 +17,6 @@ from traitlets import List, Unicode, default
 from traitlets.config import Config
 
 VIEW = "application/vnd.jupyter.widget-view+json"
-# Pictures that have something in them; an image counts once it was decoded.
-SHOWN = """([id, place]) => {
-    const cell = document.getElementById(`cell-id=${id}`);
-    const output = cell?.querySelectorAll(".jp-OutputArea-child")[place];
-    const seen = node => { const box = node.getBoundingClientRect(); return box.width > 0 && box.height > 0; };
-    const drawn = node => node.tagName === "IMG" ? node.naturalWidth > 0
-        : node.tagName === "TABLE" ? node.innerText.trim() !== ""
-        : node.tagName === "svg" ? [...node.querySelectorAll("path,rect,circle,line,polyline,polygon,text,image")].some(seen)
-        : true;
-    return [...(output?.querySelectorAll("svg, img, table, canvas") ?? [])].some(node => seen(node) && drawn(node));
-}"""
 
 
 class OfflineHTML(HTMLExporter):

@@ -22,7 +22,7 @@ BROKEN = ("Error displaying widget", "Error creating widget", "Error rendering",
 
 @dataclass(frozen=True)
 class CellError:
-    """What went wrong in a cell (counted from 1 over code cells; 0 is a widget's callback), and the cell's first line."""
+    """What went wrong in a code cell (counted from 1; 0 is a widget's callback), and the cell's first line."""
 
     cell: int
     name: str
@@ -83,12 +83,12 @@ class Lab:
     def shown_offline(self, html: Path, outputs: list[tuple[str, int]]) -> tuple[list[bool], list[str]]:
         """Whether each of an exported page's outputs (cell id, place) shows a picture without a network, and what the
         page asked for."""
-        from workbench.lab.export import SHOWN
-
         tab = self.browser.tab(None, offline=True)
         try:
             tab.page.goto(html.resolve().as_uri(), wait_until="load")
-            return [tab.page.evaluate(SHOWN, list(output)) for output in outputs], tab.outside_requests
+            return [
+                tab.page.evaluate("output => bench.shown(output)", list(output)) for output in outputs
+            ], tab.outside_requests
         finally:
             tab.close()
 

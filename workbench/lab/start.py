@@ -17,7 +17,8 @@ def start(folder: Path, notebook: str | None = None, port: int | None = None, br
     from workbench.lab.server import ours_first
 
     with tempfile.TemporaryDirectory(prefix="workbench-lab-") as data:
-        process = subprocess.Popen(command(folder, notebook, port, browser), env=ours_first(dict(os.environ), Path(data)))
+        environment = ours_first(dict(os.environ), Path(data))
+        process = subprocess.Popen(command(folder, notebook, port, browser), env=environment)
         while True:
             try:
                 return process.wait()
