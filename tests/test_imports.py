@@ -32,6 +32,7 @@ ORDER = [
     ("workbench.widgets",),
     ("workbench.testing",),
     ("experiments",),
+    ("workbench.lab",),
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (
