@@ -28,6 +28,7 @@ from workbench.trace.events import Event, Finished
 MODEL = model_of(spec_of(layer(), layer(2, 1, window=9)))
 PLAIN = model_of(spec_of(layer(dim=8), layer(dim=8)))
 PACKED = CacheFormat(format="int8", group=8, columns=8, residual=8)
+HOST = {"kind": "memory", "bytes": 2**16}
 
 
 def drafts(proposer: Any) -> Drafts:
@@ -36,7 +37,7 @@ def drafts(proposer: Any) -> Drafts:
 
 KINDS: dict[str, Any] = {
     "plain": lambda: runner_of(MODEL),
-    "few pages, saved on the host": lambda: runner_of(MODEL, pages=22, prefix="radix", offload="memory"),
+    "few pages, saved on the host": lambda: runner_of(MODEL, pages=22, prefix="radix", offload=HOST),
     "packed": lambda: runner_of(PLAIN, cache=PACKED, page_size=8),
     "evicting": lambda: runner_of(PLAIN, evict={"kind": "heavy_hitters", "budget": 12}),
     "lookup": lambda: runner_of(MODEL, drafts=drafts(LookupDrafts(1, 3))),
@@ -90,7 +91,7 @@ def lengths() -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_runner_goes_on_whenever_a_stream_is_interrupted(kind: str, lengths: dict[str, int]) -> None:
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=6, deadline=None)
     @given(st.integers(0, lengths[kind] - 2))
     def at(line: int) -> None:
         assert one(kind, line), "the interrupt was lost"
