@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
+from functools import partial
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def begun(kind: str) -> Runner:
 
 @pytest.fixture(scope="module")
 def lengths() -> dict[str, int]:
-    return {kind: lines_of(lambda runner=begun(kind): mine(runner)) for kind in KINDS}
+    return {kind: lines_of(partial(mine, begun(kind))) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,18 +139,16 @@ def test_steps_that_were_planned_and_never_computed_do_no_harm(monkeypatch: pyte
 
 def test_an_interrupt_waits_for_its_moment() -> None:
     came: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        with HeldBack() as held:
-            signal.raise_signal(signal.SIGINT)
-            came.append("held")
-            with held.let_through():
-                came.append("never")
-    with pytest.raises(KeyboardInterrupt):
-        with HeldBack() as held, HeldBack():
-            with held.let_through():
-                came.append("let through")
-            signal.raise_signal(signal.SIGINT)
-            came.append("held to the end")
+    with pytest.raises(KeyboardInterrupt), HeldBack() as held:
+        signal.raise_signal(signal.SIGINT)
+        came.append("held")
+        with held.let_through():
+            came.append("never")
+    with pytest.raises(KeyboardInterrupt), HeldBack() as held, HeldBack():
+        with held.let_through():
+            came.append("let through")
+        signal.raise_signal(signal.SIGINT)
+        came.append("held to the end")
     assert came == ["held", "let through", "held to the end"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

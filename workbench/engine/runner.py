@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from workbench.cache.format import CacheFormat
-from workbench.engine import intake
+from workbench.engine import intake, runner_shown
 from workbench.engine.apart import forward_apart
 from workbench.engine.cache import Cache
 from workbench.engine.drafts import Drafts
@@ -35,10 +35,11 @@ from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 from workbench.sampling.choose import Chooser
 from workbench.sampling.verify import Draft
+from workbench.shown import Shown, Table
 from workbench.trace.events import Event, Finished
 
 
-class Runner:
+class Runner(Shown):
     """A model, its cache and its requests. `note` receives every event (see `instruments`)."""
 
     def __init__(
@@ -238,6 +239,12 @@ class Runner:
         stepped = self.instruments.step(whole, pages, times, accepted, compiles, kernels)
         if box is not None:
             box.append(stepped)
+
+    def __repr__(self) -> str:
+        return f"<Runner {runner_shown.headline(self)}>"
+
+    def _shown(self) -> Table:
+        return runner_shown.table(self)
 
     def _propose(self) -> dict[str, Draft]:
         """Tokens to be checked in the next step."""
