@@ -12,7 +12,7 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
-    ("workbench.errors", "workbench.pixels", "workbench.shown"),
+    ("workbench.errors", "workbench.pixels", "workbench.progress", "workbench.shown"),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),
@@ -29,8 +29,10 @@ ORDER = [
     ("workbench.peers",),
     ("workbench.sweep",),
     ("workbench.ledger",),
+    ("workbench.widgets",),
     ("workbench.testing",),
     ("experiments",),
+    ("workbench.lab",),
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (

@@ -24,6 +24,7 @@ from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments, StepTimes
 from workbench.engine.interrupts import HeldBack
 from workbench.engine.lanes import Lanes
+from workbench.engine.owner import Owner
 from workbench.engine.plan import StepPlan
 from workbench.engine.reading import Read
 from workbench.engine.schedule import SetBack, policy_from
@@ -96,6 +97,7 @@ class Runner(Shown):
         self.drafts: Drafts | None = None
         self.speculate(drafts)
         self.overflow = overflow
+        self.owner: Owner | None = None
         self._names = (f"request-{number}" for number in itertools.count())
 
     @property
@@ -111,8 +113,13 @@ class Runner(Shown):
         With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of best_of > n
         come when all have ended, those of beams when the search has: samples 0 to n - 1 are the best.
         """
-        asked = intake.requests_from(requests, self.tokenizer, sampling, self._names)
-        return self._stream(asked, raises=isinstance(requests, str))
+        if self.owner is not None and not self.owner.here():
+            return self.owner.stream(requests, **sampling)
+        return self._stream(self.read(requests, sampling), raises=isinstance(requests, str))
+
+    def read(self, requests: intake.Asked, sampling: dict[str, Any]) -> list[Request]:
+        """`requests` as Requests, in the order asked; texts are encoded and named."""
+        return intake.requests_from(requests, self.tokenizer, sampling, self._names)
 
     def _stream(self, asked: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
@@ -142,6 +149,7 @@ class Runner(Shown):
 
         Returns how many Finished events are to come, or came: one a sample.
         """
+        self._check_owner()
         begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
         request = intake.fit(request, self.model.spec.context, self.overflow, begin_ids)
         with HeldBack():
@@ -150,11 +158,13 @@ class Runner(Shown):
     def cancel(self, request_id: str) -> None:
         """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
         Unknown ids are ignored."""
+        self._check_owner()
         with HeldBack():
             self.served.cancel(request_id)
 
     def cancel_all(self, box: deque[Event]) -> None:
         """As `cancel`, of every request whose events go to `box`."""
+        self._check_owner()
         with HeldBack():
             for name in self.served.of(box):
                 self.served.cancel(name)
@@ -196,6 +206,7 @@ class Runner(Shown):
     def step(self, box: deque[Event] | None = None) -> None:
         """Compute one step. Events about the whole step go to `box`, those of a request to its own. An interrupt comes
         while the model computes, and then nobody has got on, or when the step is over."""
+        self._check_owner()
         with HeldBack() as held:
             self._step(box, held)
 
@@ -245,6 +256,10 @@ class Runner(Shown):
 
     def _shown(self) -> Table:
         return runner_shown.table(self)
+
+    def _check_owner(self) -> None:
+        if self.owner is not None and self.owner.elsewhere():
+            raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.Live.of(runner).call")
 
     def _propose(self) -> dict[str, Draft]:
         """Tokens to be checked in the next step."""
