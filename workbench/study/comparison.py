@@ -51,7 +51,8 @@ def run_comparison(
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()
     try:
-        with threads(experiment.measure.threads), Progress(bar_format="{desc} [{elapsed}]", disable=not progress) as bar:
+        bar = Progress(bar_format="{desc} [{elapsed}]", disable=not progress)
+        with threads(experiment.measure.threads), bar:
             predicted = predictions(experiment, bar.set_description)
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured

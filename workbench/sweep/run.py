@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Literal
 
 from workbench.progress import Progress
+from workbench.study.experiment import Experiment
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.places import Place, place_from
 from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
@@ -45,18 +46,24 @@ def rows_of(sweep: SweepFolder) -> list[Row]:
 
 
 def run_sweep(
-    sweep: SweepFolder,
+    sweep: SweepFolder | Experiment,
     place: Place | None = None,
     retry_failed: bool = False,
     attempts: int = ATTEMPTS,
     progress: bool = True,
     expected: Mapping[str, float | None] | None = None,
+    *,
+    out: Path | str = "runs",
+    name: str = "sweep",
 ) -> list[Row]:
     """Have `place` (this machine, one after another, unless given) run every point that has no outcome (with
-    `retry_failed`, or a bad one). A point that fails is a row
-    with its error; one whose worker dies runs again, `attempts` times in all. Whatever ends this early, points that
-    are done stay done. `expected` are seconds by key: they weigh points in the time that is left."""
+    `retry_failed`, or a bad one). A point that fails is a row with its error; one whose worker dies runs again,
+    `attempts` times in all. Whatever ends this early, points that are done stay done. `expected` are seconds by key:
+    they weigh points in the time that is left. An Experiment gets a new folder called `name` below `out`; a
+    SweepFolder goes on where it is."""
     place = place or place_from(LocalPart())
+    if isinstance(sweep, Experiment):
+        sweep = SweepFolder.planned(sweep, Path(out), name)
     sweep.write()
     waiting = [row.point for row in rows_of(sweep) if _is_due(row, retry_failed)]
     with _bar(sweep, waiting, expected or {}, progress) as bar, _ended_as_interrupted():
