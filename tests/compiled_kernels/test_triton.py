@@ -20,11 +20,11 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
-@pytest.mark.parametrize("name", ["triton_interpreted", "triton_fixed_interpreted"])
-def test_kernels_agree_with_their_specification_in_the_interpreter(name: str, tmp_path: Path) -> None:
-    file = str(HERE / f"{name}.py")
+@pytest.mark.timeout(600)
+def test_kernels_agree_with_their_specification_in_the_interpreter(tmp_path: Path) -> None:
+    files = [str(HERE / f"{name}.py") for name in ("triton_interpreted", "triton_fixed_interpreted")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", file],
+        [sys.executable, "-m", "pytest", "-x", "--no-header", "-p", "no:cacheprovider", *files],
         cwd=tmp_path,  # where hypothesis keeps its examples
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

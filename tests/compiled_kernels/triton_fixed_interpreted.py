@@ -21,7 +21,10 @@ from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, q
 from compiled_kernels.masks import Causal, Mask, SlidingWindow, band
 from compiled_kernels.paged_attention import triton as attention
 from compiled_kernels.triton_code.launch import run
+from tests.compiled_kernels.interpreter import set_up_once_a_launch
 from tests.compiled_kernels.test_operators import DTYPES, SUITES, seeds
+
+__all__ = ["set_up_once_a_launch"]  # a fixture
 
 
 def in_one_order(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
