@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -29,9 +30,12 @@ class PageMap(View):
     arranged = traitlets.Enum(LAYOUTS, LAYOUTS[0])
     chosen = traitlets.Unicode("")
 
+    _leave: Callable[[], None] | None = None
+
     def __init__(self, source: Any):
-        self._log, self._leave = _log_of(source, lambda: self.pulse.mark())
-        super().__init__(follow=self._leave is not None)
+        super().__init__()
+        self._log, self._leave = _log_of(source, self.pulse.mark)
+        self.follow = self._leave is not None
         self._reaching: int | None = None
         self._slider = ipywidgets.IntSlider(description="step", layout=ipywidgets.Layout(width="32em"))
         self._play = ipywidgets.Play(interval=200, show_repeat=False)
@@ -97,7 +101,7 @@ class PageMap(View):
         self.chosen = "" if name == self.chosen else name
 
 
-def _log_of(source: Any, told: Any) -> tuple[PageLog, Any]:
+def _log_of(source: Any, told: Callable[[], None]) -> tuple[PageLog, Callable[[], None] | None]:
     """What is to be shown, and for a runner how to stop noting it."""
     from workbench.engine.runner import Runner
     from workbench.widgets.live import Live

@@ -6,6 +6,7 @@ Owners are told apart by letters beside colours, what several hold by hatching, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
 from workbench.widgets import kit
 from workbench.widgets.page_cells import Cells, mark
 from workbench.widgets.page_snapshot import Snapshot

@@ -41,7 +41,7 @@ class Owner:
 @dataclass(frozen=True, eq=False)
 class Census:
     """Of one panel, by page, with a place for page 0: which owner names it first (-1 for none), how many do, and the
-    tokens that stand in it when the step is done."""
+    tokens that stand in it when the step is done (0 where nobody does; what the index keeps is full)."""
 
     first: Ints
     owners: Ints
@@ -107,7 +107,6 @@ class Snapshot:
             mine = mine[here]
             first[mine], tokens[mine] = number, np.maximum(tokens[mine], filled[here])
             owners[mine] += 1
-        tokens[self.kept[panel]] = size  # only full pages are known to the index
         return Census(first, owners, tokens)
 
 

@@ -41,7 +41,7 @@ def strip(
     parts += [
         kit.line(at, y - 2, at, y + HIGH + 2, stroke_width=1.5, stroke_dasharray="4 2"),
         kit.text(x + wide + 6, y + 9, _many(most, "place" if about.host else "page"), class_="s faint"),
-        kit.text(x + wide + 6, y + HIGH, f"steps {first}-{last - 1}", class_="s faint"),
+        kit.text(x + wide + 6, y + HIGH, f"steps {first}-{last - 1 - history[-1].resting}", class_="s faint"),
     ]
     return kit.group(*parts, class_="strip")
 
