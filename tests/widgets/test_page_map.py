@@ -139,7 +139,8 @@ def test_what_was_on_its_way_back_when_its_sequence_ended_is_accounted_for() -> 
 
 def shows(picture: str, seen: Snapshot, log: PageLog, whole: bool) -> None:
     """What is read from the picture is what `seen` says."""
-    cells = {e.attrib["data-key"]: e.attrib for e in ET.fromstring(picture).iter(f"{SVG}rect") if "data-key" in e.attrib}
+    rects = (rect.attrib for rect in ET.fromstring(picture).iter(f"{SVG}rect"))
+    cells = {each["data-key"]: each for each in rects if "data-key" in each}
     expected = set()
     for panel, about in enumerate(seen.panels):
         ever = max(each.last_used[panel] for each in log.snapshots)
