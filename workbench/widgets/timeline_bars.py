@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -43,12 +44,11 @@ def bars(slices: Iterable[Slice], across: Scale) -> Iterator[Bar]:
 
 def steps(tracks: Tracks, across: Scale) -> list[Bar]:
     """Those in sight; of steps that begin within one pixel one bar."""
-    begins = np.array(tracks.step_times)
-    first = max(0, int(np.searchsorted(begins, across.low, "right")) - 1)
-    last = int(np.searchsorted(begins, across.high, "right"))
+    begins = np.array(tracks.step_times)  # a copy: an array that is looked at cannot grow
+    first, last = between(begins, across)
+    while first and tracks.steps[first - 1].end >= across.low:
+        first -= 1
     seen = tracks.steps[first:last]
-    if seen and seen[0].end < across.low:
-        seen, first = seen[1:], first + 1
     if not seen:
         return []
     scale = (across.end - across.begin) / (across.high - across.low)
@@ -79,7 +79,7 @@ def near(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list
         yield x, group
 
 
-def between(times: Sequence[float], across: Scale) -> tuple[int, int]:
-    """The places in ascending `times` of those in sight."""
+def between(times: array[float] | np.ndarray, across: Scale) -> tuple[int, int]:
+    """The places in ascending `times` of those in sight, and behind them."""
     known = np.array(times)
     return int(np.searchsorted(known, across.low)), int(np.searchsorted(known, across.high, "right"))
