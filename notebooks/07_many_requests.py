@@ -90,7 +90,8 @@ print(f"static: {len(static.tracks.steps)} steps, continuous: {len(continuous.tr
 # wide step in the first picture, under which every decode stands still, and for what became of it in the second.
 
 # %%
-long = asked(3, prompt=16, output=30) + [Request("long", asked(1, prompt=400)[0].prompt_ids, arrival=0.02)]
+few = SamplingParameters(max_tokens=4)
+long = [*asked(3, prompt=16, output=30), Request("long", asked(1, prompt=400)[0].prompt_ids, few, arrival=0.02)]
 whole = served(long, chunked_prefill=False)
 whole
 
@@ -111,14 +112,13 @@ for name, view in (("whole", whole), ("in chunks", chunked)):
 # is filled; marked are the pages that the step writes to. Scrub with the slider, or press play.
 
 # %%
-small = workbench.load("demo", lane="eager", page_size=16, pages=20, max_num_seqs=6)
+small = workbench.load("demo", lane="eager", page_size=16, pages=14, max_num_seqs=6)
 pages, timeline = widgets.PageMap(small), widgets.Timeline(small)
 widgets.Live.of(small).ask(asked(6, prompt=32, output=36)).wait()
 timeline
 
 # %%
-full = max(pages.snapshots, key=lambda seen: len(seen.owners))
-pages.step = full.step
+pages.step = min(pages.snapshots, key=lambda seen: seen.free(0)).step
 pages
 
 # %% [markdown]
@@ -151,7 +151,7 @@ int4 = {"format": "int4", "group": 16, "residual": 16}
 packed = workbench.load("demo", lane="eager", page_size=16, pages=32, cache=int4)
 tables = widgets.PageMap(packed)
 widgets.Live.of(packed).ask(asked(4, prompt=40, output=24)).wait()
-tables.step = max(tables.snapshots, key=lambda seen: len(seen.owners)).step
+tables.step = max(tables.snapshots, key=lambda seen: -seen.free(0)).step
 tables
 
 # %% [markdown]
