@@ -109,10 +109,10 @@ def _of_work(row: Mapping[str, Any]) -> Point:
     series = next((place for place, phase in enumerate(PHASES) if row["work"].startswith(phase)), KERNEL)
     depth = f" at {row['depth']:,}" if row["depth"] else ""
     return Point(
-        f"{row['work']} × {row['batch']}{depth}", row["flops_per_s"], row["bytes_per_s"], 1.0,
+        f"a second of {row['work']} × {row['batch']}{depth}", row["flops_per_s"], row["bytes_per_s"], 1.0,
         Roof(row["read_level"], row["read_ceiling_bytes_per_s"], row["weight_bytes"] + row["cache_bytes"]),
         Roof(row["gemm_dtype"], row["gemm_ceiling_flops_per_s"]), row["gemm_dtype"], series,
-        "the work of one second, of forward passes",
+        "its record tells rates: what was computed and moved in a second of forward passes",
     )  # fmt: skip
 
 
