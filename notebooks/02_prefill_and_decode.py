@@ -81,8 +81,8 @@ for work in roofline.works:
     print(f"{work.name:16} {work.intensity:6.1f} FLOPs a byte, {took}, {work.bound.name} binds")
 
 # %% [markdown]
-# A wide gap between the two is not the machine's limit but what the program adds: the lane `eager` carries out one small
-# operator after another from Python. [06_kernels](06_kernels.py) is about closing it.
+# A wide gap between the two is not the machine's limit but what the program adds: the lane `eager` carries out one
+# small operator after another from Python. [06_kernels](06_kernels.py) is about closing it.
 #
 # ## A machine that is not here
 # Only the bound, on an H100's data sheet: where does a step of an 8-billion-parameter model stop waiting for memory?

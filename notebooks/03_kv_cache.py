@@ -32,7 +32,7 @@ print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.
 # %%
 events = list(runner.stream("def f(x):\n" * 10, max_tokens=90, ignore_eos=True))
 for step in [event for event in events if event.kind == "stepped"][::10]:
-    print(f"{step.context_tokens:4} tokens: {step.pages_used} pages of {runner.store.page_size}, {step.kv_bytes:9,} bytes")
+    print(f"{step.context_tokens:4} tokens: {step.pages_used} pages, {step.kv_bytes:9,} bytes")
 
 # %% [markdown]
 # ## Formats
