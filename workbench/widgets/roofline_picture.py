@@ -50,7 +50,7 @@ def drawing(points: Sequence[Point], roofs: Roofs, chosen: int | None = None) ->
 def table(points: Sequence[Point], chosen: int | None = None) -> str:
     heads = ("", "work", "FLOPs", "bytes", "FLOPs a byte", "predicted", "measured", "of the roof", "which binds")
     rows = "".join(_row(point, place, place == chosen) for place, point in enumerate(points))
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+    return f"<table style='border-spacing:10px 1px'><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
 
 
 def told_seconds(value: float | None) -> str:
@@ -63,7 +63,7 @@ def told_seconds(value: float | None) -> str:
 
 
 def _row(point: Point, place: int, chosen: bool) -> str:
-    share = f"{point.predicted / point.seconds:.0%}" if point.predicted and point.seconds else "–"
+    share = f"{100 * point.predicted / point.seconds:.3g} %" if point.predicted and point.seconds else "–"
     cells = (
         number(point.flops), number(point.bytes), number(point.intensity) if point.bytes else "–",
         told_seconds(point.predicted), told_seconds(point.seconds), share, point.bound.name if point.bound else "–",
