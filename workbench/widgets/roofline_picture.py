@@ -50,7 +50,8 @@ def drawing(points: Sequence[Point], roofs: Roofs, chosen: int | None = None) ->
 def table(points: Sequence[Point], chosen: int | None = None) -> str:
     heads = ("", "work", "FLOPs", "bytes", "FLOPs a byte", "predicted", "measured", "of the roof", "which binds")
     rows = "".join(_row(point, place, place == chosen) for place, point in enumerate(points))
-    return f"<table style='border-spacing:10px 1px'><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+    told = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table style='border-spacing:10px 1px'><tr>{told}</tr>{rows}</table>"
 
 
 def told_seconds(value: float | None) -> str:
