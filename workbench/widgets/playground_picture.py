@@ -9,8 +9,8 @@ from workbench.widgets.played import Played
 from workbench.widgets.token_text import body, legend
 
 STYLE = (
-    ".wb-figures{display:flex;flex-wrap:wrap;gap:2px 22px;margin:4px 0}.wb-figures dt{font-size:11px;opacity:.7}"
-    ".wb-figures dd{margin:0;font-size:15px;font-variant-numeric:tabular-nums;min-width:4em}.wb-figures div{margin:0}"
+    ".wb-figures{display:flex;flex-wrap:wrap;gap:2px 22px;margin:4px 0}.wb-figures small{font-size:11px;opacity:.75}"
+    ".wb-figures div{min-width:6em;font-size:15px;font-variant-numeric:tabular-nums;display:flex;flex-direction:column}"
 )
 ENDS = {
     "stop": "stop: an end token, or a text to stop at",
@@ -40,7 +40,7 @@ def figures(played: Played) -> str:
     if played.ends:
         ends = ", ".join(dict.fromkeys(ENDS.get(each, each) for _, each in sorted(played.ends.items())))
         rows.append(("finished", ends, "why it ended"))
-    return kit.tag("style", STYLE) + kit.tag("dl", *(_figure(*row) for row in rows), class_="wb-figures")
+    return kit.tag("style", STYLE) + kit.tag("div", *(_figure(*row) for row in rows), class_="wb-figures")
 
 
 def words(played: Played, prompt: str) -> str:
@@ -62,4 +62,4 @@ def size(count: int) -> str:
 
 
 def _figure(name: str, value: str, told: str) -> str:
-    return kit.tag("div", kit.tag("dt", name), kit.tag("dd", escape(value) or "–"), data_tip=told)
+    return kit.tag("div", kit.tag("small", name), kit.tag("span", escape(value) or "–"), data_tip=told)

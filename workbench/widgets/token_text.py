@@ -12,8 +12,8 @@ CLASSES = 10
 HEAVIEST = 4  # pixels under a token that was least probable
 STYLE = (
     ".wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;max-height:26em;overflow:auto;"
-    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:1.8;padding:4px}"
-    ".wb-pic b{font-weight:400;padding:1px 0}.wb-legend{font-size:11px;white-space:pre-wrap}.wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
+    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2;padding:4px}"
+    ".wb-pic b{font-weight:400;padding:1px 0 5px}.wb-legend{font-size:11px;white-space:pre-wrap}.wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
     ".wb-tokens .asked{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
     ".wb-sample{border-top:1px solid;opacity:.7;font-size:11px}@media print{.wb-tokens{max-height:none}}"
     + "".join(
