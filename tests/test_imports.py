@@ -12,7 +12,7 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
-    ("workbench.errors",),
+    ("workbench.errors", "workbench.progress"),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),
@@ -32,6 +32,7 @@ ORDER = [
     ("workbench.widgets",),
     ("workbench.testing",),
     ("experiments",),
+    ("workbench.lab",),
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (

@@ -17,8 +17,9 @@ from typing import Literal
 from tqdm.auto import tqdm
 
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.places import Place
+from workbench.sweep.places import Place, place_from
 from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
+from workbench.sweep.settings import LocalPart
 
 ATTEMPTS = 2  # of a point whose worker dies
 TICK = 2.0  # seconds
@@ -46,15 +47,17 @@ def rows_of(sweep: SweepFolder) -> list[Row]:
 
 def run_sweep(
     sweep: SweepFolder,
-    place: Place,
+    place: Place | None = None,
     retry_failed: bool = False,
     attempts: int = ATTEMPTS,
     progress: bool = True,
     expected: Mapping[str, float | None] | None = None,
 ) -> list[Row]:
-    """Have `place` run every point that has no outcome (with `retry_failed`, or a bad one). A point that fails is a row
+    """Have `place` (this machine, one after another, unless given) run every point that has no outcome (with
+    `retry_failed`, or a bad one). A point that fails is a row
     with its error; one whose worker dies runs again, `attempts` times in all. Whatever ends this early, points that
     are done stay done. `expected` are seconds by key: they weigh points in the time that is left."""
+    place = place or place_from(LocalPart())
     sweep.write()
     waiting = [row.point for row in rows_of(sweep) if _is_due(row, retry_failed)]
     with _bar(sweep, waiting, expected or {}, progress) as bar, _ended_as_interrupted():
