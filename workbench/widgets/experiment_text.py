@@ -26,7 +26,7 @@ def as_python(experiment: Any) -> str:
 
 
 def differing(values: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """Of `values` those that are not as in `plain`, inside groups of the same kind too; a kind is said with the rest."""
+    """Of `values` those that are not as in `plain`, inside groups of the same kind too, which say their kind."""
     short: dict[str, Any] = {}
     for name, value in values.items():
         if name in plain and plain[name] == value and type(plain[name]) is type(value):

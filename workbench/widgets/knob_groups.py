@@ -11,12 +11,13 @@ import ipywidgets
 from workbench.errors import WorkbenchError
 from workbench.widgets.knob_leaves import LABEL, NOT_SET, Changed, Knob, Unreadable, same, spoken
 
-INSIDE = {"margin": "0 0 0 2em"}
+INSIDE, CHECK = {"margin": "0 0 0 2em"}, {"width": "13em", "margin": "0 0 0 4em"}
 
 
 def alert(line: str) -> ipywidgets.HTML:
     """A line that says what is wrong; a screen reader says it at once."""
-    return ipywidgets.HTML(f'<div role="alert" class="wb-alert">{escape(line)}</div>' if line else "")
+    style = "color:var(--jp-error-color1,#b00020);font-weight:600"
+    return ipywidgets.HTML(f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else "")
 
 
 class Group:
@@ -24,7 +25,7 @@ class Group:
 
     def __init__(self, fields: Mapping[str, Knob], kind: str | None = None, told: str = ""):
         self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
-        self._head = (ipywidgets.HTML(f'<div class="wb-told">{escape(told)}</div>'),) if told else ()
+        self._head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(told)}</div>'),) if told else ()
         self.widget = ipywidgets.VBox()
         self._lay()
 
@@ -79,7 +80,7 @@ class Maybe:
 
     def __init__(self, make: Callable[[], Knob], name: str, told: str, changed: Changed):
         self._make, self._inner = make, None
-        self._check = ipywidgets.Checkbox(description=name, indent=False, layout={"width": "13em"}, tooltip=told or name)
+        self._check = ipywidgets.Checkbox(description=name, tooltip=told or name, indent=False, layout=CHECK)
         self._below = ipywidgets.VBox(layout=INSIDE)
         self._row = ipywidgets.HBox([self._check])
         self.widget = ipywidgets.VBox([self._row])

@@ -99,7 +99,7 @@ class Whole(Leaf):
 
 
 class Number(Leaf):
-    """A slider where both ends are known, else a box. An end that itself is not allowed can be chosen, and is told of."""
+    """A slider where both ends are known, else a box. An end that itself is not allowed can be chosen."""
 
     kinds = (float, int)
 
@@ -153,17 +153,19 @@ class Written(Leaf):
 
 
 def one_line(value: Any) -> str:
-    """YAML that reads back as `value`, readable where that can be."""
+    """YAML of JSON values that reads back as they are; what cannot be seen in a text is escaped."""
     import yaml
 
-    from workbench.study import yaml_text
+    class OneLine(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
 
-    def told(plain: bool) -> str:
-        options: dict[str, Any] = {"default_flow_style": True, "allow_unicode": plain, "sort_keys": False}
-        return yaml.safe_dump(value, width=sys.maxsize, **options).strip()
+    def told(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
-    readable = told(True)
-    return readable if "\n" not in readable and yaml_text.read(readable) == value else told(False)
+    OneLine.add_representer(str, told)
+    options: dict[str, Any] = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False}
+    return yaml.dump(value, Dumper=OneLine, width=sys.maxsize, **options).strip()
 
 
 def same(one: Any, other: Any) -> bool:

@@ -25,8 +25,8 @@ WORDS: dict[type, str] = {int: "a number", float: "a number", str: "a text", boo
 class Knobs:
     """Controls of all settings of `model` but those in `leave`: dotted paths, and `path:kind` for one kind of several.
 
-    `known` offers texts for a setting that is any text. `values` are the settings as JSON; `checked` is them as a model,
-    or None, with what is wrong said at the control. `changed` is called after every change that somebody makes.
+    `known` offers texts for a setting that is any text. `values` are the settings as JSON; `checked` makes the model of
+    them, or None, with what is wrong said at the control. `changed` is called after every change that somebody makes.
     `widget` shows the groups one at a time, `buttons` to choose between them.
     """
 
@@ -63,11 +63,8 @@ class Knobs:
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Show these settings; those that are not among them stay. WorkbenchError for one that has no control."""
-        self._writing = True
-        try:
+        with self.quiet():
             self.group.write(values)
-        finally:
-            self._quiet = 0  # how many are at work that change controls by themselves
         self.changed()
 
     def checked(self, besides: Mapping[str, Any]) -> Any:

@@ -48,7 +48,8 @@ class Played:
                 self.compiles = (self.compiles or (event.compiles, 0))[0], event.compiles
             case "finished":
                 self.rest[event.sample], self.ends[event.sample] = event.text, event.reason
-                self.error = self.error or event.error
+                if event.reason in ("refused", "error"):
+                    self.error = self.error or event.error
 
     @property
     def tokens(self) -> int:

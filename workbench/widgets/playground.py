@@ -13,7 +13,7 @@ from workbench.widgets.growing import Growing
 from workbench.widgets.kept_runners import KeptRunners
 from workbench.widgets.knob_groups import alert
 from workbench.widgets.played import Played
-from workbench.widgets.playground_knobs import LEFT, beginning, known
+from workbench.widgets.playground_knobs import LEFT, beginning, known, one
 from workbench.widgets.playground_picture import figures, words
 from workbench.widgets.playground_text import CopiedText
 from workbench.widgets.playing import Playing
@@ -73,7 +73,7 @@ class Playground(View):
     def experiment(self) -> Any:
         """What is set now; None where it is wrong, which is told at the control."""
         values = self._begin.model_dump(mode="json", include={"question", "measure"})
-        return self.settings.checked({**values, "workload": {"kind": "prompts", "prompts": [self.prompt]}})
+        return self.settings.checked({**values, "workload": one(self.prompt)})
 
     def run(self) -> None:
         """Play what is set, in the background. Nothing where something is wrong, or one is playing."""
@@ -84,6 +84,7 @@ class Playground(View):
         self._halt.disabled, self._go.disabled = False, True
         self._playing = Playing(experiment, self._runners, self.pulse.mark, self._ended)
         self.text.whole({})
+        self._playing.start()
         self.pulse.mark()
 
     def stop(self) -> None:
@@ -141,13 +142,13 @@ class Playground(View):
         self._halt.disabled = True
         self.pulse.flush()
         self.text.whole()
-        if playing is None or self.last is None:
+        if playing is None:
             return
         if playing.error:
             self.settings.complain(_named(playing.error), playing.error)
             self._alert.value = alert(playing.error).value
-        self.copied.tell(self.last.to_yaml(), as_python(self.last))
-        self._check()
+        self.copied.tell(playing.experiment.to_yaml(), as_python(playing.experiment))
+        self._go.disabled = False
         self.keep()
 
 

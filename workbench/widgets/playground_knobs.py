@@ -24,6 +24,11 @@ def known() -> dict[str, tuple[str, ...]]:
     return {"lane": lanes, "model.name": models, "speculate.model": models, "speculate.lane": lanes}
 
 
+def one(prompt: str) -> dict[str, Any]:
+    """The workload of a single prompt."""
+    return {"kind": "prompts", "prompts": [prompt]}
+
+
 def beginning(given: Any, prompt: str | None, runners: KeptRunners) -> Any:
     """The experiment that `given` stands for, of one prompt. WorkbenchError for what stands for none."""
     from workbench.study.experiment import Experiment, PromptsWorkload
@@ -33,15 +38,21 @@ def beginning(given: Any, prompt: str | None, runners: KeptRunners) -> Any:
     values = found.model_dump(mode="json", exclude={"variants", "sweep", "judge", "workload"})
     if values["executor"]["kind"] == "simulated":
         raise WorkbenchError("executor: a simulated one computes no tokens; play one whose executor is real")
-    return Experiment.of({**values, "workload": {"kind": "prompts", "prompts": [texts[0] if prompt is None else prompt]}})
+    return Experiment.of({**values, "workload": one(texts[0] if prompt is None else prompt)})
 
 
 def _experiment(given: Any, runners: KeptRunners) -> Any:
+    from workbench.engine.runner import Runner
+    from workbench.study.described import described
     from workbench.study.experiment import Experiment
 
-    plain = {"question": QUESTION, "lane": "eager", "workload": {"kind": "prompts", "prompts": [PROMPT]}}
+    plain: dict[str, Any] = {"question": QUESTION, "lane": "eager", "workload": one(PROMPT)}
     if given is None:
         return Experiment.of(plain)
+    if isinstance(given, Runner):
+        found = described(given, QUESTION, plain["workload"])
+        runners.put(found, given)
+        return found
     if isinstance(given, Experiment):
         return given
     if isinstance(given, str | Path) and Path(given).suffix in (".yaml", ".yml"):

@@ -9,12 +9,14 @@ from workbench.widgets.played import Played
 from workbench.widgets.token_text import body, legend
 
 STYLE = (
-    ".wb-figures{display:flex;flex-wrap:wrap;gap:2px 22px;margin:4px 0}.wb-figures small{font-size:11px;opacity:.75}"
-    ".wb-figures div{min-width:6em;font-size:15px;font-variant-numeric:tabular-nums;display:flex;flex-direction:column}"
+    ".wb-pic .wb-figures{border-collapse:collapse;margin:4px 0;border:0}"
+    ".wb-pic .wb-figures :is(th,td){border:0;text-align:left;padding:0 22px 0 0;background:none}"
+    ".wb-pic .wb-figures th{font-size:11px;font-weight:400;opacity:.75}"
+    ".wb-pic .wb-figures td{font-size:15px;font-variant-numeric:tabular-nums}"
 )
 ENDS = {
-    "stop": "stop: an end token, or a text to stop at",
-    "length": "length: max_tokens, or the context is full",
+    "stop": "stop (an end token, or a text to stop at)",
+    "length": "length (max_tokens, or the context is full)",
     "cancelled": "cancelled",
     "refused": "refused",
     "error": "error",
@@ -40,12 +42,15 @@ def figures(played: Played) -> str:
     if played.ends:
         ends = ", ".join(dict.fromkeys(ENDS.get(each, each) for _, each in sorted(played.ends.items())))
         rows.append(("finished", ends, "why it ended"))
-    return kit.tag("style", STYLE) + kit.tag("div", *(_figure(*row) for row in rows), class_="wb-figures")
+    heads = (kit.tag("th", name, scope="col", data_tip=told) for name, _, told in rows)
+    cells = (kit.tag("td", escape(value) or "–", data_tip=told) for _, value, told in rows)
+    table = kit.tag("table", kit.tag("tr", *heads), kit.tag("tr", *cells), class_="wb-figures")
+    return kit.tag("style", STYLE) + table
 
 
 def words(played: Played, prompt: str) -> str:
     pieces = dict(played.pieces)  # which another thread may be adding to
-    return body(prompt, pieces, dict(played.rest)) + legend(pieces.values())
+    return body(prompt, pieces, dict(played.rest), dict(played.ends)) + legend(pieces.values())
 
 
 def seconds(value: float | None) -> str:
@@ -59,7 +64,3 @@ def size(count: int) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count} B"
-
-
-def _figure(name: str, value: str, told: str) -> str:
-    return kit.tag("div", kit.tag("small", name), kit.tag("span", escape(value) or "–"), data_tip=told)

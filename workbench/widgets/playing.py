@@ -17,17 +17,18 @@ TICK = 0.5  # seconds between two words on how long something takes
 
 
 class Playing:
-    """`played` grows until `over`; `news` is called whenever there is something to draw, `ended` once. `doing` is what
-    it is at, in words. `stop` ends it soon, whatever that is."""
+    """From `start` on `played` grows until `over`; `news` is called whenever there is something to draw, `ended` once,
+    before who waits goes on. `doing` is what it is at, in words. `stop` ends it soon, whatever that is."""
 
     def __init__(self, experiment: Any, runners: KeptRunners, news: Callable[[], None], ended: Callable[[], None]):
         self.experiment, self.played, self.error = experiment, Played(str), ""
         self._runners, self._news, self._ended = runners, news, ended
         self._asked: Any = None
         self._doing, self._since = "", time.monotonic()
-        self._stopped, self._over = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._work, name="playground", daemon=True)
-        self._thread.start()
+        self._stopped, self._over, self._told = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._work, name="playground", daemon=True).start()
         threading.Thread(target=self._tick, name="playground's clock", daemon=True).start()
 
     @property
@@ -49,7 +50,7 @@ class Playing:
 
     def wait(self, seconds: float | None = None) -> bool:
         try:
-            return self._over.wait(seconds)
+            return self._told.wait(seconds)
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -60,7 +61,10 @@ class Playing:
         except Exception as error:  # told in the widget, where nobody could catch it
             self.error = in_words(error)
         self._over.set()
-        self._ended()
+        try:
+            self._ended()
+        finally:
+            self._told.set()
 
     def _play(self) -> None:
         from workbench.study.workload import requests_of

@@ -13,7 +13,8 @@ HEAVIEST = 4  # pixels under a token that was least probable
 STYLE = (
     ".wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;max-height:26em;overflow:auto;"
     "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2;padding:4px}"
-    ".wb-pic b{font-weight:400;padding:1px 0 5px}.wb-legend{font-size:11px;white-space:pre-wrap}.wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
+    ".wb-pic b{font-weight:400;padding:1px 0 5px}.wb-legend{font-size:11px;white-space:pre-wrap}"
+    ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
     ".wb-tokens .asked{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
     ".wb-sample{border-top:1px solid;opacity:.7;font-size:11px}@media print{.wb-tokens{max-height:none}}"
     + "".join(
@@ -56,12 +57,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share >= 0.0001 else "< 0.01 %"
 
 
-def body(prompt: str, samples: Mapping[int, Sequence[Piece]], rest: Mapping[int, str]) -> str:
-    """The prompt and what was generated from it, each sample by itself."""
+def body(
+    prompt: str, samples: Mapping[int, Sequence[Piece]], rest: Mapping[int, str], ends: Mapping[int, str]
+) -> str:
+    """The prompt and what was generated from it, each sample by itself, with what was added and how it ended."""
     parts = [kit.tag("span", escape(prompt, quote=False), class_="asked")]
     for sample, pieces in sorted(samples.items()):
         if len(samples) > 1:
-            parts.append(kit.tag("div", f"sample {sample}", class_="wb-sample"))
+            parts.append(kit.tag("div", f"sample {sample} {ends.get(sample, '')}", class_="wb-sample"))
         marks = (marked(sample, index, piece) for index, piece in enumerate(pieces))
         parts.append(kit.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
         parts.append(escape(rest.get(sample, ""), quote=False))
