@@ -96,7 +96,7 @@ def stages_of(logits: Tensor, history: History, sampling: SamplingParameters) ->
         left = _entered(found, left, after, part.path)
     if isinstance(way.sampler, Greedy):
         alone = torch.full_like(left, REMOVED)
-        token = way.sampler.choose(left)[0]
+        token = way.sampler.choose_rows(left[None], [0.0])[0]
         alone[token] = left[token]
         _entered(found, left, alone, "greedy")
     return Stages(scores, tuple(found), way, left)

@@ -9,13 +9,16 @@ from html import escape
 from workbench.widgets import kit
 
 WIDTH, ROW, LEFT, BAR = 760, 19, 190, 300
+MONO = "font-family:var(--jp-code-font-family,monospace)"
 STYLE = (
-    ".wb-pic .mono{font-family:var(--jp-code-font-family,monospace)}.wb-pic .gone{fill:url(#wb-fell);stroke:currentColor;"
-    "stroke-opacity:.5}.wb-pic .was{fill:none;stroke:currentColor;stroke-opacity:.75}.wb-pic .num{text-anchor:end;"
-    "font-variant-numeric:tabular-nums}.wb-pic .head{font-weight:600}.wb-pic .strip{line-height:1.9;max-width:760px;"
-    "font-family:var(--jp-code-font-family,monospace);overflow-wrap:anywhere}.wb-pic .strip span{padding:1px 1px;"
-    "border-bottom:1px solid transparent;cursor:pointer}.wb-pic .strip .out{border-bottom-color:currentColor}"
-    ".wb-pic .strip .next{outline:2px solid currentColor;font-weight:700}.wb-pic .strip .later{opacity:.55}"
+    f".wb-pic .mono,.wb-pic .strip{{{MONO}}}"
+    ".wb-pic .gone{fill:url(#wb-fell);stroke:currentColor;stroke-opacity:.5}"
+    ".wb-pic .was{fill:none;stroke:currentColor;stroke-opacity:.75}"
+    ".wb-pic .num{text-anchor:end;font-variant-numeric:tabular-nums}.wb-pic .head{font-weight:600}"
+    ".wb-pic .strip{line-height:1.9;max-width:760px;overflow-wrap:anywhere}"
+    ".wb-pic .strip span{padding:1px;border-bottom:1px solid transparent;cursor:pointer}"
+    ".wb-pic .strip .out{border-bottom-color:currentColor}.wb-pic .strip .later{opacity:.62}"
+    ".wb-pic .strip .next{outline:2px solid currentColor;font-weight:700}"
 )
 HATCH = (
     '<defs><pattern id="wb-fell" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -98,7 +101,8 @@ def _filters(sieves: Sequence[Sieve], first: tuple[int, float]) -> list[str]:
         y = 16 + ROW * number
         name = f"{number}  {each.name}" if number else each.name
         gone = each.before - each.kept
-        tip = f"{name}: keeps {_percent(each.kept)}, {_percent(gone)} falls; {each.left:,} tokens left, {each.bits:.2f} bits"
+        tip = f"{name}: {_percent(each.kept)} of all probability kept, {_percent(gone)} falls here; "
+        tip += f"{each.left:,} tokens left, {each.bits:.2f} bits"
         inner = [
             kit.text(4, y + 14, name),
             kit.rect(LEFT, y + 4, BAR, 11, class_="was", stroke_dasharray="2 3"),
@@ -126,9 +130,12 @@ def _tokens(candidates: Sequence[Candidate], draws: int, top: float) -> list[str
         if draws and each.drawn:
             x, middle = LEFT + scale * each.drawn / draws, y + 9.5
             ends = ((x, middle - 5), (x + 4, middle), (x, middle + 5), (x - 4, middle), (x, middle - 5))
-            inner.append(kit.path(ends, class_="c1 line"))
+            inner.append(kit.path(ends, class_="c1 l1"))
         after = f"✕ at {each.fell}" if each.fell else _percent(each.after)
-        inner += [kit.text(580, y + 14, _percent(each.before), class_="num"), kit.text(672, y + 14, after, class_="num")]
+        inner += [
+            kit.text(580, y + 14, _percent(each.before), class_="num"),
+            kit.text(672, y + 14, after, class_="num"),
+        ]
         if draws:
             inner.append(kit.text(750, y + 14, f"{each.drawn:,}", class_="num"))
         if each.picked:
@@ -144,7 +151,7 @@ def _legend(y: float, draws: int) -> list[str]:
     parts += [kit.rect(LEFT + 216, y - 11, 18, 12, class_="gone"), kit.text(LEFT + 240, y, "fell, at which filter")]
     x = LEFT + 376
     mark = ((x, y - 10), (x + 4, y - 5), (x, y), (x - 4, y - 5), (x, y - 10))
-    parts += [kit.path(mark, class_="c1 line"), kit.text(x + 9, y, "drawn")] if draws else []
+    parts += [kit.path(mark, class_="c1 l1"), kit.text(x + 9, y, "drawn")] if draws else []
     return [*parts, kit.text(LEFT + 440, y, "▶ in the text")]
 
 
