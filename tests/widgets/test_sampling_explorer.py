@@ -84,6 +84,17 @@ def test_the_filters_stand_in_the_engines_order() -> None:
     assert shown == [*order.split(", "), "top p 0.9", "min p 0.01"]
 
 
+def test_penalties_see_what_stands_before_the_position_and_no_more() -> None:
+    explorer = SamplingExplorer(torch.zeros(3, 8), [1, 2], output=[3, 4], bars=8)
+    for position, seen in ((2, {1, 2}), (3, {1, 2, 3}), (4, {1, 2, 3, 4})):
+        explorer.position = position
+        explorer.presence_penalty, explorer.repetition_penalty = 1.0, 1.0
+        less = {each.token for each in explorer.seen().candidates if each.after < 1 / 8}
+        assert less == seen - {1, 2}  # the prompt does not count
+    rows = SamplingExplorer(torch.ones(3, 8), [1, 2], output=[3, 4], bars=8, repetition_penalty=1.5, position=3)
+    assert {each.token for each in rows.seen().candidates if each.after < 1 / 8} == {1, 2, 3}
+
+
 def test_every_position_of_a_generation_can_be_looked_at(runner: Runner, explorer: SamplingExplorer) -> None:
     asked = [e.token_id for e in runner.stream(PROMPT, max_tokens=8, seed=3) if isinstance(e, Decoded)]
     prompt = runner.read(PROMPT, {})[0].prompt_ids
