@@ -14,7 +14,7 @@ MARKS = {  # what stands before the token, and what it means
     "accepted": ("✓", "drafted, stands"),
     "rejected": ("✗", "drafted, falls"),
     "untried": ("", "drafted after one that fell"),
-    "unused": ("", "drafted, after the end"),
+    "unused": ("∎", "drafted, after the end"),
     "corrected": ("→", "chosen instead"),
     "bonus": ("+", "chosen besides, all stand"),
 }
@@ -26,7 +26,7 @@ STYLE = (
     "border-top:2px dotted #d55e00}.wb-pic .untried,.wb-pic .unused{text-decoration:line-through;opacity:.62}"
     ".wb-pic .corrected{outline:1px solid currentColor}.wb-pic .bonus{outline:1px dashed currentColor}"
     ".wb-pic .now{font-weight:700;background:var(--jp-layout-color2,#eee)}.wb-pic td,.wb-pic th{padding:1px 14px 1px 0;"
-    "text-align:left;font-weight:400}.wb-pic td{font-weight:700;font-variant-numeric:tabular-nums}"
+    "text-align:left;font:inherit}.wb-pic td{font-weight:700;font-variant-numeric:tabular-nums}"
 )
 WIDTH, HEIGHT = 760, 170
 
