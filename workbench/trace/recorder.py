@@ -55,9 +55,7 @@ class Recorder:
                 mine.append(count)
                 count += 1
             yield mine[-1], event
-            if isinstance(
-                event, Finished
-            ):  # an id refused because it is under way goes on with the older row
+            if isinstance(event, Finished):  # an id refused because it is under way goes on with the older row
                 mine.pop()
 
     def steps(self) -> list[dict]:
@@ -71,9 +69,13 @@ class Recorder:
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
 
     def checks(self) -> list[dict]:
-        """One row a check of drafted tokens: how many there were, and how many of them stand."""
+        """One row a check of drafted tokens: which they were, and how many of them stand."""
         names = ("time", "step", "request_id", "sample", "drafted", "accepted")
-        return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Verified)]
+        return [
+            {**{name: getattr(e, name) for name in names}, "token_ids": list(e.token_ids)}
+            for e in self.events
+            if isinstance(e, Verified)
+        ]
 
     def spans(self) -> list[dict]:
         """One row a span of every step, as they were packed; `time` is when the step began."""
