@@ -1,11 +1,14 @@
-# Two commands for a newcomer: make demo, make test. PYTHON picks the interpreter (3.11 or newer).
+# Three commands for a newcomer: make demo, make lab, make test. PYTHON picks the interpreter (3.11 or newer).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo lab test lint clean
 
 demo: .venv/core
 	$(BIN)/workbench run experiments/first_light.yaml
+
+lab: .venv/lab
+	$(BIN)/workbench lab
 
 # Two processes with a thread each: the suite is twelve minutes long in one.
 test: .venv/dev
@@ -20,6 +23,10 @@ lint: .venv/dev
 
 .venv/core: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/lab: .venv/core
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,plots]'
 	@touch $@
 
 .venv/dev: .venv/core

@@ -8,6 +8,10 @@ import tempfile
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.browser import lab
+
+__all__ = ["lab"]
+
 # What tests compile and measure is kept for them alone: no state from before, none left behind.
 _cache = tempfile.TemporaryDirectory(prefix="workbench-tests-")
 os.environ["WORKBENCH_CACHE_DIR"] = _cache.name

@@ -24,6 +24,7 @@ from workbench.cli import (
     cost,
     export,
     kernels,
+    lab,
     memory,
     quality,
     records,
@@ -69,6 +70,7 @@ app.command("report", epilog="Example: `workbench report runs/first_light-202611
 app.command("export", epilog="Example: `workbench export runs/first_light-20261121-120000-1a2b --uri file:mlruns`")(
     export.export
 )
+app.command("lab", epilog="Example: `workbench lab`, or `workbench lab --check --pictures notebooks/pictures`")(lab.lab)
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(claims.app, name="claims")
 

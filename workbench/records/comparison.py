@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -14,7 +13,7 @@ from workbench.records.bootstrap import contrast
 from workbench.records.item import Item, items
 from workbench.records.naming import labels, without_seeds
 from workbench.records.sql import nearest
-from workbench.records.text import html_table
+from workbench.shown import Shown, Table
 from workbench.study.machine import BUSY, is_busy
 from workbench.study.pareto import frontier
 
@@ -65,7 +64,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """`rows` by measure, then in the order of the groups; `baseline` is the label of what all are held against."""
 
     baseline: str
@@ -95,8 +94,9 @@ class Comparison:
         """Of a table with HEADINGS."""
         return [_cells(row) for row in self.rows]
 
-    def _repr_html_(self) -> str:
-        return f"<p>against {html.escape(self.baseline)}</p>" + html_table(HEADINGS, self.cells())
+    def _shown(self) -> Table:
+        note = f"taken on a busy machine: {', '.join(self.busy)}" if self.busy else ""
+        return Table(f"against {self.baseline}", self.cells(), HEADINGS, note)
 
 
 def compare(

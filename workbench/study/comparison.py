@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
+from workbench.progress import Progress
 from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart, texts_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
@@ -52,7 +51,8 @@ def run_comparison(
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()
     try:
-        with threads(experiment.measure.threads), tqdm(bar_format="{desc} [{elapsed}]", disable=not progress) as bar:
+        bar = Progress(bar_format="{desc} [{elapsed}]", disable=not progress)
+        with threads(experiment.measure.threads), bar:
             predicted = predictions(experiment, bar.set_description)
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured

@@ -14,11 +14,12 @@ from statistics import fmean
 from types import FrameType
 from typing import Literal
 
-from tqdm.auto import tqdm
-
+from workbench.progress import Progress
+from workbench.study.experiment import Experiment
 from workbench.sweep.folder import SweepFolder
-from workbench.sweep.places import Place
+from workbench.sweep.places import Place, place_from
 from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
+from workbench.sweep.settings import LocalPart
 
 ATTEMPTS = 2  # of a point whose worker dies
 TICK = 2.0  # seconds
@@ -45,16 +46,24 @@ def rows_of(sweep: SweepFolder) -> list[Row]:
 
 
 def run_sweep(
-    sweep: SweepFolder,
-    place: Place,
+    sweep: SweepFolder | Experiment,
+    place: Place | None = None,
     retry_failed: bool = False,
     attempts: int = ATTEMPTS,
     progress: bool = True,
     expected: Mapping[str, float | None] | None = None,
+    *,
+    out: Path | str = "runs",
+    name: str = "sweep",
 ) -> list[Row]:
-    """Have `place` run every point that has no outcome (with `retry_failed`, or a bad one). A point that fails is a row
-    with its error; one whose worker dies runs again, `attempts` times in all. Whatever ends this early, points that
-    are done stay done. `expected` are seconds by key: they weigh points in the time that is left."""
+    """Have `place` (this machine, one after another, unless given) run every point that has no outcome (with
+    `retry_failed`, or a bad one). A point that fails is a row with its error; one whose worker dies runs again,
+    `attempts` times in all. Whatever ends this early, points that are done stay done. `expected` are seconds by key:
+    they weigh points in the time that is left. An Experiment gets a new folder called `name` below `out`; a
+    SweepFolder goes on where it is."""
+    place = place or place_from(LocalPart())
+    if isinstance(sweep, Experiment):
+        sweep = SweepFolder.planned(sweep, Path(out), name)
     sweep.write()
     waiting = [row.point for row in rows_of(sweep) if _is_due(row, retry_failed)]
     with _bar(sweep, waiting, expected or {}, progress) as bar, _ended_as_interrupted():
@@ -107,7 +116,7 @@ class _Bar:
     """How many points are done, and the time that is left when points take as long as is expected of them, by and
     large: their weights are the expected seconds."""
 
-    def __init__(self, bar: tqdm, weights: Mapping[str, float], done: int, points: int) -> None:
+    def __init__(self, bar: Progress, weights: Mapping[str, float], done: int, points: int) -> None:
         self.bar, self.weights, self.done, self.points = bar, weights, done, points
         self._describe()
 
@@ -119,7 +128,7 @@ class _Bar:
         self.bar.update(self.weights[point.key])
 
     def tell(self, line: str) -> None:
-        tqdm.write(line, file=sys.stderr)
+        Progress.write(line, file=sys.stderr)
 
     def _describe(self) -> None:
         self.bar.set_description_str(f"{self.done} of {self.points} points", refresh=False)
@@ -132,12 +141,12 @@ def _bar(
     known = [seconds for point in waiting if (seconds := expected.get(point.key))]
     usual = fmean(known) if known else 1.0
     weights = {point.key: expected.get(point.key) or usual for point in waiting}
-    with tqdm(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, _ticking(bar):
+    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, _ticking(bar):
         yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
 
 
 @contextmanager
-def _ticking(bar: tqdm) -> Iterator[None]:
+def _ticking(bar: Progress) -> Iterator[None]:
     """The time that is gone is told anew while a point runs, however long it takes."""
     over = threading.Event()
 

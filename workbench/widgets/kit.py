@@ -37,8 +37,13 @@ def tag(name: str, *inner: str, **attributes: object) -> str:
     """One element around the markup `inner`; `_` in an attribute's name is `-`, a trailing one is dropped; None is left
     out."""
     pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
-    told = "".join(f' {key}="{num(v) if isinstance(v, float) else escape(str(v))}"' for key, v in pairs)
+    told = "".join(f' {key}="{num(v) if isinstance(v, float) else attribute(v)}"' for key, v in pairs)
     return f"<{name}{told}>{''.join(inner)}</{name}>" if inner else f"<{name}{told}/>"
+
+
+def attribute(value: object) -> str:
+    """Between quotes; lines stay lines in XML too."""
+    return escape(str(value)).replace("\n", "&#10;")
 
 
 def rect(x: float, y: float, width: float, height: float, **attributes: object) -> str:

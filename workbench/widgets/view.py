@@ -67,7 +67,8 @@ class View(ipywidgets.VBox):
             _publish(self._bundle(), self._display_id, update=True)
 
     def close(self) -> None:
-        self.pulse.stop()
+        if hasattr(self, "pulse"):  # one that was refused at birth has none, and is closed all the same
+            self.pulse.stop()
         super().close()
 
     def _bundle(self) -> dict[str, Any]:

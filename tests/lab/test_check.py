@@ -1,0 +1,108 @@
+"""What the check reports: every kind of fault has a notebook that has it, and a good notebook has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser import ROOT, browser
+from workbench.lab.check import Visit, visit
+from workbench.lab.folder import notebooks_in
+from workbench.lab.page import Lab
+from workbench.lab.pictures import Pictures
+
+pytestmark = browser
+
+PICTURED = """# %%
+import anywidget
+class Square(anywidget.AnyWidget):
+    _esm = '''export default {render({el}) {
+        el.classList.add("wb-square");
+        el.innerHTML = "<svg width='120' height='80'><rect width='120' height='80' fill='teal'/></svg>";
+    }}'''
+    def _repr_mimebundle_(self, **kwargs):
+        data, metadata = super()._repr_mimebundle_(**kwargs)
+        return data | {"text/html": "<svg width='120' height='80'><rect width='120' height='80'/></svg>"}, metadata
+Square()
+"""
+BLANK = PICTURED.replace("<rect width='120' height='80'/></svg>", "</svg>")
+# One cell for every kind of fault, the last of which ends the run.
+FAULTY = f"""# %%
+import ipywidgets
+ipywidgets.IntSlider()
+
+{BLANK}
+# %%
+class Confetti(anywidget.AnyWidget):
+    _esm = 'import confetti from "https://esm.sh/canvas-confetti@1.6.0"; export default {{render({{el}}) {{}}}}'
+Confetti()
+
+# %%
+import altair
+altair.Chart({{'values': [{{'a': 1}}]}}).mark_point().encode(x='a:Q')
+
+# %%
+import urllib.request
+try:
+    urllib.request.urlopen("https://huggingface.co/gpt2")
+except OSError as refused:
+    print(refused)
+
+# %%
+import threading
+thread = threading.Thread(target=lambda: [].pop())
+thread.start(), thread.join()
+
+# %%
+# the last that runs
+1 / 0
+
+# %%
+never = 0
+"""
+
+
+def notebooks() -> list[str]:
+    return [path.name for path in notebooks_in(ROOT / "notebooks")]
+
+
+@pytest.mark.parametrize("name", notebooks())
+def test_a_notebook_runs_in_jupyterlab_asks_nobody_and_exports_with_pictures(
+    lab: Lab, name: str, tmp_path: Path
+) -> None:
+    assert visit(lab, f"notebooks/{name}", tmp_path).faults == []
+
+
+def test_a_good_notebook_has_no_faults_and_its_widgets_are_pictured(lab: Lab, tmp_path: Path) -> None:
+    album = Pictures(tmp_path / "pictures", dark=True)
+    found = visit(lab, lab.write("pictured.py", f"{PICTURED}\n# %%\nSquare()\n"), tmp_path, album)
+    assert found.faults == [] and found.widgets == ("wb-square",) * 2 and (found.ran, found.cells) == (2, 2)
+    names = sorted(path.name for path in album.folder.iterdir())
+    assert names == ["square-dark.png", "square-pictured-dark.png", "square-pictured.png", "square.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in album.folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def faulty(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    return visit(lab, lab.write("faulty.py", FAULTY), tmp_path_factory.mktemp("faulty"))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "no picture in the exported page: cell 1 (widget)",
+        "no picture in the exported page: cell 2 (wb-square)",
+        "cell 3 (class Confetti(anywidget.AnyWidget):): Widget: was not drawn",
+        "asked another machine: https://esm.sh/canvas-confetti@1.6.0",
+        "console: [anywidget] Failed to initialize model.",
+        "asked another machine: https://cdn.jsdelivr.net/npm/vega@6?noext",
+        "asked another machine: the exported page: https://cdn.jsdelivr.net/npm/vega@6?noext",
+        "asked another machine: kernel: huggingface.co",
+        "cell 6 (import threading): stderr: IndexError: pop from empty list",
+        "cell 7 (# the last that runs): ZeroDivisionError: division by zero",
+        "7 of 8 cells ran",
+    ],
+)
+def test_a_fault_is_reported(faulty: Visit, fault: str) -> None:
+    assert fault in faulty.faults

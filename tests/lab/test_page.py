@@ -1,0 +1,58 @@
+"""A notebook in a real JupyterLab in a real Chromium, touched as a person would."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.browser import ROOT, browser
+from workbench.errors import WorkbenchError
+from workbench.lab.page import Lab
+
+pytestmark = browser
+
+SLIDER = """# %% [markdown]
+# A slider and its kernel.
+
+# %%
+import ipywidgets as widgets
+slider, answer = widgets.IntSlider(value=3, description="n"), widgets.Label()
+slider.observe(lambda change: setattr(answer, "value", f"twice is {2 * change.new}"), "value")
+widgets.VBox([slider, answer])
+
+# %%
+import sys, workbench
+wrong = widgets.IntSlider()
+wrong.observe(lambda change: 1 / 0, "value")
+wrong
+"""
+
+
+def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
+    page = lab.open(lab.write("slider.py", SLIDER))
+    page.run_all()
+    assert page.executed() == (2, 2) and page.errors() == []
+    assert page.console_errors == [] and page.outside_requests == []
+    assert [str(shown) for shown in page.widgets()] == ["cell 1 (widget)", "cell 2 (widget)"]
+    handle = page.views().first.locator(".noUi-handle")
+    handle.focus()
+    handle.press("ArrowRight")
+    page.views().first.get_by_text("twice is 8").wait_for()
+    assert page.ask("slider.value") == "4"
+    assert page.ask("sys.executable") == repr(sys.executable)
+    assert page.ask("workbench.__file__") == repr(str(ROOT / "workbench" / "__init__.py"))
+    assert page.errors() == []
+    page.views().nth(1).locator(".noUi-handle").press("ArrowRight")
+    page.settle()
+    assert {str(error) for error in page.errors()} == {"in a widget's callback: ZeroDivisionError: division by zero"}
+
+
+def test_a_cell_that_does_not_end_is_named_and_stopped(lab: Lab) -> None:
+    page = lab.open(lab.write("long.py", "# %%\nx = 1\n\n# %%\nimport time\ntime.sleep(600)\n\n# %%\nx = 2\n"))
+    with pytest.raises(WorkbenchError, match=r"long.py: cell 2 still runs after 2 s"):
+        page.run_all(timeout_s=2)
+    page.tab.wait_for_function("bench.kernel().status === 'idle'")
+    assert [(error.cell, error.name) for error in page.errors()] == [(2, "KeyboardInterrupt")]
+    page.run_cell(3)
+    assert page.ask("x") == "2"

@@ -1,0 +1,110 @@
+"""Every notebook, opened in a real JupyterLab by a real browser, run, looked at, exported, and looked at offline."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.lab.folder import notebooks_in
+from workbench.lab.needs import lacks_browser, lacks_lab, must_have
+from workbench.lab.pictures import Pictures
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a person with patience would report of one notebook."""
+
+    notebook: str
+    seconds: float
+    ran: int
+    cells: int
+    widgets: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    console_errors: tuple[str, ...] = ()
+    outside_requests: tuple[str, ...] = ()
+    without_picture: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> list[str]:
+        """One line for everything that is wrong; empty where the notebook is as it should be."""
+        return [
+            *self.errors,
+            *(f"console: {text}" for text in self.console_errors),
+            *(f"asked another machine: {url}" for url in self.outside_requests),
+            *(f"no picture in the exported page: {name}" for name in self.without_picture),
+            *([f"{self.ran} of {self.cells} cells ran"] if self.ran < self.cells else []),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"faults": self.faults}
+
+
+def visit(lab: Any, path: str, keep: Path, pictures: Pictures | None = None) -> Visit:
+    """Open a notebook of a `workbench.lab.page.Lab`, run it and look.
+
+    The executed notebook and its export are left in `keep`; pictures of its widgets where `pictures` are wanted.
+    """
+    from playwright.sync_api import Error as PlaywrightError
+
+    from workbench.lab.export import widget_outputs, write_html
+
+    name, start = Path(path).name, time.perf_counter()
+    try:
+        page = lab.open(path)
+    except PlaywrightError as error:
+        return Visit(name, time.perf_counter() - start, 0, 0, errors=(error.message.splitlines()[0],))
+    late: tuple[str, ...] = ()
+    try:
+        page.run_all()
+    except WorkbenchError as error:
+        late = (str(error),)
+    (ran, cells), document, widgets = page.executed(), page.document(), page.widgets()
+    if pictures is not None:
+        pictures.take(page)
+    errors = (*late, *map(str, page.errors()))
+    console, outside = tuple(page.console_errors), tuple(page.outside_requests)
+    page.close()
+    (keep / f"{Path(path).stem}.ipynb").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    shown, asked = lab.shown_offline(write_html(document, keep / f"{Path(path).stem}.html"), widget_outputs(document))
+    without = tuple(str(widget) for widget, seen in zip(widgets, shown, strict=True) if not seen)
+    outside += tuple(f"the exported page: {url}" for url in asked)
+    names = tuple(widget.name for widget in widgets)
+    return Visit(name, time.perf_counter() - start, ran, cells, names, errors, console, outside, without)
+
+
+def check(
+    folder: Path,
+    only: Sequence[str] = (),
+    pictures: Pictures | None = None,
+    keep: Path | None = None,
+    tell: Callable[[Visit], None] = lambda visit: None,
+) -> list[Visit]:
+    """Visit the notebooks of `folder`, or those named in `only`, in a private server and browser."""
+    must_have(lacks_lab(), lacks_browser())
+    from workbench.lab.browser import Browser
+    from workbench.lab.page import Lab
+    from workbench.lab.server import LabServer
+
+    names = [path.name for path in notebooks_in(folder)]
+    chosen = list(only) or names
+    for name in chosen:
+        if name not in names:
+            raise WorkbenchError(f"lab: no notebook {name} in {folder}; there are {', '.join(names) or 'none'}")
+    if not chosen:
+        raise WorkbenchError(f"lab: {folder} holds no notebook; a percent file has lines that begin with '# %%'")
+    visits = []
+    with tempfile.TemporaryDirectory(prefix="workbench-lab-kept-") as bin_, LabServer({"notebooks": folder}) as server:
+        kept = Path(bin_) if keep is None else keep
+        kept.mkdir(parents=True, exist_ok=True)
+        with Browser() as browser:
+            lab = Lab(server, browser)
+            for name in chosen:
+                visits.append(visit(lab, f"notebooks/{name}", kept, pictures))
+                tell(visits[-1])
+    return visits

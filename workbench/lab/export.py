@@ -1,0 +1,57 @@
+"""Executed notebooks as HTML that needs no network.
+
+On the command line: `jupyter nbconvert --to workbench.lab.export.OfflineHTML FILE.ipynb`.
+
+nbconvert's own HTML takes a widget's live view where the notebook stores the widgets' state (nbclient and `nbconvert
+--execute` store it unless told otherwise; JupyterLab does not), and then asks a CDN for the code that draws it. Here
+the picture beside the view is taken in either case. Formulas stay as they were typed: MathJax would be asked for too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nbconvert.exporters import HTMLExporter
+from traitlets import List, Unicode, default
+from traitlets.config import Config
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class OfflineHTML(HTMLExporter):
+    """JupyterLab's page with every widget as its picture, and nothing that is loaded from elsewhere."""
+
+    export_from_notebook = "HTML (offline)"  # type: ignore[assignment]
+    extra_template_basedirs = List(Unicode(), [str(Path(__file__).parent / "templates")])
+
+    @default("template_name")
+    def _template_name_default(self) -> str:
+        return "offline"
+
+    @property
+    def default_config(self) -> Config:
+        kept = Config(super().default_config)
+        kept.NbConvertBase.display_data_priority = [
+            kind for kind in kept.NbConvertBase.display_data_priority if kind != VIEW
+        ]
+        return kept
+
+
+def widget_outputs(document: dict[str, Any]) -> list[tuple[str, int]]:
+    """Where an executed notebook shows a widget: the cell's id and the output's place."""
+    return [
+        (cell["id"], place)
+        for cell in document["cells"]
+        for place, output in enumerate(cell.get("outputs", ()))
+        if VIEW in output.get("data", {})
+    ]
+
+
+def write_html(document: dict[str, Any], path: Path) -> Path:
+    """Export an executed notebook, offline."""
+    import nbformat
+
+    text, _ = OfflineHTML().from_notebook_node(nbformat.from_dict(document))
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,32 @@
+"""Where the notebooks are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+
+
+def notebooks_folder(given: Path | None = None) -> Path:
+    """`given`, or the nearest folder `notebooks` from the current folder upwards."""
+    if given is not None:
+        if not given.is_dir():
+            raise WorkbenchError(f"--folder {given}: no such folder; name one that holds notebooks")
+        return given.resolve()
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        if place.name == "notebooks" or (place / "notebooks").is_dir():
+            return place if place.name == "notebooks" else place / "notebooks"
+    raise WorkbenchError(f"no folder notebooks/ in {here} or above; name one with --folder")
+
+
+def notebooks_in(folder: Path) -> list[Path]:
+    """The percent files and the .ipynb without one beside it, by name: what a reader of the folder would open."""
+    percent = [path for path in folder.glob("*.py") if is_percent(path)]
+    paired = {path.stem for path in percent}
+    alone = [path for path in folder.glob("*.ipynb") if path.stem not in paired]
+    return sorted((*percent, *alone))
+
+
+def is_percent(path: Path) -> bool:
+    return any(line.startswith("# %%") for line in path.read_text(encoding="utf-8").splitlines())

@@ -1,0 +1,38 @@
+"""What JupyterLab and the check ask of the machine, and the command that brings what is missing."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+
+from workbench.errors import WorkbenchError
+
+LAB = ("jupyterlab", "ipywidgets", "anywidget", "jupytext", "nbclient", "nbconvert")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def lacks_lab() -> str | None:
+    """One line that names the command, or None where JupyterLab can be opened."""
+    missing = [name for name in LAB if find_spec(name) is None]
+    if not missing:
+        return None
+    return f"lab: {', '.join(missing)} not installed; pip install 'inference-workbench[lab]'"
+
+
+def lacks_browser() -> str | None:
+    """One line that names the command, or None where a browser can be driven."""
+    if find_spec("playwright") is None:
+        return "lab: playwright is not installed; pip install playwright (no `playwright install`)"
+    if chromium() is None:
+        return "lab: no Chromium on this machine; apt-get install chromium"
+    return None
+
+
+def chromium() -> str | None:
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+def must_have(*answers: str | None) -> None:
+    for answer in answers:
+        if answer:
+            raise WorkbenchError(answer)

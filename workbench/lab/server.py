@@ -1,0 +1,144 @@
+"""A JupyterLab server of one's own: its settings, kernels and runtime files live in a folder that goes with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import workbench
+from workbench.errors import WorkbenchError
+from workbench.lab import stay_home
+
+CONFIG = Path(__file__).parent / "config"
+SOURCE = Path(workbench.__file__).resolve().parents[1]
+LIMIT_S = 120.0
+PLACES = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
+          "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")  # fmt: skip
+# Off screen cells are in the page too; nothing is saved behind the reader's back.
+SETTINGS = {
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+    "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
+    "@jupyterlab/apputils-extension/notification": {
+        "fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True,
+    },
+}  # fmt: skip
+
+
+def ours_first(environment: dict[str, str], data: Path) -> dict[str, str]:
+    """`environment` with the workbench's defaults for JupyterLab, this interpreter's kernel and this source first.
+
+    The kernel is written into `data`. The one that comes with ipykernel says `python`, which jupytext does not take for
+    this interpreter: a percent file that names no kernel would then open with a question.
+    """
+    from ipykernel.kernelspec import write_kernel_spec
+
+    write_kernel_spec(data / "kernels" / "python3")
+
+    def before(name: str, path: Path) -> str:
+        return os.pathsep.join([str(path), *filter(None, [environment.get(name)])])
+
+    return environment | {
+        "JUPYTER_CONFIG_PATH": before("JUPYTER_CONFIG_PATH", CONFIG),
+        "JUPYTER_PATH": before("JUPYTER_PATH", data),
+        "PYTHONPATH": before("PYTHONPATH", SOURCE),
+    }
+
+
+class LabServer:
+    """`with LabServer({"notebooks": folder}) as server:` serves each folder under its name, from a new root.
+
+    The folders are linked, not copied: a notebook finds what stands beside it, and nothing saves unless asked to.
+    """
+
+    def __init__(self, folders: dict[str, Path] | None = None) -> None:
+        self.private = Path(tempfile.mkdtemp(prefix="workbench-lab-"))
+        self.root = self.private / "root"
+        self.root.mkdir()
+        for name, folder in (folders or {}).items():
+            (self.root / name).symlink_to(folder.resolve(), target_is_directory=True)
+        self.log = self.private / "server.log"
+        self.outside_log = self.private / "outside.log"
+        self.token = secrets.token_hex(16)
+        self.port = _free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> LabServer:
+        places = {name: self.private / name.lower() for name in PLACES}
+        for name, settings in SETTINGS.items():
+            file = places["JUPYTERLAB_SETTINGS_DIR"] / f"{name}.jupyterlab-settings"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(settings))
+        startup = places["IPYTHONDIR"] / "profile_default" / "startup"
+        startup.mkdir(parents=True)
+        shutil.copy(stay_home.__file__, startup / "00_stay_home.py")
+        environment = ours_first(dict(os.environ), self.private / "data")
+        environment |= {name: str(path) for name, path in places.items()}
+        environment[stay_home.LOG] = str(self.outside_log)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(self._command(), stdout=log, stderr=log, env=environment, cwd=self.root)
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _command(self) -> list[str]:
+        return [
+            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
+            f"--port={self.port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={self.root}",
+            f"--IdentityProvider.token={self.token}", "--LabApp.expose_app_in_browser=True",
+            "--LabApp.extension_manager=readonly",
+        ]  # fmt: skip
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        until = time.monotonic() + LIMIT_S
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                break
+            try:
+                with urlopen(f"{self.origin}/api/status?token={self.token}", timeout=5):
+                    return
+            except (URLError, OSError):
+                time.sleep(0.1)
+        last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise WorkbenchError(f"lab: the server did not start on port {self.port}: {' '.join(last)}")
+
+    def outside_requests(self) -> list[str]:
+        """The hosts that kernels asked for and were refused, in order."""
+        return self.outside_log.read_text().splitlines() if self.outside_log.exists() else []
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.private, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
