@@ -45,7 +45,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(kind, spec.width, *stored) for kind in spec.layers)
         self.norm = Norm(spec.width, spec.norm_eps, lane, spec.norm_offset)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
-        self.embedding = nn.Embedding(spec.vocab, spec.width) if self._plain_embedding else None
+        self.embedding = _unfilled(spec.vocab, spec.width) if self._plain_embedding else None
         stored = lane, format.head, format.group
         self.head = None if self._shared_embedding else Linear(spec.width, spec.vocab, False, *stored)
         turns = turns_of(spec)
@@ -203,6 +203,12 @@ class Transformer(nn.Module):
         if len(ids) > self.spec.context:
             raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.context}")
         return ids.long().to(self.device)
+
+
+def _unfilled(vocab: int, width: int) -> nn.Embedding:
+    """Weights come from a state. (Filled with random ones, on the meta device, they would import torch's compiler: that
+    takes longer than all else in loading a small model.)"""
+    return nn.Embedding(vocab, width, _weight=torch.empty(vocab, width))
 
 
 def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
