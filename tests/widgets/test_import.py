@@ -8,10 +8,10 @@ import sys
 
 OPTIONAL = ("altair", "plotly", "jupyterlab", "playwright", "triton", "torch_mlir", "iree", "transformers", "ray")
 PROGRAM = f"""
-import importlib.util, json, sys
+import json, sys
 import workbench.widgets as widgets
 first = [name for name in ("torch", "ipywidgets", "anywidget", "pyarrow", "IPython") if name in sys.modules]
-there = [n for n, home in widgets._HOMES.items() if importlib.util.find_spec(f"workbench.widgets.{{home}}")]
+there = list(widgets._HOMES)
 kinds = {{name: isinstance(getattr(widgets, name), type) for name in there}}
 print(json.dumps([first, kinds, [name for name in {OPTIONAL} if name in sys.modules]]))
 """
