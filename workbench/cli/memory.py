@@ -81,6 +81,6 @@ def show(found: dict[str, Any]) -> None:
         out.print(Text(words), soft_wrap=True)
         longest = found["longest_context"]
         words = "of any length" if longest is None else f"of up to {longest:,} tokens each"
-        out.print(Text(f"{found['batch']:,} sequences {words} do"), soft_wrap=True)
+        out.print(Text(f"or {found['batch']:,} {words}"), soft_wrap=True)
     for line in found["remarks"]:
         out.print(Text(line), soft_wrap=True)

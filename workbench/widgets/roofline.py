@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import asdict
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import traitlets
 from workbench.errors import WorkbenchError, in_words
 from workbench.trace.events import Event, Stepped
 from workbench.widgets import kit, roofline_picture
-from workbench.widgets.roofline_points import of_source, of_steps
+from workbench.widgets.roofline_points import FIELDS, of_source, of_steps
 from workbench.widgets.roofline_values import Point, Roof, Roofs
 from workbench.widgets.view import View
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from workbench.study.ceilings import Ceiling, Ceilings
 
 DTYPES = ("float32", "bfloat16")
-STEPS = 20_000  # of a runner, the last ones
+STEPS = 5_000  # of a runner, the last ones
 SEVERAL = 2**20  # bytes: the least working set whose reading can be timed
 
 
@@ -71,7 +70,7 @@ class Roofline(View):
     @property
     def works(self) -> list[Point]:
         """All points, each with the roofs that hold for it."""
-        steps = [asdict(step) for step in tuple(self._steps)]
+        steps = [{name: getattr(step, name) for name in FIELDS} for step in tuple(self._steps)]
         mine = of_steps(steps, self._dtype) if steps else []
         return [point.under(self.ceilings) for point in (*self.points, *mine)]
 

@@ -12,12 +12,13 @@ from workbench.errors import WorkbenchError
 from workbench.widgets.roofline_values import KERNEL, Point, Roof
 
 PHASES = ("prefill", "decode", "mixed")
+FIELDS = ("phase", "requests", "prefill_tokens", "predicted_flops", "predicted_bytes", "forward_seconds", "compiles")
 GIVEN = "a run folder, a record of `workbench bench` or `workbench kernels bench` (dict or .json), or Points"
 
 
 def of_steps(steps: Iterable[Mapping[str, Any]], dtype: str, name: str = "") -> list[Point]:
-    """One point for all steps of a phase that have about as many rows: mean FLOPs and bytes, median seconds of the
-    forward pass. Steps that compiled a graph count only where there are no others."""
+    """Of steps with `FIELDS`, one point for all of a phase that have about as many rows: mean FLOPs and bytes, median
+    seconds of the forward pass. Steps that compiled a graph count only where there are no others."""
     kinds: dict[tuple[int, int], list[tuple[bool, Mapping[str, Any]]]] = {}
     compiles = 0
     for step in steps:
