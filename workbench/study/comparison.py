@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
+from workbench.stages import stages
 from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart, texts_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
@@ -57,11 +56,11 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()
     try:
-        with threads(experiment.measure.threads), tqdm(bar_format="{desc} [{elapsed}]", disable=not progress) as bar:
-            predicted = predictions(experiment, bar.set_description)
+        with threads(experiment.measure.threads), stages(progress) as tell:
+            predicted = predictions(experiment, tell)
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured
-            found = findings(experiment, bar.set_description, predicted)
+            found = findings(experiment, tell, predicted)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from compiled_kernels import Lane, lane_problems
 from workbench.engine.load import load
@@ -21,6 +20,7 @@ from workbench.engine.runner import Runner
 from workbench.engine.uncached import without_cache
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
+from workbench.progress import Progress
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
 from workbench.study.closed_loop import closed_loop
@@ -173,7 +173,7 @@ def play(
         events = runner.stream(requests) if clients is None else closed_loop(runner, requests, *clients)
     total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
     began = time.perf_counter()
-    with tqdm(total=total, desc=title, unit="token", disable=not progress) as bar:
+    with Progress(total=total, desc=title, unit="token", disable=not progress) as bar:
         for event in events:
             bar.update(_tokens(event))
         bar.total = bar.n  # a text may end before max_tokens
@@ -216,7 +216,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
     dtype = summary["model"]["dtype"]
     dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
     if progress:
-        tqdm.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
+        Progress.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
     compiled = lane_problems()[Lane.INDUCTOR] is None
     ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
     read, gemm = ceilings.read(working_set), ceilings.gemm(dtypes[0])

@@ -14,9 +14,9 @@ from statistics import fmean
 from types import FrameType
 from typing import Literal
 
-from tqdm.auto import tqdm
-
+from workbench.progress import Progress
 from workbench.shown import Shown, Table
+from workbench.stages import BAR, ticking
 from workbench.study.experiment import Experiment
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.places import Place, place_from
@@ -25,8 +25,6 @@ from workbench.sweep.settings import LocalPart
 from workbench.sweep.words import sweep_of
 
 ATTEMPTS = 2  # of a point whose worker dies
-TICK = 2.0  # seconds
-BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class _Bar:
     """How many points are done, and the time that is left when points take as long as is expected of them, by and
     large: their weights are the expected seconds."""
 
-    def __init__(self, bar: tqdm, weights: Mapping[str, float], done: int, points: int) -> None:
+    def __init__(self, bar: Progress, weights: Mapping[str, float], done: int, points: int) -> None:
         self.bar, self.weights, self.done, self.points = bar, weights, done, points
         self._describe()
 
@@ -156,7 +154,7 @@ class _Bar:
         self.bar.update(self.weights[point.key])
 
     def tell(self, line: str) -> None:
-        tqdm.write(line, file=sys.stderr)
+        Progress.write(line, file=sys.stderr)
 
     def _describe(self) -> None:
         self.bar.set_description_str(f"{self.done} of {self.points} points", refresh=False)
@@ -169,26 +167,8 @@ def _bar(
     known = [seconds for point in waiting if (seconds := expected.get(point.key))]
     usual = fmean(known) if known else 1.0
     weights = {point.key: expected.get(point.key) or usual for point in waiting}
-    with tqdm(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, _ticking(bar):
+    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, ticking(bar):
         yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
-
-
-@contextmanager
-def _ticking(bar: tqdm) -> Iterator[None]:
-    """The time that is gone is told anew while a point runs, however long it takes."""
-    over = threading.Event()
-
-    def tick() -> None:
-        while not over.wait(TICK):
-            bar.refresh()
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        over.set()
-        ticker.join()
 
 
 @contextmanager
