@@ -8,6 +8,7 @@ import pytest
 
 from workbench.progress import Progress
 from workbench.stages import Counted, Stage, stages
+from workbench.study import comparison, pareto
 from workbench.study.comparison import run_comparison
 from workbench.study.experiment import Experiment
 
@@ -44,9 +45,9 @@ def test_a_stage_is_a_line_as_any_other() -> None:
     ("workload", "variants"),
     [
         ({"kind": "random", "requests": 1, "prompt_tokens": 4, "output_tokens": 2}, TWO),
-        ({"kind": "lengths", "lengths": [[4, 2], [5, 2]], "rounds": 1}, TWO),
+        ({"kind": "shared_prefix", "requests": 1, "prefix_tokens": 8, "own_tokens": 2, "output_tokens": 2}, TWO),
     ],
-    ids=["side by side", "lengths"],
+    ids=["side by side", "shared prefix"],
 )
 def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[Counted] = []
@@ -57,6 +58,8 @@ def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, m
         counted.append(self)
 
     monkeypatch.setattr(Counted, "__init__", noted)
+    monkeypatch.setattr(pareto, "plotting_problem", lambda: "not now")
+    monkeypatch.setattr(comparison, "environment", dict)
     whole = Experiment.of({
         "question": "?", "model": {"name": "shape:tiny"}, "lane": "eager", "workload": workload, "variants": variants,
         "measure": {"warmup": 0, "rounds": 2 if workload["kind"] == "random" else 1, "ceilings": False},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from tests.engine.interrupted import interrupted, lines_of
 from workbench.errors import WorkbenchError
 from workbench.records import open_runs
+from workbench.study import comparison, pareto
+from workbench.study import run as study_run
 from workbench.study.experiment import Experiment
 from workbench.study.intact import MARKER, condition
 from workbench.study.record import Record
@@ -23,7 +26,6 @@ BRIEF = {"warmup": 0, "ceilings": False}
 KINDS = {
     "requests": {"workload": REQUESTS},
     "variants": {"workload": REQUESTS, "variants": {"a": {}, "b": {"cache.page_size": 16}}},
-    "simulated": {"workload": REQUESTS, "executor": {"kind": "simulated", "hardware": "h100"}},
 }
 
 
@@ -33,8 +35,18 @@ def experiment(kind: str) -> Experiment:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """What takes long and writes nothing is left out: asking for the surroundings, drawing."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (study_run, comparison):
+            patch.setattr(module, "environment", dict)
+        patch.setattr(pareto, "plotting_problem", lambda: "not now")
+        yield
+
+
 @pytest.fixture(scope="module")
-def lengths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def lengths(quick: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     found = {}
     for kind in KINDS:
         run(experiment(kind), tmp_path_factory.mktemp(kind), progress=False)  # what is done once is not counted
@@ -45,7 +57,7 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_any_moment(kind: str, lengths: dict[str, int]) -> None:
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=4, deadline=None)
     @given(st.one_of(st.integers(0, lengths[kind]), st.integers(0, 300), st.integers(1, 600).map(lambda n: -n)))
     def at(line: int) -> None:
         with TemporaryDirectory() as place:
