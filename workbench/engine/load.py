@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import torch
@@ -51,6 +52,7 @@ SHAPE = "shape:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 CACHE_MEMORY = 2**30  # bytes the cache may take when `pages` is left to us
 Overflow = Literal["refuse", "cut_oldest"]
+HEARD = ("note", "tell", "clock", "sleep")  # of what `load` is given, what does not say what the runner is
 
 
 def load(
@@ -113,6 +115,7 @@ def load(
     what comes next and checked by the next step. `note` receives every event of the runner, `tell` a line on what
     takes long in loading.
     """
+    asked = {name: value for name, value in locals().items() if name not in HEARD}
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
     if overflow not in get_args(Overflow):
@@ -159,7 +162,7 @@ def load(
         shared |= {"page_size": page_size, "compile": compile, "seed": seed, "tell": tell}
         made = partial(load, **shared)
         drafts = drafts_of(speculate, source.spec, tokenizer, lane, made)
-    return Runner(
+    runner = Runner(
         transformer,
         tokenizer,
         limits=limits,
@@ -181,6 +184,8 @@ def load(
         batch_invariant=batch_invariant,
         drafts=drafts,
     )
+    runner.asked = MappingProxyType(asked)
+    return runner
 
 
 def described(name: str, attention: AttentionPart | dict[str, Any] | None = None) -> tuple[ModelSpec, str]:

@@ -98,6 +98,7 @@ class Runner(Shown):
         self.speculate(drafts)
         self.overflow = overflow
         self.owner: Owner | None = None
+        self.asked: Mapping[str, Any] = {}  # what `load` was given to make it
         self._names = (f"request-{number}" for number in itertools.count())
 
     @property
