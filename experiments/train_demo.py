@@ -20,11 +20,11 @@ import torch.nn.functional as F
 import typer
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from tqdm.auto import tqdm
 
 from experiments import demo_card, demo_corpus, demo_tokenizer
 from experiments.demo_model import SHAPES, Learner
 from experiments.muon import Muon
+from workbench.progress import Progress
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO = REPOSITORY / "workbench" / "demo"
@@ -129,7 +129,7 @@ def train(recipe: Recipe, corpus: Corpus, work: Path, device: str, compiled: boo
     if first == 0:
         curve_file.write_text("")
 
-    progress = tqdm(total=recipe.steps, initial=first, desc=recipe.name, unit="step", mininterval=5)
+    progress = Progress(total=recipe.steps, initial=first, desc=recipe.name, unit="step", mininterval=5)
     losses: list[float] = []
     began = time.monotonic()
     for step, batch in zip(range(first, recipe.steps), corpus.batches(recipe, first), strict=False):
@@ -208,7 +208,7 @@ def tokenizer_for(work: Path) -> Tokenizer:
     path = work / "tokenizer.json"
     if not path.exists():
         texts = (file.text() for file in demo_corpus.training_files())
-        demo_tokenizer.train(tqdm(texts, desc="tokenizer", unit="file"), ENTRIES).save(str(path))
+        demo_tokenizer.train(Progress(texts, desc="tokenizer", unit="file"), ENTRIES).save(str(path))
     return demo_tokenizer.load(path)
 
 

@@ -12,7 +12,7 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
-    ("workbench.errors",),
+    ("workbench.errors", "workbench.pixels", "workbench.progress", "workbench.shown"),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),
@@ -29,6 +29,7 @@ ORDER = [
     ("workbench.peers",),
     ("workbench.sweep",),
     ("workbench.ledger",),
+    ("workbench.widgets",),
     ("workbench.testing",),
     ("experiments",),
     ("workbench.lab",),
@@ -41,7 +42,9 @@ FREE_OF_TORCH = (
     "workbench/cache/prefix.py",
     "workbench/cache/radix.py",
     "workbench/cache/tables.py",
+    "workbench/pixels.py",
     "workbench/request.py",
+    "workbench/shown.py",
     *(f"workbench/engine/{name}.py" for name in (
         "scheduler", "plan", "granting", "lawful", "limits", "policies", "policy", "queue", "schedule", "serving",
         "stretch", "tenants", "views",

@@ -178,7 +178,9 @@ class Oracle:
 
 
 def expected(model: Transformer, text: list[int]) -> tuple[Tensor, float]:
-    """The last row of the oracle in float64, and how far another way of computing it may be away."""
+    """The last row of the oracle in float64, and how far another way of computing it may be away.
+
+    For a model in float64 the plain computation is the oracle, whose own error counts as the row's: test_oracle.py."""
     ids = torch.tensor(text)
     exact = naive.logits(model, ids, torch.float64)[-1]
     plain = naive.logits(model, ids)[-1]

@@ -67,6 +67,7 @@ def run(
     ] = None,
     out: Annotated[Path, typer.Option(help="folder in which run folders are made")] = Path("runs"),
     folder: Folder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure anew what claims rest on, keep the records, and write the ledger."""
     from workbench.ledger.renewing import renew
@@ -79,6 +80,9 @@ def run(
     from workbench.ledger import tables
 
     rows = tables.listing(renewed.claims, renewed.ledger)
+    if as_json:
+        print_json({"claims": rows, "faults": renewed.faults, "quick": quick})
+        raise typer.Exit(1 if renewed.faults else 0)
     _print(("claim", "verdict", "because"), ((row["claim"], row["verdict"], row["because"]) for row in rows))
     console().print(tables.counted(rows))
     for name, fault in renewed.faults.items():

@@ -91,8 +91,7 @@ def interrupted(runner: Runner, work: InterruptionWorkload, turn: int) -> dict[s
                 ask(LONG, work.long_tokens, 1)
                 ask(BEHIND, work.prompt_tokens, work.output_tokens)
     finally:
-        for name in owed:
-            runner.cancel(name)
+        runner.cancel_all(box)
     gaps = [(before, after - before) for name in running for before, after in pairwise(times[name])]
     return {
         "longest_gap_s": max(gap for before, gap in gaps if before + gap > arrived[LONG]),

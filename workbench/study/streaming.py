@@ -77,8 +77,7 @@ def handed_over(runner: Runner, experiment: Experiment, turn: int) -> dict[str, 
                         if event.reason != "length":
                             raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
         finally:
-            for name in owed:
-                runner.cancel(name)
+            runner.cancel_all(box)
         seconds = runner.clock() - began
     seen = client.seen.values()
     return {

@@ -1,0 +1,113 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Experiments: run, sweep, compare, reproduce
+#
+# An experiment is one value with a question. Written as YAML and read back it is the same value, and it decides
+# everything that a run does: whoever has it gets the same tokens.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import workbench
+from workbench import widgets
+
+place = Path(tempfile.mkdtemp(prefix="workbench-"))  # runs are folders; these may go when the kernel does
+experiment = workbench.Experiment.from_yaml("""
+question: What does a smaller cache cost in time, and what does it save?
+lane: eager
+workload: {kind: random, requests: 4, prompt_tokens: 96, output_tokens: 8}
+measure: {warmup: 1, rounds: 5, ceilings: false}
+variants:
+  dense: {}
+  int8: {cache.format: int8}
+  int4: {cache.format: int4}
+""")
+experiment
+
+# %% [markdown]
+# A wrong key is refused with its path and the nearest right name. Try another.
+
+# %%
+try:
+    experiment.with_("cache.fromat=int8")
+except Exception as error:
+    print(error)
+
+# %% [markdown]
+# ## Run
+# Three variants, measured in turn, five rounds each: what the machine does meanwhile meets all of them.
+
+# %%
+record = workbench.run(experiment, place, "formats")
+record
+
+# %% [markdown]
+# ## Compare
+# Labels name only the settings that differ. An interval that spans 1 says that nobody knows yet which is better.
+# Choose another baseline; then show two measures against each other.
+
+# %%
+compare = widgets.Compare(record, baseline="dense", force=True)
+compare
+
+# %% [markdown]
+# `force` takes times of a busy machine too, as a notebook's often is; without it a comparison of such times is refused.
+#
+# ## Sweep
+# Every combination of some settings, each point a process and a run folder of its own. Interrupted, a sweep goes on
+# where it was: `workbench sweep --resume FOLDER`. Here are two points; the command line makes the same.
+
+# %%
+pages = workbench.Experiment.from_yaml("""
+question: What do pages of another size hold?
+lane: eager
+workload: {kind: random, requests: 4, prompt_tokens: 96, output_tokens: 12}
+measure: {warmup: 0, ceilings: false}
+sweep: {axes: {cache.page_size: [16, 64]}}
+""")
+rows = workbench.run_sweep(pages, out=place)
+
+# %% [markdown]
+# ## A folder of runs is a database
+# Settings are columns by dotted path, measures by name; every table of a run can be asked with SQL.
+
+# %%
+runs = workbench.open_runs(place)
+runs.query("SELECT cache.page_size, pages_used_peak, kv_bytes_peak FROM runs WHERE pages_used_peak > 0").to_pylist()
+
+# %% [markdown]
+# ## Reproduce
+# The resolved experiment lies in the folder. Run again it must give the same tokens; what else differs (versions,
+# hardware, timings) is told.
+
+# %%
+print(workbench.reproduce(workbench.Record.open(rows[0].outcome.folder), place))
+
+# %% [markdown]
+# ## Claims
+# What texts on inference say, put to the test. Filter, choose a line (the arrow keys go through them), and measure it
+# again: a quick look takes seconds and writes nothing.
+
+# %%
+widgets.Claims(claim="kv-gqa")
+
+# %% [markdown]
+# ## Try
+# - Add a variant `fp8: {cache.format: fp8}` and more rounds: when does an interval leave 1?
+# - Sweep two settings at once, in a terminal:
+#   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set lane=eager,auto`
+# - Write a claim of your own: a file in `experiments/claims/`, with what would refute it.
+#
+# Read: `workbench/study/experiment.py`, `workbench/records/`, `workbench/sweep/`, `workbench/ledger/`.

@@ -1,0 +1,71 @@
+"""The ledger as a widget: what is listed and told is the ledger's, and its button measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ledger import made
+from workbench.cli import main
+from workbench.errors import WorkbenchError
+from workbench.widgets import Claims
+from workbench.widgets.job import Job
+
+
+@pytest.fixture
+def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    found = made.folder(tmp_path)
+    main(["claims", "run", "--from-records", "--folder", str(found)])
+    capsys.readouterr()
+    return found
+
+
+def test_verdicts_words_and_details(folder: Path) -> None:
+    view = Claims(folder)
+    assert "4 claims: 1 holds-with-limits, 1 not-testable-here, 2 not run yet" in view.shown.content
+    view.verdict = "holds-with-limits"
+    assert [row["claim"] for row in view.rows] == ["size"]
+    view.verdict, view.words = "every verdict", "IT small"
+    assert {row["claim"] for row in view.rows} == {"look", "size"}
+    view.shown.picked = "size"  # as a click does
+    view.pulse.flush()
+    for words in ("n is 4", "up to 5", "A: 3", "At most 3: holds", 'aria-selected="true"'):
+        assert words in view.shown.content
+    with pytest.raises(WorkbenchError, match="did you mean 'size'"):
+        view.claim = "sise"
+
+
+def test_every_verdict_is_told_by_a_sign_of_its_own() -> None:
+    from workbench.ledger.tables import ORDER
+    from workbench.widgets.claims_picture import SIGNS
+
+    assert set(SIGNS) == set(ORDER) and len({sign for sign, _ in SIGNS.values()}) == len(ORDER)
+
+
+def test_the_button_measures_and_a_quick_look_writes_nothing(folder: Path) -> None:
+    view = Claims(folder)
+    with pytest.raises(WorkbenchError, match="choose a claim first"):
+        view.measure()
+    before = (folder / "ledger.json").read_text()
+    (folder.parent / "speedy.yaml").unlink()
+    view.claim = "speed"
+    assert view.measure().wait() == 1
+    assert "1 of 1: speedy" in view.shown.content and "there is no such experiment" in view.shown.content
+    assert (folder / "ledger.json").read_text() == before and not list((folder.parent / "records").iterdir())
+
+
+def test_a_whole_measurement_is_in_the_ledger(folder: Path) -> None:
+    view = Claims(folder, claim="look")
+    view.whole = True
+    assert view.measure().wait() == 0
+    assert "holds: n is 2" in view.shown.content
+    assert [row["verdict"] for row in view.rows if row["claim"] == "look"] == ["holds"]
+
+
+def test_a_command_can_be_stopped(tmp_path: Path) -> None:
+    news: list[int | None] = []
+    job = Job(["claims", "run"], lambda: news.append(job.code))
+    job.stop()
+    assert job.wait() != 0 and news[-1] == job.code
+    job.stop()  # nothing any more

@@ -1,0 +1,37 @@
+"""Widgets: a running model, a record or plain arrays, to be seen and touched in a notebook.
+
+Each is one call and one value on a cell's last line. They are fetched when first used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_HOMES = {
+    "AttentionView": "attention_view",
+    "Claims": "claims",
+    "Compare": "compare",
+    "KernelView": "kernel_view",
+    "Live": "live",
+    "MemoryCalculator": "memory_calculator",
+    "PageMap": "page_map",
+    "Playground": "playground",
+    "Point": "roofline_values",
+    "Roofline": "roofline",
+    "SamplingExplorer": "sampling_explorer",
+    "SpeculationView": "speculation_view",
+    "Timeline": "timeline",
+    "TokenView": "token_view",
+}
+
+
+def __dir__() -> list[str]:
+    return list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"workbench.widgets has no {name!r}; it has {', '.join(_HOMES)}")
+    import importlib
+
+    return getattr(importlib.import_module(f"workbench.widgets.{_HOMES[name]}"), name)

@@ -1,0 +1,71 @@
+"""The ledger of claims as a page: a line a claim, and everything about the one that is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from workbench.widgets import kit
+
+# A verdict is told by its sign and its word; colour comes besides.
+SIGNS = {
+    "holds": ("✓", "#009e73"), "holds-with-limits": ("≈", "#e69f00"), "refuted": ("✗", "#d55e00"),
+    "not-testable-here": ("–", "#808080"), "not run yet": ("?", "#808080"),
+}  # fmt: skip
+STYLE = (
+    "<style>.wb-claims-list{max-height:24em;overflow:auto}.wb-pic table{border-collapse:collapse;width:100%}"
+    ".wb-pic td,.wb-pic th{text-align:left;vertical-align:top;padding:2px 8px;font-size:12px}"
+    ".wb-claims-list td:first-child{white-space:nowrap}.wb-claims-list tr[data-key]{cursor:pointer}"
+    ".wb-claims-list tr[aria-selected=true]{outline:2px solid #0072b2;outline-offset:-2px}"
+    ".wb-pic .why{white-space:pre-wrap;max-width:60em}</style>"
+)
+TOLD = ("because", "limits", "machine", "date", "record", "remark", "rule", "command")
+
+
+def page(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping[str, Any] | None, running: str) -> str:
+    """`rows` are those of `ledger.tables.listing`, `chosen` is `ledger.tables.detail` of one; `running` is what the
+    experiment behind it has said so far."""
+    lines = [_line(row, index, chosen) for index, row in enumerate(rows)]
+    head = "<tr><th>verdict</th><th>claim</th><th>statement</th></tr>"
+    parts = [STYLE, f"<p>{escape(counted)}</p>"]
+    parts.append(f'<div class="wb-claims-list" data-scroll="1"><table>{head}{"".join(lines)}</table></div>')
+    if chosen is not None:
+        parts += _detail(chosen)
+    if running:
+        parts.append(f'<pre role="status" class="why">{escape(running)}</pre>')
+    return kit.html(*parts)
+
+
+def _line(row: Mapping[str, Any], index: int, chosen: Mapping[str, Any] | None) -> str:
+    picked = chosen is not None and chosen["claim"] == row["claim"]
+    first = picked or (chosen is None and index == 0)  # one stop for the tabulator key; arrows go on from there
+    return (
+        f'<tr data-key="{escape(row["claim"])}" tabindex="{0 if first else -1}" aria-selected="{str(picked).lower()}" '
+        f'data-tip="{kit.attribute(row["because"])}"><td>{verdict(row["verdict"])}</td><td>{escape(row["claim"])}</td>'
+        f"<td>{escape(row['statement'])}</td></tr>"
+    )
+
+
+def verdict(told: str) -> str:
+    sign, colour = SIGNS[told]
+    return f'<b style="color:{colour}">{sign}</b>&nbsp;{escape(told)}'
+
+
+def _detail(claim: Mapping[str, Any]) -> Iterable[str]:
+    yield f"<h4>{escape(claim['claim'])}</h4><p>{escape(claim['statement'])}</p>"
+    for source in claim["sources"]:
+        yield f"<p>{escape(source['name'])}: {escape(source['figures'])}</p>"
+    for trial in claim["trials"]:
+        rows = [f"<tr><th>{verdict(trial['verdict'])}</th><td>{escape(trial['evidence'])}</td></tr>"]
+        rows += [f'<tr><td>{name}</td><td class="why">{escape(trial[name])}</td></tr>' for name in TOLD if trial[name]]
+        rows += [f"<tr><td>{escape(n)}</td><td>{escape(_number(v))}</td></tr>" for n, v in trial["figures"].items()]
+        yield f"<table>{''.join(rows)}</table>"
+    for table in claim["where"]:
+        head = "".join(f"<th>{escape(name)}</th>" for name in table["headings"])
+        body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in table["rows"])
+        yield f"<p>{escape(table['title'])}</p><table><tr>{head}</tr>{body}</table>"
+
+
+def _number(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:,.4g}"

@@ -1,0 +1,154 @@
+"""Runs beside a baseline, drawn: ratios with their intervals, or two measures with those that none beats joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from workbench.records.comparison import Comparison, Row
+from workbench.records.measures import directed, direction
+from workbench.records.pictures import sureness
+from workbench.records.svg import Axis, Scale, number
+from workbench.study.labels import place
+from workbench.widgets import kit
+
+WIDTH, LETTER, LINE = 760, 6.2, 22
+LABEL, NUMBERS = 300, 190  # pixels at most for a run's label, and for the ratio in figures
+PLOT = (74, 16, 520, 300)  # left, top, right and bottom of the plot of two measures
+BETTER = {"min": "less is better", "max": "more is better"}
+DECADE = 10.0
+
+
+def ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
+    """A panel a measure, a line a run: its ratio to the baseline with its interval, and what that says."""
+    rows = [row for row in comparison.rows if not measures or row.measure in measures]
+    left = min(LABEL, max((LETTER * len(row.label) for row in rows), default=0)) + 18
+    parts = [kit.text(4, 16, _cut(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
+    parts.append(kit.text(4, 33, sureness(comparison), class_="faint"))
+    top = 44.0
+    for name in dict.fromkeys(row.measure for row in rows):
+        mine = [row for row in rows if row.measure == name]
+        parts += _panel(name, mine, left, top)
+        top += 30 + LINE * len(mine) + 18
+    if not rows:
+        parts.append(kit.text(4, top + 14, "no measure is chosen"))
+    return kit.svg(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
+
+
+def _panel(name: str, rows: Sequence[Row], left: float, top: float) -> Iterator[str]:
+    better = BETTER.get(direction(name) or "", "which way is better is not known")
+    yield kit.text(4, top + 14, f"{name} ({better})")
+    known = [row for row in rows if row.ratio is not None]
+    ends = [1.0, *(v for row in known for v in (row.ratio, row.ratio_low, row.ratio_high) if v is not None)]
+    across = Scale.over([min(ends) / 1.02, max(ends) * 1.02], left, WIDTH - NUMBERS, Axis(name, log=True))
+    bottom = top + 26 + LINE * len(rows)
+    one = across(1.0)
+    if known:
+        yield kit.line(one, top + 20, one, bottom, stroke_dasharray="4 3")
+    for tick in _ends(across) if known else ():
+        yield kit.text(across(tick), bottom + 11, f"{tick:.3g}", class_="faint", text_anchor="middle", font_size=10)
+    for index, row in enumerate(rows):
+        y = top + 26 + LINE * index + LINE / 2
+        yield kit.text(4, y + 4, _cut(row.label, left - 12), tip=row.label)
+        if row.ratio is None:
+            yield kit.text(left, y + 4, f"difference {row.difference:+.4g}; no ratio of values at or below 0")
+            continue
+        if row.ratio_low is not None and row.ratio_high is not None:
+            yield kit.line(across(row.ratio_low), y, across(row.ratio_high), y, stroke_width=3, stroke_opacity=0.55)
+        yield mark(across(row.ratio), y, row.verdict, tip=_told(row))
+        yield kit.text(WIDTH - NUMBERS + 14, y + 4, f"{row.ratio:.3f}  {_sure(row)}", tip=_told(row))
+
+
+def _ends(across: Scale) -> Iterator[float]:
+    """What stands below a panel: 1, and the ends of its axis where they are not too near."""
+    yield 1.0
+    yield from (end for end in (across.low, across.high) if abs(across(end) - across(1.0)) > 5 * LETTER)
+
+
+def _sure(row: Row) -> str:
+    return row.verdict or ("no interval" if row.confidence is None else "not sure")
+
+
+def mark(x: float, y: float, verdict: str | None, **attributes: object) -> str:
+    """Better, worse, same or not sure: told by shape, and by colour besides."""
+    if verdict in ("better", "worse"):
+        up = -1 if verdict == "better" else 1
+        points = f"{kit.num(x - 6)},{kit.num(y - 5 * up)} {kit.num(x + 6)},{kit.num(y - 5 * up)} {kit.num(x)},"
+        colour = "c2" if verdict == "better" else "c5"
+        tip = {"data_tip": attributes.get("tip")}
+        return kit.tag("polygon", points=points + kit.num(y + 6 * up), class_=colour, **tip)
+    if verdict == "same":
+        return kit.rect(x - 5, y - 5, 10, 10, class_="c0", **attributes)
+    return kit.circle(x, y, 5, class_="line", stroke_width=2, **attributes)
+
+
+def pareto(comparison: Comparison, x: str, y: str) -> str:
+    """Every run at two measures (`NAME`, `NAME:min` or `NAME:max`); those that none beats are filled and joined."""
+    rows = comparison.pareto(x, y)
+    (across_name, across_way), (up_name, up_way) = directed(x), directed(y)
+    left, top, right, bottom = PLOT
+    across = _scale([row[across_name] for row in rows], left, right, across_name)
+    up = _scale([row[up_name] for row in rows], bottom, top, up_name)
+    points = [(across(row[across_name]), up(row[up_name])) for row in rows]
+    parts = [*_grid(across, up)]
+    front = sorted(point for row, point in zip(rows, points, strict=True) if row["front"])
+    parts.append(kit.path(_corners(front, across_way == "min"), stroke_dasharray="3 2"))
+    # The columns beside the plot are free for names that stand at its right edge.
+    for row, (a, b), label in zip(rows, points, place(points, [_name(row) for row in rows], WIDTH), strict=True):
+        tip = f"{row['label']}\n{across_name} {number(row[across_name])}\n{up_name} {number(row[up_name])}"
+        filled = {"class_": "c2"} if row["front"] else {"class_": "line", "stroke_width": 1.5}
+        parts.append(kit.circle(a, b, 5, tip=tip, **filled))
+        where = "end" if label.left else "start"
+        parts.append(kit.text(a + label.dx, b + label.dy + 3, _name(row), text_anchor=where, font_size=11))
+    parts.append(kit.text((left + right) / 2, bottom + 34, _axis(across_name, across_way), text_anchor="middle"))
+    turned = f"translate(12,{(top + bottom) / 2:.0f}) rotate(-90)"
+    parts.append(kit.text(0, 0, _axis(up_name, up_way), text_anchor="middle", transform=turned))
+    title = f"{up_name} against {across_name}: none beats those that are filled"
+    return kit.svg(WIDTH, bottom + 44, *parts, title=title)
+
+
+def _scale(values: Sequence[float], begin: float, end: float, name: str) -> Scale:
+    return Scale.over(values, begin, end, Axis(name, log=min(values) > 0 and max(values) / min(values) > DECADE))
+
+
+def _grid(across: Scale, up: Scale) -> Iterator[str]:
+    for value in across.ticks():
+        at = across(value)
+        yield kit.line(at, up.begin, at, up.end, class_="grid")
+        yield kit.text(at, up.begin + 16, number(value), class_="faint", text_anchor="middle")
+    for value in up.ticks():
+        at = up(value)
+        yield kit.line(across.begin, at, across.end, at, class_="grid")
+        yield kit.text(across.begin - 5, at + 4, number(value), class_="faint", text_anchor="end")
+
+
+def _corners(front: Sequence[tuple[float, float]], less: bool) -> Iterator[tuple[float, float]]:
+    """Where nobody is better: from each of the front on as good as it, until the next."""
+    for index, (x, y) in enumerate(front):
+        if index:
+            before = front[index - 1]
+            yield (x, before[1]) if less else (before[0], y)
+        yield x, y
+
+
+def _axis(name: str, way: str) -> str:
+    return f"{name} ({BETTER[way]})"
+
+
+def _name(row: dict[str, object]) -> str:
+    return _cut(str(row["label"]), 36 * LETTER)
+
+
+def _cut(told: str, pixels: float) -> str:
+    most = max(3, int(pixels / LETTER))
+    return told if len(told) <= most else told[: most - 1] + "…"
+
+
+def _told(row: Row) -> str:
+    sure = "one repetition: no interval" if row.confidence is None else f"{row.confidence:.0%} interval"
+    between = "" if row.ratio_low is None else f" [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+    apart = "" if row.difference_low is None else f" [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"
+    return (
+        f"{row.label}\n{row.measure} {row.value:.4g}, the baseline's {row.baseline:.4g}\nratio {row.ratio:.3f}{between}"
+        f"\ndifference {row.difference:+.4g}{apart}\n{sure}; repeated {row.repetitions}, the baseline "
+        f"{row.baseline_repetitions}{', in turn' if row.paired else ''}"
+    )

@@ -1,0 +1,110 @@
+"""Pieces of pictures: SVG that takes its colours from the page it stands on, and has its own where there is none.
+
+Series colours are those of Okabe and Ito (2008), which colour-blind readers tell apart; amounts are shaded with
+cividis (Nunez, Anderton, Renslow 2018), which they read alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+
+SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+CIVIDIS = (
+    (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115),
+    (138, 134, 120), (165, 156, 116), (195, 179, 105), (225, 204, 85), (254, 232, 56),
+)  # fmt: skip
+
+# Variables of JupyterLab's themes, each with what a page has that is none of its own.
+STYLE = (
+    ".wb-pic{background:var(--jp-layout-color0,#fff);color:var(--jp-ui-font-color0,#1b1b1b);"
+    "font:12px var(--jp-ui-font-family,system-ui,sans-serif)}"
+    ".wb-pic text{fill:currentColor}.wb-pic .faint{opacity:.62}.wb-pic .grid{stroke:currentColor;stroke-opacity:.18}"
+    ".wb-pic .line{fill:none;stroke:currentColor}.wb-pic [data-key]:focus{outline:2px solid #d55e00;outline-offset:1px}"
+    + "".join(f".wb-pic .c{n}{{fill:{c}}}.wb-pic .l{n}{{fill:none;stroke:{c}}}" for n, c in enumerate(SERIES))
+)
+
+NUMBER = re.compile(r"(\.\d*?)0+$")
+
+
+def num(value: float) -> str:
+    """A coordinate with at most two decimals and nothing after the last that counts."""
+    return NUMBER.sub(r"\1", f"{value:.2f}").rstrip(".")
+
+
+def tag(name: str, *inner: str, **attributes: object) -> str:
+    """One element around the markup `inner`; `_` in an attribute's name is `-`, a trailing one is dropped; None is left
+    out."""
+    pairs = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
+    told = "".join(f' {key}="{num(v) if isinstance(v, float) else attribute(v)}"' for key, v in pairs)
+    return f"<{name}{told}>{''.join(inner)}</{name}>" if inner else f"<{name}{told}/>"
+
+
+def attribute(value: object) -> str:
+    """Between quotes; lines stay lines in XML too."""
+    return escape(str(value)).replace("\n", "&#10;")
+
+
+def rect(x: float, y: float, width: float, height: float, **attributes: object) -> str:
+    """`tip` is shown where the pointer or the keyboard's focus is; a `key` makes the element one that can be picked."""
+    return tag("rect", x=float(x), y=float(y), width=float(width), height=float(height), **_live(attributes))
+
+
+def circle(x: float, y: float, radius: float, **attributes: object) -> str:
+    return tag("circle", cx=float(x), cy=float(y), r=float(radius), **_live(attributes))
+
+
+def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> str:
+    ends = {"x1": float(x1), "y1": float(y1), "x2": float(x2), "y2": float(y2)}
+    return tag("line", **{"class_": "line", **ends, **_live(attributes)})
+
+
+def path(points: Iterable[tuple[float, float]], **attributes: object) -> str:
+    told = " ".join(f"{num(x)},{num(y)}" for x, y in points)
+    return tag("polyline", **{"class_": "line", "points": told, **_live(attributes)})
+
+
+def text(x: float, y: float, told: str, **attributes: object) -> str:
+    return tag("text", escape(told), x=float(x), y=float(y), **_live(attributes))
+
+
+def group(*inner: str, **attributes: object) -> str:
+    return tag("g", *inner or ("",), **_live(attributes))
+
+
+def svg(width: float, height: float, *parts: str, title: str) -> str:
+    """A whole picture, `title` for those who hear it read; it shrinks with its place and never grows beyond `width`."""
+    return tag(
+        "svg", tag("title", escape(title)), tag("style", STYLE), *parts,
+        xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="img", viewBox=f"0 0 {num(width)} {num(height)}",
+        width=float(width), height=float(height), style="max-width:100%;height:auto",
+    )  # fmt: skip
+
+
+def html(*parts: str) -> str:
+    """A picture that is text and tables, in the same colours. `parts` are markup: escape what comes from outside."""
+    return f'<div class="wb-pic"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+def shade(share: float) -> str:
+    """The colour of an amount between 0 and 1, dark to light; what is not a number is grey."""
+    if share != share:
+        return "#808080"
+    place = min(max(share, 0.0), 1.0) * (len(CIVIDIS) - 1)
+    below = min(int(place), len(CIVIDIS) - 2)
+    part = place - below
+    mixed = (round(a + (b - a) * part) for a, b in zip(CIVIDIS[below], CIVIDIS[below + 1], strict=True))
+    return "#" + "".join(f"{each:02x}" for each in mixed)
+
+
+def ink(share: float) -> str:
+    """Black or white, whichever is read on `shade(share)`."""
+    return "#ffffff" if share < 0.55 else "#000000"
+
+
+def _live(attributes: dict[str, object]) -> dict[str, object]:
+    changed = {("data_" + key if key in ("tip", "key") else key): value for key, value in attributes.items()}
+    if "data_key" in changed:
+        changed.setdefault("tabindex", 0)
+    return changed

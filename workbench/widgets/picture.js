@@ -1,0 +1,80 @@
+// Shows the markup that the kernel has drawn. What has data-tip tells it to pointer and keyboard; what has data-key
+// can be picked by click or Enter, and the arrow keys go from one to the next.
+function render({ model, el }) {
+  const view = document.createElement("div");
+  const tip = document.createElement("div");
+  tip.setAttribute("role", "status");
+  tip.className = "wb-tip";
+  el.classList.add("wb-picture");
+  el.append(view);
+  document.body.append(tip); // outputs cut off what stands out of them
+
+  const tell = (target, x, y) => {
+    const text = target?.dataset?.tip;
+    tip.style.display = text ? "block" : "none";
+    if (!text) return;
+    tip.textContent = text;
+    tip.style.left = `${Math.max(0, Math.min(x + 12, window.innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${y + 14 + tip.offsetHeight > window.innerHeight ? y - tip.offsetHeight - 8 : y + 14}px`;
+  };
+  const near = (event) => event.target.closest?.("[data-tip]");
+  const pick = (target) => {
+    const key = target?.closest?.("[data-key]")?.dataset.key;
+    if (key === undefined) return;
+    model.set("picked", key);
+    model.save_changes();
+  };
+
+  const leave = () => {
+    model.off("change:content", draw);
+    model.off("msg:custom", grow);
+    tip.remove();
+  };
+  let seen = false;
+  const draw = () => {
+    seen ||= el.isConnected;
+    if (seen && !el.isConnected) return leave(); // JupyterLab drops a view that it renders again, and does not say so
+    const focused = document.activeElement;
+    const key = view.contains(focused) ? focused.dataset.key : undefined;
+    const scrolled = [...view.querySelectorAll("[data-scroll]")].map((each) => [each.scrollLeft, each.scrollTop]);
+    view.innerHTML = model.get("content");
+    [...view.querySelectorAll("[data-scroll]")].forEach((each, n) => {
+      if (scrolled[n]) [each.scrollLeft, each.scrollTop] = scrolled[n];
+    });
+    if (key !== undefined) view.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+    if (!view.querySelector("[data-tip]:hover, [data-tip]:focus")) tell(null);
+  };
+
+  view.addEventListener("pointermove", (event) => tell(near(event), event.clientX, event.clientY));
+  view.addEventListener("pointerleave", () => tell(null));
+  view.addEventListener("focusin", (event) => {
+    const place = event.target.getBoundingClientRect();
+    tell(near(event), place.right, place.bottom);
+  });
+  view.addEventListener("focusout", () => tell(null));
+  view.addEventListener("click", (event) => pick(event.target));
+  view.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") pick(event.target);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key !== "Enter" && event.key !== " " && !step) return;
+    if (event.target.dataset?.key === undefined) return;
+    event.preventDefault();
+    event.stopPropagation(); // the notebook would move between cells
+    const all = [...view.querySelectorAll("[data-key]")];
+    all[all.indexOf(event.target) + (step ?? 0)]?.focus();
+  });
+  // A place in the picture that only gets longer is told what is new: pieces of one element each, from place `at` on.
+  const grow = ({ into, at, pieces }) => {
+    const place = view.querySelector(`[data-grows="${CSS.escape(into)}"]`);
+    if (!place || place.childElementCount < at) return model.send("all"); // something was missed
+    const around = place.closest("[data-scroll]");
+    const low = around && around.scrollTop + around.clientHeight >= around.scrollHeight - 8;
+    place.insertAdjacentHTML("beforeend", pieces.slice(place.childElementCount - at).join(""));
+    if (low) around.scrollTop = around.scrollHeight; // who reads the end sees the end
+  };
+  model.on("msg:custom", grow);
+  model.on("change:content", draw);
+  draw();
+  return leave;
+}
+export default { render };

@@ -1,0 +1,55 @@
+"""Redraws that do not come faster than an eye needs them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+SECONDS = 0.1  # between the end of one redraw and the begin of the next: at most ten a second
+
+
+class Pulse:
+    """`draw` is called soon after `mark`, in a thread of its own, no more than ten times a second; what is marked last
+    is always drawn. `flush` draws here and now; marks after `stop` are nothing."""
+
+    def __init__(self, draw: Callable[[], None], seconds: float = SECONDS):
+        self._draw, self._seconds = draw, seconds
+        self._state, self._drawing = threading.Lock(), threading.RLock()
+        self._timer: threading.Timer | None = None
+        self._next, self._stopped = 0.0, False
+
+    def mark(self) -> None:
+        with self._state:
+            if self._timer is not None or self._stopped:
+                return
+            self._timer = threading.Timer(max(0.0, self._next - time.monotonic()), self._beat)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def flush(self) -> None:
+        """Draw what is marked last, here and now."""
+        with self._state:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        self._now()
+
+    def stop(self) -> None:
+        with self._state:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _beat(self) -> None:
+        with self._state:
+            self._timer = None  # before drawing: what is marked meanwhile is drawn again
+            self._next = time.monotonic() + self._seconds  # a long redraw may still be going on: the lock waits for it
+        self._now()
+
+    def _now(self) -> None:
+        with self._drawing:
+            self._draw()
+            with self._state:
+                self._next = time.monotonic() + self._seconds
