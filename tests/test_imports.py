@@ -31,8 +31,8 @@ ORDER = [
     ("workbench.ledger",),
     ("workbench.widgets",),
     ("workbench.testing",),
-    ("experiments",),
     ("workbench.lab",),
+    ("experiments",),
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (
