@@ -30,8 +30,8 @@ ORDER = [
     ("workbench.sweep",),
     ("workbench.ledger",),
     ("workbench.widgets",),
-    ("workbench.testing",),
     ("workbench.lab",),
+    ("workbench.testing",),
     ("experiments",),
     ("workbench.cli",),
 ]
