@@ -42,7 +42,7 @@ class Playground(View):
         hear_stop_button()
         self._runners, self._playing = KeptRunners(), None
         self._begin = beginning(given, prompt, self._runners)
-        self.last: Experiment | None = None
+        self.last: Any = None  # the experiment that was played last
         super().__init__(prompt=self._begin.workload.prompts[0])
         self.text = Growing(lambda: kit.html(words(self.played, self._asked_prompt)))
         self._box = ipywidgets.Textarea(description="prompt", rows=4, layout={"width": "auto"}, continuous_update=False)
