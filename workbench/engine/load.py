@@ -88,7 +88,12 @@ def load(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Runner:
-    """A runner for `model`, with `.model` and `.tokenizer`.
+    """A runner for `model`: `demo`, `demo-draft` (both ship with this package), a folder as of Hugging Face, or a named
+    shape with random weights: `shape:tiny`, `shape:smollm2-135m`, `shape:llama-3.1-8b` (model/shapes.py has them all).
+
+        runner = workbench.load("demo", cache="int8", lane="eager")
+        for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
+            print(event.text, end="")
 
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
