@@ -16,7 +16,7 @@ from workbench.widgets import kit
 from workbench.widgets.sampling_picture import Word, distribution, strip
 from workbench.widgets.sampling_seen import Seen, see
 from workbench.widgets.sampling_text import Generation, Text
-from workbench.widgets.token_text import speller
+from workbench.widgets.token_spelling import speller
 from workbench.widgets.view import View
 
 KNOBS = {  # least, most, step of each slider; what is given may lie beyond

@@ -15,7 +15,7 @@ from workbench.widgets import kit
 from workbench.widgets.speculation_picture import STYLE, charts, check_told, table, text
 from workbench.widgets.speculation_run import Trial
 from workbench.widgets.speculation_seen import Drafted, Speeds, figures, pieces, speeds
-from workbench.widgets.token_text import speller
+from workbench.widgets.token_spelling import speller
 from workbench.widgets.view import View
 
 
