@@ -21,7 +21,7 @@ from workbench import SamplingParameters, widgets
 from workbench.sampling.filters import History
 from workbench.sampling.stages import entropy, stages_of
 
-runner = workbench.load("demo")
+runner = workbench.load("demo", lane="eager")
 PROMPT = "def read_file(path):\n    with open("
 
 # %% [markdown]
@@ -92,8 +92,8 @@ widgets.SamplingExplorer([2.0, 1.5, 1.5, 0.0, -1.0], texts=["red", "green", "blu
 
 # %%
 way = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
-samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=200, **way) if e.kind == "decoded"]
-drawn = widgets.SamplingExplorer(runner, PROMPT, draws=200, max_tokens=1, **way).wait().seen().draws
+samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=100, **way) if e.kind == "decoded"]
+drawn = widgets.SamplingExplorer(runner, PROMPT, draws=100, max_tokens=1, **way).wait().seen().draws
 for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
     print(
         f"{runner.tokenizer.decode([token])!r:<12}{drawn[token]:>5} drawn here{samples.count(token):>5} by the engine"

@@ -21,7 +21,7 @@ import workbench
 from workbench import widgets
 
 PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
-runner = workbench.load("demo")
+runner = workbench.load("demo", lane="eager")
 
 # %% [markdown]
 # ## Guesses from the text itself
@@ -29,7 +29,7 @@ runner = workbench.load("demo")
 # underlined tokens (✓) stand, struck ones (✗) fell, a box is what the model gave instead (→) or besides (+).
 
 # %%
-view = widgets.SpeculationView(runner, PROMPT, speculate="prompt_lookup").wait()
+view = widgets.SpeculationView(runner, PROMPT, speculate="prompt_lookup", max_tokens=48).wait()
 view
 
 # %% [markdown]
@@ -45,7 +45,7 @@ print("the same tokens:", view.token_ids == view.plain_token_ids)
 # The diamonds show acceptance by position if every guess stood with the same chance: real ones come in runs.
 
 # %%
-pair = widgets.SpeculationView(runner, PROMPT, speculate="draft").wait()
+pair = widgets.SpeculationView(runner, PROMPT, speculate="draft", max_tokens=48).wait()
 pair
 
 # %% [markdown]
@@ -59,10 +59,10 @@ pair
 for kind in ("prompt_lookup", "draft"):
     for count in (1, 4):
         guesses = {"kind": kind, "num_speculative_tokens": count}
-        each = widgets.SpeculationView(runner, PROMPT, speculate=guesses).wait()
+        each = widgets.SpeculationView(runner, PROMPT, speculate=guesses, max_tokens=32, rounds=1).wait()
         speeds, length = each.speeds, each.figures["mean_acceptance_length"]
         print(
-            f"{kind:<14}k = {count}: {length:.2f} tokens a check, a step takes {speeds.cost:.2f} plain ones;", end=" "
+            f"{kind:<14}k = {count}: {length:.2f} tokens a check, which takes {speeds.cost:.2f} plain steps;", end=" "
         )
         print(f"predicted {speeds.predicted:.2f} times as fast, measured {speeds.measured:.2f}")
 
@@ -74,7 +74,7 @@ for kind in ("prompt_lookup", "draft"):
 
 # %%
 for heat in (0, 0.7, 1.3):
-    each = widgets.SpeculationView(runner, PROMPT, speculate="draft", temperature=heat, seed=2, rounds=0).wait()
+    each = widgets.SpeculationView(runner, PROMPT, speculate="draft", temperature=heat, rounds=0).wait()
     print(f"temperature {heat}: {each.figures['draft_acceptance_rate']:.0%} of the guesses stand")
 
 # %% [markdown]
@@ -82,13 +82,14 @@ for heat in (0, 0.7, 1.3):
 # A record holds its checks. Events of any stream do too.
 
 # %%
-lookup = workbench.load("demo", speculate="prompt_lookup")
+lookup = workbench.load("demo", lane="eager", speculate="prompt_lookup")
 prompts = [PROMPT, "def a(x):\n    return x + 1\n\ndef b("]
 events = list(lookup.stream(prompts, temperature=0, max_tokens=32))
 widgets.SpeculationView(events, tokenizer=lookup.tokenizer)
 
 # %% [markdown]
 # ## Try
+# - Load the runner with `lane="auto"`: a plain step is shorter there, so checks cost more of them.
 # - A prompt of prose, or one that repeats nothing: what is left of prompt lookup?
 # - `speculate={"kind": "prompt_lookup", "num_speculative_tokens": 8, "length": "adaptive"}`: who has luck guesses more.
 # - `accept: match` lets only those guesses stand that would have been drawn anyway: seeded output is the same, token

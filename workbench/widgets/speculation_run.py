@@ -24,8 +24,8 @@ class Both:
 
 
 class Trial:
-    """`both` grows meanwhile. Drafted and plain take turns, `rounds` of each after one of each that is not timed; after
-    it the runner drafts again as it did."""
+    """`both` grows meanwhile. Drafted and plain take turns, `rounds` of each after one of each that is not timed; with
+    0 there is the drafted run alone. After it the runner drafts again as it did."""
 
     def __init__(
         self, runner: Any, prompt: str | Sequence[int] | None, speculate: Any, rounds: int, sampling: dict[str, Any]
@@ -82,9 +82,10 @@ class Trial:
 
     def _take_turns(self, live: Any, news: Callable[[], None]) -> None:
         before = self.runner.drafts
+        turns = (self._drafts, self.both.drafted), (None, self.both.plain)
         try:
             for turn in range(self.rounds + 1):
-                for ours, kept in ((self._drafts, self.both.drafted), (None, self.both.plain)):
+                for ours, kept in turns[: 2 if self.rounds else 1]:
                     live.call(lambda runner, ours=ours: runner.speculate(ours))
                     events: list[Event] = [] if turn or ours is None else self.both.seen
                     if not self._once(live, events, news):

@@ -27,7 +27,7 @@ class SpeculationView(View):
 
     `check` is the check that is shown, with the text as it stood after it; `sequence` the request. A `tokenizer` tells
     tokens of records and events as text; a record finds its model's. `sampling` are parameters of the request (greedy
-    unless given), `rounds` how often both are timed.
+    unless given), `rounds` how often both are timed (0: no plain run).
     """
 
     check = traitlets.Int(0)
