@@ -37,9 +37,9 @@ view.keep()
 # %% [markdown]
 # ## What was fused
 #
-# Inductor's scheduler tells which operations became one loop: the same letter marks them in every stage. A letter pair
-# is an operation that is computed in two loops, because computing it again is cheaper than storing it. Follow one
-# letter from `post_grad` over `fused_ir` to `cpp`.
+# Inductor's scheduler tells which operations became one loop: the same letter marks them in every stage. Two letters:
+# the compiler counts the operation to both loops, as `mean` here, which is summed up in the one and divided in the
+# other. Follow a letter from `post_grad` over `fused_ir` to `cpp`.
 
 # %%
 fused = widgets.KernelView("add_rms_norm", lane="inductor", lanes=("eager", "inductor"), stage="post_grad")
@@ -57,8 +57,12 @@ print(fused.text)
 
 # %%
 timed = widgets.KernelView("add_rms_norm", case="16x576 float32", lanes=("eager", "mlir"))
-timed.measure(seconds=0.1).wait()
+timed.measure(seconds=0.1)
 timed
+
+# %%
+timed.wait()
+timed.keep()
 
 # %% [markdown]
 # Such figures depend on who else uses the machine: the line under the table says so. To keep them, with everything that
