@@ -77,7 +77,7 @@ workload: {kind: random, requests: 4, prompt_tokens: 96, output_tokens: 12}
 measure: {warmup: 0, ceilings: false}
 sweep: {axes: {cache.page_size: [16, 64]}}
 """)
-rows = workbench.run_sweep(pages, out=place, name="pages")
+rows = workbench.run_sweep(pages, out=place)
 
 # %% [markdown]
 # ## A folder of runs is a database

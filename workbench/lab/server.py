@@ -70,7 +70,7 @@ class LabServer:
         self.log = self.private / "server.log"
         self.outside_log = self.private / "outside.log"
         self.token = secrets.token_hex(16)
-        self.port = _free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -138,7 +138,7 @@ class LabServer:
         shutil.rmtree(self.private, ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]

@@ -13,11 +13,11 @@ from compiled_kernels import Lane
 from workbench.batch import TokenBatch
 from workbench.cache.format import CacheFormat
 from workbench.cache.pages import pages_for
-from workbench.cache.shapes import CacheShape, shapes_of
+from workbench.cache.shapes import CacheShape
 from workbench.cache.store import KVStore, Layer
 from workbench.errors import WorkbenchError
+from workbench.model.cache_shapes import cache_shapes
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.latent_spec import LatentAttention
 from workbench.model.layers import STORED, Angles, Block, attention_module
 from workbench.model.parts import Linear, Norm
 from workbench.model.quantized import WeightFormat, dequantize, quantize
@@ -170,14 +170,7 @@ class Transformer(nn.Module):
 
     def cache_shapes(self, format: CacheFormat | None = None) -> tuple[CacheShape, ...]:
         """What each layer keeps, dense unless a format says otherwise."""
-        attentions = (kind.attention for kind in self.spec.layers)
-        return shapes_of(
-            (
-                (a.groups, a.dim, a.window, a.sinks, a.latent if isinstance(a, LatentAttention) else None)
-                for a in attentions
-            ),
-            format,
-        )
+        return cache_shapes(self.spec, format)
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""

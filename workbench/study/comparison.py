@@ -27,6 +27,7 @@ from workbench.study.quality import quality
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.record import Record, RunFolder
 from workbench.study.run import threads
+from workbench.study.run_folder import writing
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
@@ -46,7 +47,11 @@ def run_comparison(
     """Measure every variant and write the run's folder below `out`; a mistake in the input leaves none."""
     if experiment.judge is not None:
         find(experiment.judge.path)  # told before anything is measured
-    folder = RunFolder.create(Path(out), name)
+    with writing(out, name) as folder:
+        return _measured(experiment, folder, progress)
+
+
+def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()

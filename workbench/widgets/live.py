@@ -42,7 +42,8 @@ class Asked:
 
     def stop(self) -> None:
         """End the requests soon, wherever they are; each is told as Finished, cancelled. Nothing where all is done."""
-        self._live._put(lambda: self._live._end(self))
+        if not self._done:  # widgets are closed when Python ends, and then no thread can be begun
+            self._live._put(lambda: self._live._end(self))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until all is done, or so many seconds: whether it is. The stop button ends the requests."""

@@ -1,0 +1,177 @@
+"""Controls of single settings. Each has a value as JSON has it, and says which values it can show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import ipywidgets
+
+Changed = Callable[[], None]
+LABEL = {"description_width": "11em"}
+NOT_SET = "not set"
+
+
+class Unreadable(ValueError):
+    """What stands in a control is no value at all: which control, and why."""
+
+    def __init__(self, path: tuple[str, ...], why: str):
+        super().__init__(f"{'.'.join(path)}: {why}")
+        self.path, self.why = path, why
+
+
+class Knob(Protocol):
+    """A setting: `widget` shows it. `read` and `write` speak JSON; `takes` says whether it can show a value; `leaves`
+    are the paths below its own that it sets; `complain` says below it what is wrong, at a path of its own."""
+
+    widget: ipywidgets.DOMWidget
+
+    def read(self) -> Any: ...
+    def write(self, value: Any) -> None: ...
+    def takes(self, value: Any) -> bool: ...
+    def leaves(self) -> Iterator[tuple[str, ...]]: ...
+    def complain(self, path: Sequence[str], line: str) -> bool:
+        """Whether there is a place for it here; else whoever is around has to say it."""
+        ...
+
+
+class Leaf:
+    """One control whose value is the setting."""
+
+    kinds: tuple[type, ...] = ()
+
+    def __init__(self, control: Any, name: str, told: str, changed: Changed):
+        self.widget = control
+        control.description, control.tooltip = name, told or name
+        control.style = LABEL if name else {"description_width": "0"}
+        control.observe(lambda _: changed(), "value")
+
+    def read(self) -> Any:
+        return self.widget.value
+
+    def write(self, value: Any) -> None:
+        self.widget.value = value
+
+    def takes(self, value: Any) -> bool:
+        return type(value) in self.kinds
+
+    def leaves(self) -> Iterator[tuple[str, ...]]:
+        yield ()
+
+    def complain(self, path: Sequence[str], line: str) -> bool:
+        return False
+
+
+class Choice(Leaf):
+    """One of a few values, each of them plain."""
+
+    def __init__(self, options: Sequence[Any], name: str, told: str, changed: Changed):
+        self._options = list(options)
+        control = ipywidgets.Dropdown(options=[(spoken(each), n) for n, each in enumerate(options)], value=0)
+        super().__init__(control, name, told, changed)
+
+    def read(self) -> Any:
+        return self._options[self.widget.value]
+
+    def write(self, value: Any) -> None:
+        self.widget.value = next(n for n, each in enumerate(self._options) if same(each, value))
+
+    def takes(self, value: Any) -> bool:
+        return any(same(each, value) for each in self._options)
+
+
+class Flag(Leaf):
+    kinds = (bool,)
+
+    def __init__(self, name: str, told: str, changed: Changed):
+        super().__init__(ipywidgets.Checkbox(), name, told, changed)
+
+
+class Whole(Leaf):
+    kinds = (int,)
+
+    def __init__(self, least: int | None, most: int | None, step: int, name: str, told: str, changed: Changed):
+        low, high = -(2**63) if least is None else least, 2**63 - 1 if most is None else most
+        start = min(max(0, low), high)
+        super().__init__(ipywidgets.BoundedIntText(start, min=low, max=high, step=step), name, told, changed)
+
+
+class Number(Leaf):
+    """A slider where both ends are known, else a box. An end that itself is not allowed can be chosen."""
+
+    kinds = (float, int)
+
+    def __init__(self, least: float | None, most: float | None, name: str, told: str, changed: Changed):
+        if least is not None and most is not None:
+            control = ipywidgets.FloatSlider(most, min=least, max=most, step=(most - least) / 100, readout_format=".3g")
+        else:
+            low, high = -sys.float_info.max if least is None else least, sys.float_info.max if most is None else most
+            control = ipywidgets.BoundedFloatText(min(max(0.0, low), high), min=low, max=high, step=0.1)
+        super().__init__(control, name, told, changed)
+
+    def read(self) -> Any:
+        return float(self.widget.value)
+
+    def write(self, value: Any) -> None:
+        self.widget.value = float(value)
+
+
+class Words(Leaf):
+    """A text; `known` are some that are offered."""
+
+    kinds = (str,)
+
+    def __init__(self, known: Sequence[str], name: str, told: str, changed: Changed):
+        control = ipywidgets.Combobox(options=tuple(known), ensure_option=False) if known else ipywidgets.Text()
+        control.continuous_update = False
+        super().__init__(control, name, told, changed)
+
+
+class Written(Leaf):
+    """A list or a mapping, in YAML's words on one line; nothing at all is an empty one."""
+
+    def __init__(self, empty: list | dict, name: str, told: str, changed: Changed):
+        self._empty, self.kinds = empty, (type(empty),)
+        control = ipywidgets.Text(continuous_update=False, placeholder="a, b" if isinstance(empty, list) else "a: b")
+        super().__init__(control, name, told, changed)
+
+    def read(self) -> Any:
+        from workbench.study import yaml_text
+
+        text = self.widget.value.strip()
+        ends = "[]" if isinstance(self._empty, list) else "{}"
+        ends = ("", "") if text.startswith(ends[0]) else ends
+        try:
+            return yaml_text.read(f"{ends[0]}{text}{ends[1]}") if text else self._empty
+        except ValueError as error:
+            raise Unreadable((), str(error)) from None
+
+    def write(self, value: Any) -> None:
+        self.widget.value = "" if value == self._empty else one_line(value)
+
+
+def one_line(value: Any) -> str:
+    """YAML of JSON values that reads back as they are; what cannot be seen in a text is escaped."""
+    import yaml
+
+    class OneLine(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def told(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    OneLine.add_representer(str, told)
+    options: dict[str, Any] = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False}
+    return yaml.dump(value, Dumper=OneLine, width=sys.maxsize, **options).strip()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal as JSON: 1 is not true."""
+    return type(one) is type(other) and one == other
+
+
+def spoken(value: Any) -> str:
+    return NOT_SET if value is None else value if isinstance(value, str) else json.dumps(value)
