@@ -40,12 +40,10 @@ picture(SlidingWindow(window=8, sinks=2), 24)
 # %% [markdown]
 # ## Who looks at whom
 # The demo model, with a window in every other layer, goes on with a text; its attention is drawn while it does. Choose
-# layers and heads (or click a small map), hover a cell, zoom with plus and minus; *heads that share keys* stacks a group.
+# layers and heads (or click a small map), hover a cell, zoom with plus and minus; *heads that share keys* stacks them.
 
 # %%
-runner = workbench.load(
-    "demo", lane="eager", attention={"window": 16, "sinks": 2, "pattern": ["window", "full"]}
-)
+runner = workbench.load("demo", lane="eager", attention={"window": 16, "sinks": 2, "pattern": ["window", "full"]})
 view = widgets.AttentionView(runner, TEXT, max_tokens=24, temperature=0)
 view
 
@@ -60,7 +58,7 @@ view.keep()
 # %% [markdown]
 # ## What a variant costs and buys
 # Bytes a token keeps in the cache, how near the next-token distributions stay to those of the unchanged model
-# (`kl_mean`, `same_top`), bits a byte of held-out text, and seconds a decoded token: measured now, briefly. Add a line.
+# (`kl_mean`, `same_top`), bits a byte of held-out text, and tokens decoded a second: measured now, briefly. Add one.
 
 # %%
 record = workbench.run(

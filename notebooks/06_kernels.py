@@ -18,7 +18,6 @@
 # apart: the sum and norm that stand between the two halves of a block (see `01_one_request` for where it is used).
 
 # %%
-import workbench
 from workbench import widgets
 
 view = widgets.KernelView("add_rms_norm", lane="eager")
@@ -52,8 +51,8 @@ print(fused.text)
 # %% [markdown]
 # ## How fast are the lanes?
 #
-# Measured now, on this machine, in a process of its own: the median, its spread, and how near it comes to the limit that
-# binds it. A small operator is far from every limit: starting it takes longer than its arithmetic.
+# Measured now, on this machine, in a process of its own: the median, its spread, and how near it comes to the limit
+# that binds it (what memory can deliver, or what the cores can compute). A small operator is far from both.
 
 # %%
 timed = widgets.KernelView("add_rms_norm", case="16x576 float32", lanes=("eager", "mlir"))
@@ -75,5 +74,5 @@ timed.keep()
 # - `workbench kernels show decode_step --lane mlir` shows a whole step of the model as one function.
 #
 # Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `reference.py` is the specification),
-# `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py` (how
-# the compiler is watched). `07_many_requests` goes on with what the runner does with quick kernels.
+# `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py`
+# (how the compiler is watched). `07_many_requests` goes on with what the runner does with quick kernels.
