@@ -30,9 +30,9 @@ ORDER = [
     ("workbench.sweep",),
     ("workbench.ledger",),
     ("workbench.widgets",),
+    ("workbench.lab",),
     ("workbench.testing",),
     ("experiments",),
-    ("workbench.lab",),
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (
