@@ -6,7 +6,6 @@
 # apart: the sum and norm that stand between the two halves of a block (see `01_one_request` for where it is used).
 
 # %%
-import workbench
 from workbench import widgets
 
 view = widgets.KernelView("add_rms_norm", lane="eager")
@@ -25,9 +24,9 @@ view.keep()
 # %% [markdown]
 # ## What was fused
 #
-# Inductor's scheduler tells which operations became one loop: the same letter marks them in every stage. A letter pair
-# is an operation that is computed in two loops, because computing it again is cheaper than storing it. Follow one
-# letter from `post_grad` over `fused_ir` to `cpp`.
+# Inductor's scheduler tells which operations became one loop: the same letter marks them in every stage. Two letters:
+# the compiler counts the operation to both loops, as `mean` here, which is summed up in the one and divided in the
+# other. Follow a letter from `post_grad` over `fused_ir` to `cpp`.
 
 # %%
 fused = widgets.KernelView("add_rms_norm", lane="inductor", lanes=("eager", "inductor"), stage="post_grad")
@@ -40,13 +39,17 @@ print(fused.text)
 # %% [markdown]
 # ## How fast are the lanes?
 #
-# Measured now, on this machine, in a process of its own: the median, its spread, and how near it comes to the limit that
-# binds it. A small operator is far from every limit: starting it takes longer than its arithmetic.
+# Measured now, on this machine, in a process of its own: the median, its spread, and how near it comes to the limit
+# that binds it (what memory can deliver, or what the cores can compute). A small operator is far from both.
 
 # %%
 timed = widgets.KernelView("add_rms_norm", case="16x576 float32", lanes=("eager", "mlir"))
-timed.measure(seconds=0.1).wait()
+timed.measure(seconds=0.1)
 timed
+
+# %%
+timed.wait()
+timed.keep()
 
 # %% [markdown]
 # Such figures depend on who else uses the machine: the line under the table says so. To keep them, with everything that
@@ -59,5 +62,5 @@ timed
 # - `workbench kernels show decode_step --lane mlir` shows a whole step of the model as one function.
 #
 # Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `reference.py` is the specification),
-# `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py` (how
-# the compiler is watched). `07_many_requests` goes on with what the runner does with quick kernels.
+# `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py`
+# (how the compiler is watched). `07_many_requests` goes on with what the runner does with quick kernels.

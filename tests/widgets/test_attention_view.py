@@ -127,11 +127,11 @@ def test_heads_that_share_keys_are_banded_and_stacked(runner: Runner) -> None:
 def test_window_and_sinks_bound_what_is_seen(runner: Runner) -> None:
     """The lines run along the cells that are first seen: on their left nothing is, sinks apart."""
     view = AttentionView(runner, IDS, max_tokens=0)
-    (_, (x0, y0), (x1, y1)), (dash, (s0, _), (s1, _)) = view.map.marks
-    assert x1 - x0 == y1 - y0 and s0 == s1 == 2 and dash
+    (_, *steps), (dash, (s0, _), (s1, _)) = view.map.marks
+    assert s0 == s1 == 2 and dash and len(steps) == 2 * (len(IDS) - 5)
     cells = view.map.tiles.tile(0, 0, 0)
-    for row in range(int(y0) + 2, len(IDS)):
-        edge = int(x0 + row - y0)
+    for (edge, row), (same, below) in zip(steps[::2], steps[1::2], strict=True):
+        assert same == edge and below == row + 1
         assert cells[row, edge] and cells[row, :2].all() and not cells[row, 2:edge].any()
     view.layer = 1
     view.pulse.flush()

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
@@ -42,6 +42,7 @@ def inductor() -> KernelView:
     return KernelView(OPERATOR, lane="inductor", stage="post_grad")
 
 
+@example('x = "<i>&amp;" # </b>', "source")
 @given(st.text(max_size=60), st.sampled_from([*LANGUAGES, "fusion"]))
 def test_code_is_what_it_was_line_by_line(text: str, stage: str) -> None:
     text = text.replace("\r", "")  # a lexer reads it as an end of line

@@ -8,6 +8,8 @@ from typing import Any
 
 from workbench.widgets.attention_source import Weights
 
+STEPS = 128  # rows at most whose edge is drawn step by step
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -45,7 +47,7 @@ class Labels:
             if bounded and window is not None:
                 top = place * count - positions[0]
                 first, end = max(positions[0], window), positions[-1] + 1
-                marks.append([[], [first - window + 1, top + first], [end - window + 1, top + end]])
+                marks.append([[], *_edge(first - window + 1, top + first, end - first)])
                 if sinks:
                     marks.append([[3, 3], [sinks, top + first], [sinks, top + end]])
             if place:
@@ -64,6 +66,14 @@ class Labels:
     def _named(self, position: int) -> str:
         name = self.names[position]
         return name if name == str(position) else f"{position} {name}"
+
+
+def _edge(column: int, row: int, count: int) -> list[list[int]]:
+    """The left edge of what `count` rows see, each one column further than the one above: in steps, where one sees
+    them, else straight."""
+    if count > STEPS:
+        return [[column, row], [column + count, row + count]]
+    return [[column + n, row + n + end] for n in range(count) for end in (0, 1)]
 
 
 def spelled(token: bytes) -> str:

@@ -22,6 +22,7 @@ STYLE = (
     ".wb-code{max-height:420px;overflow:auto;border:1px solid var(--jp-border-color1,#bdbdbd);margin:6px 0;"
     "padding:4px 0;white-space:pre;color:inherit;background:inherit;"
     "font:12px/1.35 var(--jp-code-font-family,ui-monospace,monospace)}.wb-code b{font-weight:normal}"
+    ".wb-code .g,.wb-code .l{user-select:none}"
     ".wb-code .g{display:inline-block;height:1.35em;vertical-align:bottom;width:2.4em;padding-left:.3em;"
     "border-left:5px solid transparent}"
     ".wb-code .l{display:inline-block;width:3.5em;text-align:right;margin-right:1em;opacity:.5}"
