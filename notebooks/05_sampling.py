@@ -1,14 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-
 # %% [markdown]
 # # Sampling: from a distribution to a token
 #
@@ -26,8 +15,8 @@ PROMPT = "def read_file(path):\n    with open("
 
 # %% [markdown]
 # ## A distribution, filter by filter
-# Drag `position` along the text, or click a token of it: what could have come there instead? Then the filters, from
-# the left column to the right one. Bars that are hatched fell, and the number beside says at which filter.
+# Drag `position` along the text, or click a token of it: what could have come there instead? Then move the filters. The
+# table tells in which order they work; bars that are hatched fell, and the number beside says at which filter.
 
 # %%
 explorer = widgets.SamplingExplorer(runner, PROMPT, temperature=0.8, top_k=40, top_p=0.9, seed=1).wait()

@@ -1,14 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-
 # %% [markdown]
 # # Speculation: several tokens a step
 #
@@ -59,7 +48,7 @@ pair
 for kind in ("prompt_lookup", "draft"):
     for count in (1, 4):
         guesses = {"kind": kind, "num_speculative_tokens": count}
-        each = widgets.SpeculationView(runner, PROMPT, speculate=guesses, max_tokens=32, rounds=1).wait()
+        each = widgets.SpeculationView(runner, PROMPT, speculate=guesses, max_tokens=24, rounds=1).wait()
         speeds, length = each.speeds, each.figures["mean_acceptance_length"]
         print(
             f"{kind:<14}k = {count}: {length:.2f} tokens a check, which takes {speeds.cost:.2f} plain steps;", end=" "
@@ -73,8 +62,8 @@ for kind in ("prompt_lookup", "draft"):
 # stands.
 
 # %%
-for heat in (0, 0.7, 1.3):
-    each = widgets.SpeculationView(runner, PROMPT, speculate="draft", temperature=heat, rounds=0).wait()
+for heat in (0.7, 1.3):
+    each = widgets.SpeculationView(runner, PROMPT, speculate="draft", temperature=heat, max_tokens=48, rounds=0).wait()
     print(f"temperature {heat}: {each.figures['draft_acceptance_rate']:.0%} of the guesses stand")
 
 # %% [markdown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,26 +167,37 @@ def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
     view.stop()
     view.wait(60)
     assert runner.drafts is drafts and view.speeds is None and "not known" in view.picture()
+    other = SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
+    while not other._trial.both.seen and other._trial.working:  # type: ignore[union-attr]
+        time.sleep(0.01)
+    Live.of(runner).stop()  # as the kernel's stop button does
+    other.wait(60)
+    assert runner.drafts is drafts and other.speeds is None and 0 < len(other.token_ids) < 400
+
+
+def row(step: int, wall: float, drafted: int, given: int) -> dict:
+    phase = "decode" if step else "prefill"
+    return {
+        "step": step, "phase": phase, "requests": 1, "wall_seconds": wall, "drafted_tokens": drafted,
+        "decode_tokens": given, "draft_seconds": 0.0,
+    }  # fmt: skip
 
 
 def test_the_prediction_is_leviathans_and_time_is_of_steps_that_decode() -> None:
-    """Two drafted tokens, half of which stand wherever tried; a step that checks takes three times a plain one."""
-    times = (9.0, 9.0, 3.0, 3.0, 3.0, 3.0)  # the prefill, and the first decode, are not counted
-
-    def step(n: int, wall: float, drafted: int, given: int) -> dict:
-        phase = "decode" if n else "prefill"
-        return {"step": n, "phase": phase, "requests": 1, "wall_seconds": wall, "drafted_tokens": drafted,
-                "decode_tokens": given, "draft_seconds": 0.0}  # fmt: skip
-
+    """Two tokens drafted in four of five steps, a third of which stand where tried; steps take three plain ones. Not
+    counted are the prefill and the first decode of every stretch, all of which take nine."""
+    steps = ((0, 9.0, 0, 1), (1, 9.0, 2, 2), (2, 3.0, 2, 2), (3, 3.0, 0, 1), (4, 3.0, 2, 2), (7, 9.0, 2, 2))
+    mine = [row(*each) for each in (*steps, (8, 3.0, 2, 1), (9, 3.0, 2, 2))]
     checks = [{"drafted": 2, "accepted": accepted} for accepted in (1, 1, 0, 0)]
-    mine = [step(n, wall, 2 if n > 1 else 0, 2) for n, wall in enumerate(times)]
-    plain = [step(n, 1.0, 0, 1) for n in range(6)]
-    found = speeds(Drafted(checks, [], mine), Drafted([], [], plain))
+    found = speeds(Drafted(checks, [], mine), Drafted([], [], [row(n, 1.0, 0, 1) for n in range(6)]))
     assert found is not None
     chance = 2 / 6  # two stood of six that were tried
-    assert found.cost == 3 and found.predicted == pytest.approx((1 + chance + chance**2) / 3)
-    assert found.tokens_per_s == pytest.approx(2 / 3) and found.measured == pytest.approx(2 / 3)
-    assert speeds(Drafted(checks, [], mine), None) is None  # every step checked
+    assert found.cost == 3 and found.predicted == pytest.approx((0.8 * (1 + chance + chance**2) + 0.2) / 3)
+    assert found.tokens_per_s == pytest.approx(8 / 15) and found.measured == pytest.approx(8 / 15)
+    assert speeds(Drafted(checks, [], mine), None) is None  # one step without a check is too few to know its time
+    more = [row(n, 1.0, 0, 1) for n in range(10, 15)]
+    own = speeds(Drafted(checks, [], [*mine, *more]), None)
+    assert own is not None and own.own and own.plain_tokens_per_s == pytest.approx(6 / 8)
 
 
 def test_names_are_escaped(events: list[Event]) -> None:

@@ -208,7 +208,7 @@ def _told(seen: Seen, position: int) -> str:
     if seen.chosen is None:
         return told
     shares = f"the model gives it {seen.chosen.before:.2%}, the filters {seen.chosen.after:.2%}"
-    return f"{told} In the text stands {seen.chosen.name}: {shares}."
+    return f"{told} In the text stands “{seen.chosen.name}”: {shares}."
 
 
 def _parameters(given: dict[str, Any]) -> SamplingParameters:

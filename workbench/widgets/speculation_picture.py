@@ -20,7 +20,7 @@ MARKS = {  # what stands before the token, and what it means
 }
 IN_TEXT = ("plain", "accepted", "corrected", "bonus")
 STYLE = (
-    ".wb-pic .told{line-height:2;max-width:760px;overflow-wrap:anywhere}.wb-pic .told,.wb-pic code{"
+    ".wb-pic .told{line-height:2;margin:8px 0;max-width:760px;overflow-wrap:anywhere}.wb-pic .told,.wb-pic code{"
     "font-family:var(--jp-code-font-family,monospace)}.wb-pic .told span{padding:1px 2px;margin-right:1px}"
     ".wb-pic .accepted{border-bottom:3px solid #009e73}.wb-pic .rejected{text-decoration:line-through;"
     "border-top:2px dotted #d55e00}.wb-pic .untried,.wb-pic .unused{text-decoration:line-through;opacity:.62}"

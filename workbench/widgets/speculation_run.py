@@ -102,8 +102,10 @@ class Trial:
             self._asked.stop()
         for event in self._asked:
             events.append(event)
-            if isinstance(event, Finished) and event.error:
-                raise WorkbenchError(event.error)
+            if isinstance(event, Finished):
+                self._stopped = self._stopped or event.reason == "cancelled"  # by the kernel's stop button, say
+                if event.error:
+                    raise WorkbenchError(event.error)
             if events is self.both.seen:
                 news()
         return not self._stopped
