@@ -60,7 +60,7 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: Lab, tmp_path: Path
     chart.locator(".noUi-handle").first.focus()
     page.tab.keyboard.press("ArrowRight")
     page.settle()
-    assert page.ask("timeline.chosen, timeline.window[0] > 0, timeline.follow") == "(0, True, False)"
+    assert page.ask("timeline.chosen, timeline.window[0] > 0, timeline.follow") == "(0, True, True)", "its end is the run's"
     assert "Decisions on r0" in chart.locator("svg").first.text_content()
     page.screenshot(tmp_path / "pages.png", shown)
     page.screenshot(tmp_path / "timeline.png", chart)
