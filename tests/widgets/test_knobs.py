@@ -164,8 +164,8 @@ def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
     assert knobs.checked({}) is None
     (line,) = (each.value for each in told_alerts(knobs))
     assert 'role="alert"' in line and "part.share: Input should be greater than 0" in line
-    rows = knobs.panels["part"].fields["part"].widget.children[1].children[0].children  # type: ignore[attr-defined]
-    assert rows[1].description == "share" and rows[2].value == line
+    above = [control for control, below in pairs(knobs) if getattr(below, "value", "") == line]
+    assert [control.description for control in above] == ["share"]
     control(knobs, "share").value = 0.5
     control(knobs, "names").value = "a: ["
     assert knobs.checked({}) is None and "part.names: not YAML" in next(told_alerts(knobs)).value
@@ -179,6 +179,18 @@ def told_alerts(knobs: Knobs) -> Iterator[Any]:
             yield from inside(each)
             if isinstance(each, ipywidgets.HTML) and "alert" in each.value:
                 yield each
+
+    return inside(knobs.widget)
+
+
+def pairs(knobs: Knobs) -> Iterator[tuple[Any, Any]]:
+    """What stands right above what, in one box."""
+
+    def inside(box: Any) -> Iterator[tuple[Any, Any]]:
+        children = getattr(box, "children", ())
+        yield from zip(children, children[1:], strict=False)
+        for each in children:
+            yield from inside(each)
 
     return inside(knobs.widget)
 

@@ -12,20 +12,24 @@ from workbench.errors import WorkbenchError
 from workbench.widgets.knob_leaves import Knob, Unreadable
 from workbench.widgets.knob_values import spoken
 
+COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
+
 
 def alert(line: str) -> ipywidgets.HTML:
     """A line that says what is wrong; a screen reader says it at once."""
     style = "color:var(--jp-error-color1,#b00020);font-weight:600"
-    return ipywidgets.HTML(f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else "")
+    told = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
+    return ipywidgets.HTML(told)
 
 
 class Group:
-    """The fields of one model, one below the other; `kind` is what tells it from its neighbours, where it has one."""
+    """The fields of one model, in as many columns as there is room for; `kind` tells it from its neighbours."""
 
     def __init__(self, fields: Mapping[str, Knob], kind: str | None = None, told: str = ""):
         self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
-        self._head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(told)}</div>'),) if told else ()
-        self.widget = ipywidgets.VBox()
+        head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(told)}</div>'),) if told else ()
+        self._cells = ipywidgets.VBox(layout=COLUMNS)
+        self.widget = ipywidgets.VBox([*head, self._cells])
         self._lay()
 
     def read(self) -> dict[str, Any]:
@@ -68,10 +72,10 @@ class Group:
             knob.content()
 
     def _lay(self) -> None:
-        rows = [*self._head]
+        told, cells = self._alerts, list[ipywidgets.Widget]()
         for name, knob in self.fields.items():
-            rows += [knob.widget, self._alerts[name]] if name in self._alerts else [knob.widget]
-        self.widget.children = rows
+            cells.append(ipywidgets.VBox([knob.widget, told[name]]) if name in told else knob.widget)
+        self._cells.children = cells
 
 
 def _short(value: Any) -> str:

@@ -12,15 +12,15 @@ STYLE = (
     ".wb-pic .wb-figures{border-collapse:collapse;margin:4px 0;border:0}"
     ".wb-pic .wb-figures :is(th,td){border:0;text-align:left;padding:0 22px 0 0;background:none}"
     ".wb-pic .wb-figures th{font-size:11px;font-weight:400;opacity:.75}"
-    ".wb-pic .wb-figures td{font-size:15px;font-variant-numeric:tabular-nums}"
+    ".wb-pic .wb-figures td{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
 )
 ENDS = {
-    "stop": "stop (an end token, or a text to stop at)",
-    "length": "length (max_tokens, or the context is full)",
-    "cancelled": "cancelled",
-    "refused": "refused",
-    "error": "error",
-    "not_chosen": "not chosen",
+    "stop": "an end token, or a text to stop at",
+    "length": "max_tokens, or the context is full",
+    "cancelled": "somebody stopped it",
+    "refused": "it could never have run",
+    "error": "it ran and broke",
+    "not_chosen": "others of its samples or beams are better",
 }
 
 
@@ -40,8 +40,8 @@ def figures(played: Played) -> str:
     if played.compiles and played.compiles[1] > played.compiles[0]:
         rows.append(("compiled", f"{played.compiles[1] - played.compiles[0]} graphs", "meanwhile: run again without"))
     if played.ends:
-        ends = ", ".join(dict.fromkeys(ENDS.get(each, each) for _, each in sorted(played.ends.items())))
-        rows.append(("finished", ends, "why it ended"))
+        ends = list(dict.fromkeys(end for _, end in sorted(played.ends.items())))
+        rows.append(("finished", ", ".join(ends), "; ".join(f"{end}: {ENDS.get(end, end)}" for end in ends)))
     heads = (kit.tag("th", name, scope="col", data_tip=told) for name, _, told in rows)
     cells = (kit.tag("td", escape(value) or "–", data_tip=told) for _, value, told in rows)
     table = kit.tag("table", kit.tag("tr", *heads), kit.tag("tr", *cells), class_="wb-figures")

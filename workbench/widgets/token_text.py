@@ -9,17 +9,19 @@ from typing import NamedTuple
 from workbench.widgets import kit
 
 CLASSES = 10
-HEAVIEST = 4  # pixels under a token that was least probable
+HEAVY = [(CLASSES - 1 - n) * 4 // CLASSES for n in range(CLASSES)]  # pixels under a token: the less probable, the more
 STYLE = (
     ".wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;max-height:26em;overflow:auto;"
-    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2;padding:4px}"
-    ".wb-pic b{font-weight:400;padding:1px 0 5px}.wb-legend{font-size:11px;white-space:pre-wrap}"
+    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px}"
+    ".wb-pic b{font-weight:400;padding:1px 0 8px;text-underline-offset:4px;text-decoration-skip-ink:none}"
+    ".wb-legend{font-size:11px;white-space:pre-wrap}"
     ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
     ".wb-tokens .asked{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
     ".wb-sample{border-top:1px solid;opacity:.7;font-size:11px}@media print{.wb-tokens{max-height:none}}"
     + "".join(
         f".wb-pic .p{n}{{background:{kit.shade(n / (CLASSES - 1))};color:{kit.ink(n / (CLASSES - 1))};"
-        f"box-shadow:inset 0 -{(CLASSES - 1 - n) * (HEAVIEST + 1) // CLASSES}px {kit.ink(n / (CLASSES - 1))}}}"
+        + (f"text-decoration:underline {HEAVY[n]}px" if HEAVY[n] else "")
+        + "}"
         for n in range(CLASSES)
     )
 )
