@@ -27,11 +27,20 @@ print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.
 # %% [markdown]
 # ## Pages
 # The cache is taken in pages, so that sequences of any length share one pool. A page is taken when its first token
-# comes, and all are given back at the end. Watch the pages of a growing sequence:
+# comes, and all are given back at the end. The map listens to the runner: run the cell below it, then move the slider
+# back through the steps.
 
 # %%
-events = list(runner.stream("def f(x):\n" * 10, max_tokens=90, ignore_eos=True))
-for step in [event for event in events if event.kind == "stepped"][::10]:
+pages = widgets.PageMap(runner)
+pages
+
+# %%
+texts = ["def f(x):\n" * copies for copies in (2, 10, 30)]
+events = list(runner.stream(texts, max_tokens=40, ignore_eos=True))
+pages.keep()
+
+# %%
+for step in [event for event in events if event.kind == "stepped"][::8]:
     print(f"{step.context_tokens:4} tokens: {step.pages_used} pages, {step.kv_bytes:9,} bytes")
 
 # %% [markdown]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -40,7 +42,9 @@ def started(lab: Lab, tmp_path: Path) -> Iterator[tuple[str, Path]]:
         yield f"http://127.0.0.1:{port}", folder
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
+        with pytest.raises(URLError):  # the server ends with the command
+            urlopen(f"http://127.0.0.1:{port}/api", timeout=5)
 
 
 def test_a_double_click_opens_a_percent_file_and_a_save_keeps_its_picture(

@@ -15,7 +15,7 @@ from tests.study import test_experiment as experiments
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
 from workbench.widgets.field_comments import comments_of
-from workbench.widgets.knob_leaves import one_line
+from workbench.widgets.knob_values import one_line
 from workbench.widgets.knobs import Knobs
 from workbench.widgets.playground_knobs import LEFT, known
 
@@ -108,7 +108,7 @@ class Other(BaseModel):
 
 class Outer(BaseModel):
     count: Annotated[int, Field(ge=2, lt=9, multiple_of=2)] = 4
-    word: str | None = Field(None, description="said by the field itself")
+    word: str | None = Field(default=None, description="said by the field itself")
     part: Annotated[Inner | Other, Field(discriminator="kind")] = Inner()
     size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     switch: bool | Literal["never"] = False

@@ -19,6 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
 from workbench.trace.events import Decoded
 from workbench.widgets import Playground
+from workbench.widgets.experiment_text import differing
 
 PROMPT = "def f(x):\n"
 
@@ -171,12 +172,21 @@ def test_what_grows_is_sent_once(play: Playground) -> None:
     assert sum(len(message["pieces"]) for message in sent) <= 20
 
 
-def test_what_a_model_says_is_not_markup(play: Playground) -> None:
+def test_what_a_model_says_is_not_markup(play: Playground, demo: Runner) -> None:
+    assert demo.tokenizer is not None
+    (sign,) = demo.tokenizer.encode("<")
     play.prompt = "<script>alert(1)</script>"
-    play.settings.write({"sampling": {"logit_bias": {"29": 100.0}, "max_tokens": 4, "temperature": 0.0}})
+    play.settings.write({"sampling": {"logit_bias": {str(sign): 100.0}, "max_tokens": 4, "temperature": 0.0}})
     play.run()
-    assert play.wait(60)
-    assert "<script" not in play.picture() and "&lt;script&gt;" in play.picture()
+    assert play.wait(60) and play.played.text() == "<<<<" == texts(play.picture())
+    assert "<script" not in play.picture() and "&lt;script&gt;" in play.picture() and "<<" not in play.picture()
+
+
+def test_only_what_differs_is_said_and_its_kind_with_it() -> None:
+    plain = {"a": {"kind": "x", "n": 1, "m": 1}, "b": {"kind": "x"}, "c": {}, "d": 1}
+    values = {"a": {"kind": "x", "n": 2, "m": 1}, "b": {"kind": "y", "n": 1}, "c": {"k": 1}, "d": True, "e": None}
+    short = {"a": {"kind": "x", "n": 2}, "b": {"kind": "y", "n": 1}, "c": {"k": 1}, "d": True, "e": None}
+    assert differing(values, plain) == short and differing(plain, plain) == {}
 
 
 def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:

@@ -150,6 +150,17 @@ def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
     assert "predicted speed-up" in view.picture()
 
 
+def test_other_drafts_are_lent_to_the_runner(runner: Runner) -> None:
+    drafts = runner.drafts
+    view = SpeculationView(
+        runner, PROMPT, speculate={"kind": "draft", "num_speculative_tokens": 2}, rounds=0, max_tokens=9
+    )
+    view.wait(60)
+    assert runner.drafts is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
+    assert max(len(check.token_ids) for check in view._run.checks_of("speculation")) == 2
+    assert view.plain_token_ids is None and "nothing was timed" in view.picture()
+
+
 def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
     drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
     view.stop()
@@ -194,6 +205,8 @@ def test_mistakes_are_told(runner: Runner, tmp_path: Path) -> None:
         (plain, {"prompt": "a"}, "it drafts nothing"),
         (runner, {}, "prompt: a runner needs one"),
         (runner, {"prompt": "a", "n": 2}, "one sample"),
+        (runner, {"prompt": "a", "speculate": "none"}, "none drafts nothing"),
+        (runner, {"prompt": "a", "speculate": "lookup"}, "speculate: "),
         ([], {"prompt": "a"}, "go with a runner"),
         (["no event"], {}, "events: give what a runner streams"),
         (tmp_path / "nothing", {}, "nothing"),

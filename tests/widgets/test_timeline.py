@@ -96,7 +96,7 @@ def test_every_bar_in_the_picture_is_an_exported_event_and_every_event_a_bar(rec
         for left, right in seen:
             assert any(x <= left + 0.06 and right <= end + 0.06 for x, end in mine), "an event has no bar"
         for x, end in mine:
-            assert any(abs(x - left) < 0.06 for left, _ in seen), "a bar begins where nothing does"
+            assert any(abs(x - left) < 0.06 for left, _ in seen), f"a bar begins where nothing does: {x, end, seen, ends, low, high, track, name, tracks.begin}"
             assert end - x <= 0.86 or any(abs(end - right) < 0.06 for _, right in seen), "a bar ends where nothing does"
     assert not any(drawn.values()), "bars of nothing"
 

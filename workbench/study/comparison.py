@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.progress import Progress
+from workbench.stages import stages
 from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart, texts_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
@@ -56,12 +56,11 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Reco
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()
     try:
-        bar = Progress(bar_format="{desc} [{elapsed}]", disable=not progress)
-        with threads(experiment.measure.threads), bar:
-            predicted = predictions(experiment, bar.set_description)
+        with threads(experiment.measure.threads), stages(progress) as tell:
+            predicted = predictions(experiment, tell)
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured
-            found = findings(experiment, bar.set_description, predicted)
+            found = findings(experiment, tell, predicted)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -15,6 +15,7 @@ from workbench.engine.speculation import NoSpeculation
 from workbench.errors import WorkbenchError
 from workbench.model.composition import AttentionPart
 from workbench.request import Request, SamplingParameters
+from workbench.stages import Counted
 from workbench.study.acceptance import acceptance, speed_up, timed_steps, tokens_a_check
 from workbench.study.experiment import CachePart, Experiment, ModelPart
 from workbench.study.findings import Findings
@@ -33,6 +34,7 @@ def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findi
     """One row a variant. Of every load and round all variants run in turn, so that what disturbs one disturbs all."""
     work = cast(SpeculationWorkload, experiment.workload)
     variants = every_variant(experiment)
+    tell = Counted(tell, len(variants) * (2 + len(work.loads) * (work.rounds + 1)))
     runners, drafts = _loaded(variants, tell)
     asked, about = _requests(variants, runners, work)
     runs: list[dict[str, Any]] = []

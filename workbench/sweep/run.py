@@ -16,6 +16,7 @@ from typing import Literal
 
 from workbench.progress import Progress
 from workbench.shown import Shown, Table
+from workbench.stages import BAR, ticking
 from workbench.study.experiment import Experiment
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.places import Place, place_from
@@ -24,8 +25,6 @@ from workbench.sweep.settings import LocalPart
 from workbench.sweep.words import sweep_of
 
 ATTEMPTS = 2  # of a point whose worker dies
-TICK = 2.0  # seconds
-BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
 
 
 @dataclass(frozen=True)
@@ -168,26 +167,8 @@ def _bar(
     known = [seconds for point in waiting if (seconds := expected.get(point.key))]
     usual = fmean(known) if known else 1.0
     weights = {point.key: expected.get(point.key) or usual for point in waiting}
-    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, _ticking(bar):
+    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, ticking(bar):
         yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
-
-
-@contextmanager
-def _ticking(bar: Progress) -> Iterator[None]:
-    """The time that is gone is told anew while a point runs, however long it takes."""
-    over = threading.Event()
-
-    def tick() -> None:
-        while not over.wait(TICK):
-            bar.refresh()
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        over.set()
-        ticker.join()
 
 
 @contextmanager

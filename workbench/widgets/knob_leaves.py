@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import ipywidgets
 
+from workbench.widgets.knob_values import one_line, same, spoken
+
 Changed = Callable[[], None]
 LABEL = {"description_width": "11em"}
-NOT_SET = "not set"
 
 
 class Unreadable(ValueError):
@@ -26,7 +26,7 @@ class Knob(Protocol):
     """A setting: `widget` shows it. `read` and `write` speak JSON; `takes` says whether it can show a value; `leaves`
     are the paths below its own that it sets; `complain` says below it what is wrong, at a path of its own."""
 
-    widget: ipywidgets.DOMWidget
+    widget: Any
 
     def read(self) -> Any: ...
     def write(self, value: Any) -> None: ...
@@ -34,6 +34,10 @@ class Knob(Protocol):
     def leaves(self) -> Iterator[tuple[str, ...]]: ...
     def complain(self, path: Sequence[str], line: str) -> bool:
         """Whether there is a place for it here; else whoever is around has to say it."""
+        ...
+
+    def content(self) -> None:
+        """Nothing is wrong any more."""
         ...
 
 
@@ -62,6 +66,9 @@ class Leaf:
 
     def complain(self, path: Sequence[str], line: str) -> bool:
         return False
+
+    def content(self) -> None:
+        pass
 
 
 class Choice(Leaf):
@@ -150,28 +157,3 @@ class Written(Leaf):
 
     def write(self, value: Any) -> None:
         self.widget.value = "" if value == self._empty else one_line(value)
-
-
-def one_line(value: Any) -> str:
-    """YAML of JSON values that reads back as they are; what cannot be seen in a text is escaped."""
-    import yaml
-
-    class OneLine(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    def told(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
-
-    OneLine.add_representer(str, told)
-    options: dict[str, Any] = {"default_flow_style": True, "allow_unicode": True, "sort_keys": False}
-    return yaml.dump(value, Dumper=OneLine, width=sys.maxsize, **options).strip()
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal as JSON: 1 is not true."""
-    return type(one) is type(other) and one == other
-
-
-def spoken(value: Any) -> str:
-    return NOT_SET if value is None else value if isinstance(value, str) else json.dumps(value)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import ipywidgets
-from annotated_types import Ge, Gt, Le, Lt, MultipleOf
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from workbench.errors import told_apart
-from workbench.widgets.field_comments import comments_of
-from workbench.widgets.knob_groups import Group, Kind, Maybe, Several, alert
-from workbench.widgets.knob_leaves import Choice, Flag, Knob, Number, Unreadable, Whole, Words, Written, spoken
+from workbench.widgets.knob_groups import Group, alert
+from workbench.widgets.knob_kinds import Several
+from workbench.widgets.knob_leaves import Knob, Unreadable
+from workbench.widgets.knob_schema import Maker
 
 OTHERS = "general"
-WORDS: dict[type, str] = {int: "a number", float: "a number", str: "a text", bool: "yes or no"}
 
 
 class Knobs:
@@ -37,9 +33,9 @@ class Knobs:
         known: Mapping[str, Sequence[str]] | None = None,
         changed: Callable[[], None] = lambda: None,
     ):
-        self._model, self._leave, self._known, self._tell = model, leave, known or {}, changed
+        self._model, self._tell = model, changed
         self._quiet = 0  # how many are at work that change controls by themselves
-        self.group = _group(self, model, "")
+        self.group = Maker(leave, known or {}, self.changed, self.quiet).group(model)
         parts, singles = dict[str, Group](), dict[str, Knob]()
         for name, knob in self.group.fields.items():
             if isinstance(knob, Group):
@@ -49,7 +45,7 @@ class Knobs:
             else:
                 singles[name] = knob
         self.panels = {**parts, **({OTHERS: Group(singles)} if singles else {})}
-        self.buttons = ipywidgets.ToggleButtons(options=list(self.panels), style={"button_width": "auto"})
+        self.buttons: Any = ipywidgets.ToggleButtons(options=list(self.panels), style={"button_width": "auto"})
         self._place = ipywidgets.VBox()
         self._alert = alert("")
         self.widget = ipywidgets.VBox([self.buttons, self._alert, self._place])
@@ -109,89 +105,3 @@ class Knobs:
 
     def _open(self) -> None:
         self._place.children = (self.panels[self.buttons.value].widget,)
-
-
-def _group(knobs: Knobs, model: type[BaseModel], path: str) -> Group:
-    told, fields = comments_of(model), dict[str, Knob]()
-    kind = None
-    for name, field in model.model_fields.items():
-        inside = f"{path}.{name}".lstrip(".")
-        if name == "kind" and len(get_args(field.annotation)) == 1:
-            kind = field.default
-        elif inside not in knobs._leave:
-            fields[name] = _knob(knobs, field.annotation, field.metadata, inside, name, told.get(name, ""))
-            default = field.get_default(call_default_factory=True)
-            if default is not PydanticUndefined:
-                with knobs.quiet():
-                    fields[name].write(to_jsonable_python(default))
-    return Group(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
-
-
-def _knob(knobs: Knobs, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> Knob:
-    """The control of one setting; `name` is empty where it stands beside one that is named."""
-    values, typed = _members(annotation, metadata)
-    if not typed:
-        return Choice(values, name, told, knobs.changed)
-    if len(typed) == 1 and not values:
-        return _plain(knobs, *typed[0], path, name, told)
-
-    def beside(annotation: Any, metadata: Sequence[Any]) -> Callable[[], Knob]:
-        return lambda: _plain(knobs, annotation, metadata, path, "", told or name)
-
-    if len(typed) == 1 and values == [None]:
-        return Maybe(beside(*typed[0]), name, told, knobs.changed)
-    kinds = [Kind(spoken(value), value) for value in values]
-    kinds += [Kind(_label(each), make=beside(each, metadata)) for each, metadata in typed]
-    return Several([kind for kind in kinds if f"{path}:{kind.label}" not in knobs._leave], name, told, knobs.changed)
-
-
-def _plain(knobs: Knobs, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> Knob:
-    limits = {type(each): each for each in metadata}
-
-    def end(closed: Any, open_: Any, step: int) -> Any:
-        if closed in limits:
-            return getattr(limits[closed], closed.__name__.lower())
-        return getattr(limits[open_], open_.__name__.lower()) + step if open_ in limits else None
-
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        return _group(knobs, annotation, path)
-    if annotation is bool:
-        return Flag(name, told, knobs.changed)
-    if annotation is int:
-        multiple = limits[MultipleOf].multiple_of if MultipleOf in limits else 1
-        return Whole(end(Ge, Gt, 1), end(Le, Lt, -1), multiple, name, told, knobs.changed)
-    if annotation is float:
-        return Number(end(Ge, Gt, 0), end(Le, Lt, 0), name, told, knobs.changed)
-    if annotation is str:
-        return Words(knobs._known.get(path, ()), name, told, knobs.changed)
-    empty: list | dict = {} if get_origin(annotation) is dict else []
-    if not isinstance(empty, get_origin(annotation) or ()) and get_origin(annotation) not in (tuple, list):
-        raise TypeError(f"{path}: there is no control for {annotation}")
-    return Written(empty, name, told, knobs.changed)
-
-
-def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]]:
-    """What a setting may be: plain values, and types with their limits. Yes or no among others is two values."""
-    if get_origin(annotation) is Annotated:
-        inner, *more = get_args(annotation)
-        more = [each for piece in more for each in getattr(piece, "metadata", [piece])]
-        return _members(inner, [*metadata, *more])
-    if get_origin(annotation) is Literal:
-        return list(get_args(annotation)), []
-    if annotation in (None, type(None)):
-        return [None], []
-    if get_origin(annotation) not in (Union, types.UnionType):
-        return [], [(annotation, list(metadata))]
-    values, typed = [], []
-    for each in get_args(annotation):
-        mine, types_ = _members(each, metadata)
-        values += mine
-        typed += types_
-    if any(kind is bool for kind, _ in typed):
-        values, typed = [False, True, *values], [each for each in typed if each[0] is not bool]
-    return sorted(values, key=lambda value: value is not None), typed
-
-
-def _label(annotation: Any) -> str:
-    kind = getattr(annotation, "model_fields", {}).get("kind")
-    return str(kind.default) if kind is not None else WORDS.get(annotation, getattr(annotation, "__name__", "a list"))

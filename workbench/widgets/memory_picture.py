@@ -16,6 +16,7 @@ PARTS = ("weights", "cache", "activations")
 LETTERS = tuple(name[0].upper() for name in PARTS)
 HEADS = ("the runner, as loaded", "predicted", "measured", "difference")
 END = "style='text-align:right;white-space:nowrap'"
+WIDE = "style='border-spacing:10px 1px'"
 INK = ("#ffffff", "#000000", "#000000")  # read on the first three series colours
 
 
@@ -71,7 +72,7 @@ def table(lines: Sequence[Line], total: float) -> str:
     )
     whole = f"<tr><th></th><th>in all</th><th {END}>{total:,.0f}</th><th {END}>{told_bytes(total)}</th><th></th></tr>"
     heads = f"<tr><th></th><th>part</th><th {END}>bytes</th><th></th><th style='text-align:left'>formula</th></tr>"
-    return f"<table>{heads}{rows}{whole}</table>"
+    return f"<table {WIDE}>{heads}{rows}{whole}</table>"
 
 
 def measured(rows: Sequence[tuple[str, float, float, str]]) -> str:
@@ -82,7 +83,7 @@ def measured(rows: Sequence[tuple[str, float, float, str]]) -> str:
         for what, predicted, found, note in rows
     )
     heads = "".join(f"<th {END if n else ''}>{name}</th>" for n, name in enumerate(HEADS))
-    return f"<table><tr>{heads}<th></th></tr>{told}</table>"
+    return f"<table {WIDE}><tr>{heads}<th></th></tr>{told}</table>"
 
 
 def _difference(value: float) -> str:

@@ -37,10 +37,12 @@ class Playground(View):
     def __init__(self, given: Any = None, prompt: str | None = None):
         from workbench.study.experiment import Experiment
         from workbench.widgets.knobs import Knobs
+        from workbench.widgets.live import hear_stop_button
 
+        hear_stop_button()
         self._runners, self._playing = KeptRunners(), None
         self._begin = beginning(given, prompt, self._runners)
-        self.last: Experiment | None = None
+        self.last: Any = None  # the experiment that was played last
         super().__init__(prompt=self._begin.workload.prompts[0])
         self.text = Growing(lambda: kit.html(words(self.played, self._asked_prompt)))
         self._box = ipywidgets.Textarea(description="prompt", rows=4, layout={"width": "auto"}, continuous_update=False)
@@ -81,9 +83,9 @@ class Playground(View):
         if experiment is None:
             return
         self.last, self._alert.value = experiment, ""
-        self._halt.disabled, self._go.disabled = False, True
         self._playing = Playing(experiment, self._runners, self.pulse.mark, self._ended)
-        self.text.whole({})
+        self.text.whole({})  # before anybody can see that it runs: nothing of the last text is taken for this one's
+        self._halt.disabled, self._go.disabled = False, True
         self._playing.start()
         self.pulse.mark()
 

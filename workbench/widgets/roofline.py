@@ -56,9 +56,12 @@ class Roofline(View):
             from workbench.widgets.live import Live
 
             self._leave = Live.of(self.runner).listen(self._heard)
-        button = ipywidgets.Button(description="Measure this machine", tooltip="a few seconds, while nothing else runs")
+        wide: Any = {"width": "auto"}
+        tip = "a few seconds, while nothing else runs"
+        button = ipywidgets.Button(description="Measure this machine", tooltip=tip, layout=wide)
         button.on_click(lambda _: self.measure(wait=False))
-        forget = ipywidgets.Button(description="Forget the steps", tooltip="what the runner did until now")
+        tip = "what the runner did until now"
+        forget = ipywidgets.Button(description="Forget the steps", tooltip=tip, layout=wide)
         forget.on_click(lambda _: self.forget())
         traitlets.dlink((self, "measuring"), (button, "disabled"))
         self.shown.observe(self._pick, "picked")

@@ -50,7 +50,8 @@ def drawing(points: Sequence[Point], roofs: Roofs, chosen: int | None = None) ->
 def table(points: Sequence[Point], chosen: int | None = None) -> str:
     heads = ("", "work", "FLOPs", "bytes", "FLOPs a byte", "predicted", "measured", "of the roof", "which binds")
     rows = "".join(_row(point, place, place == chosen) for place, point in enumerate(points))
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+    told = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table style='border-spacing:10px 1px'><tr>{told}</tr>{rows}</table>"
 
 
 def told_seconds(value: float | None) -> str:
@@ -63,7 +64,7 @@ def told_seconds(value: float | None) -> str:
 
 
 def _row(point: Point, place: int, chosen: bool) -> str:
-    share = f"{point.predicted / point.seconds:.0%}" if point.predicted and point.seconds else "–"
+    share = f"{100 * point.predicted / point.seconds:.3g} %" if point.predicted and point.seconds else "–"
     cells = (
         number(point.flops), number(point.bytes), number(point.intensity) if point.bytes else "–",
         told_seconds(point.predicted), told_seconds(point.seconds), share, point.bound.name if point.bound else "–",
@@ -91,7 +92,7 @@ def _roofs(across: Scale, up: Scale, roofs: Roofs) -> list[str]:
     parts = []
     top = max((gemm.rate for gemm in roofs.gemms), default=up.high)
     steepest = max((read.rate for read in roofs.reads), default=None)
-    tilt = math.degrees(math.atan2(up(10) - up(1), across(10) - across(1)))
+    tilt = math.atan2(up(10) - up(1), across(10) - across(1))
     for read in roofs.reads:
         start, knee = max(across.low, up.low / read.rate), min(top / read.rate, across.high)
         if start >= knee:
@@ -99,7 +100,8 @@ def _roofs(across: Scale, up: Scale, roofs: Roofs) -> list[str]:
         ends = (across(start), up(start * read.rate)), (across(knee), up(knee * read.rate))
         told = f"{read.name}: {number(read.rate)}B/s"
         parts.append(kit.path(ends, stroke_width=1.5, tip=_told(read, "bytes a second"), data_roof="read"))
-        at = f"translate({ends[0][0] + 8:.1f},{ends[0][1] - 12:.1f}) rotate({tilt:.1f})"
+        along = ends[0][0] + 12, ends[0][1] + 12 * math.tan(tilt) - 7
+        at = f"translate({along[0]:.1f},{along[1]:.1f}) rotate({math.degrees(tilt):.1f})"
         parts.append(kit.text(0, 0, told, transform=at, class_="faint"))
     for place, gemm in enumerate(roofs.gemms):
         start = across.low if steepest is None else max(across.low, gemm.rate / steepest)
@@ -130,14 +132,15 @@ def _point(
         parts.append(kit.circle(x, ends[-1], 5, class_=f"c{hue}", data_mark="measured"))
     if chosen:
         parts.append(kit.circle(x, ends[-1], 9, class_="line", stroke_width=1.5))
-    parts += _label(x, ends[-1], told, taken) if ends else []
+    places = PLACES if point.rate else PLACES[2:]  # beside a mark on a roof runs the roof
+    parts += _label(x, ends[-1], told, taken, places) if ends else []
     return [kit.group(*parts, tip=_numbers(point), key=str(place), tabindex=0 if first else -1)]
 
 
-def _label(x: float, y: float, name: str, taken: list) -> list[str]:
+def _label(x: float, y: float, name: str, taken: list, places: Sequence[tuple[int, int]]) -> list[str]:
     """The name beside its mark, where nothing else stands; else nowhere: hovering tells it, and the table."""
     wide = LETTER * len(name)
-    for right, down in PLACES:
+    for right, down in places:
         left = x + right if right > 0 else x + right - wide
         box = left, y + down - LINE + 3, left + wide, y + down + 3
         if box[0] < LEFT or box[2] > WIDTH or any(_meet(box, each) for each in taken):

@@ -84,6 +84,12 @@ class SamplingExplorer(View):
         mine = {name: getattr(self, name) for name in (*KNOBS, "seed")}
         return _parameters(self._given.model_dump(exclude_unset=True) | mine)
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The text, as far as it is known."""
+        known = self._generation if self._text is None else self._text
+        return () if known is None else tuple(known.ids)
+
     def seen(self) -> Seen:
         """The figures of the present picture. WorkbenchError where there are none."""
         if self._text is None:
@@ -111,7 +117,7 @@ class SamplingExplorer(View):
     def picture(self) -> str:
         text = self._text
         known = self._generation if text is None else text
-        ids = () if known is None else tuple(known.ids)
+        ids = self.ids
         prompt = 0 if known is None else len(known.prompt_ids)
         at = len(ids) if text is None else self.position
         begin, end = max(0, at - AROUND), min(len(ids), at + AROUND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from workbench.errors import WorkbenchError, in_words
@@ -14,7 +15,7 @@ from workbench.trace.events import Event, Finished
 
 @dataclass
 class Both:
-    """Events of the run with drafts, which is looked at, and of those that are timed."""
+    """Events of the run with drafts that is looked at, and of all runs; the first of each is not timed."""
 
     seen: list[Event] = field(default_factory=list)
     drafted: list[list[Event]] = field(default_factory=list)
@@ -23,12 +24,14 @@ class Both:
 
 
 class Trial:
-    """`both` grows meanwhile. Drafted and plain take turns, `rounds` of each after one of each that is not timed; after
-    it the runner drafts again as it did."""
+    """`both` grows meanwhile. Drafted and plain take turns, `rounds` of each after one of each that is not timed; with
+    0 there is the drafted run alone. After it the runner drafts again as it did."""
 
-    def __init__(self, runner: Any, prompt: str | Sequence[int] | None, rounds: int, sampling: dict[str, Any]):
-        if runner.drafts is None:
-            raise WorkbenchError('runner: it drafts nothing; load it with speculate="prompt_lookup" or "draft"')
+    def __init__(
+        self, runner: Any, prompt: str | Sequence[int] | None, speculate: Any, rounds: int, sampling: dict[str, Any]
+    ):
+        if runner.drafts is None and speculate is None:
+            raise WorkbenchError('runner: it drafts nothing; give speculate="prompt_lookup" or "draft"')
         if prompt is None:
             raise WorkbenchError("prompt: a runner needs one, as text or token ids")
         self.runner, self.rounds, self.both = runner, rounds, Both()
@@ -39,6 +42,7 @@ class Trial:
         if request.sampling.samples > 1:
             raise WorkbenchError("n, best_of, beams: the view looks at one sample; leave them out")
         self.request = replace(request, request_id="speculation")
+        self._drafts = runner.drafts if speculate is None else _drafts(runner, speculate)
         self._asked: Any = None
         self._stopped, self._thread = False, None
 
@@ -77,18 +81,19 @@ class Trial:
             raise
 
     def _take_turns(self, live: Any, news: Callable[[], None]) -> None:
-        drafts = self.runner.drafts
+        before = self.runner.drafts
+        turns = (self._drafts, self.both.drafted), (None, self.both.plain)
         try:
             for turn in range(self.rounds + 1):
-                for ours, kept in ((drafts, self.both.drafted), (None, self.both.plain)):
+                for ours, kept in turns[: 2 if self.rounds else 1]:
                     live.call(lambda runner, ours=ours: runner.speculate(ours))
                     events: list[Event] = [] if turn or ours is None else self.both.seen
                     if not self._once(live, events, news):
                         return
-                    kept += [events] if turn else []
+                    kept.append(events)
                     news()
         finally:
-            live.call(lambda runner: runner.speculate(drafts))
+            live.call(lambda runner: runner.speculate(before))
 
     def _once(self, live: Any, events: list[Event], news: Callable[[], None]) -> bool:
         """Whether it ran to its end."""
@@ -102,3 +107,17 @@ class Trial:
             if events is self.both.seen:
                 news()
         return not self._stopped
+
+
+def _drafts(runner: Any, speculate: Any) -> Any:
+    from workbench.engine.drafting import drafts_of
+    from workbench.engine.load import load
+    from workbench.engine.speculation import NoSpeculation, speculation_from
+
+    settings = speculation_from(speculate)
+    if isinstance(settings, NoSpeculation):
+        raise WorkbenchError('speculate: none drafts nothing; give "prompt_lookup" or "draft"')
+    limits = runner.scheduler.limits
+    shared = {"max_num_seqs": limits.max_num_seqs, "max_num_batched_tokens": limits.max_num_batched_tokens}
+    made = partial(load, device=str(runner.model.device), **shared)
+    return drafts_of(settings, runner.model.spec, runner.tokenizer, str(runner.lanes.decode), made)

@@ -20,33 +20,34 @@ from workbench.widgets.view import View
 
 
 class SpeculationView(View):
-    """`SpeculationView(runner, prompt)` continues a prompt with the runner's drafts and without, in turn;
+    """`SpeculationView(runner, prompt)` continues a prompt with the runner's drafts and without, in turn, or with those
+    that `speculate` names (as in `load`; the runner has its own back when it is over);
     `SpeculationView(record)`, of a record, its folder or events, shows a run that was, and with `plain=` (one of these
     too) what it is against that one.
 
     `check` is the check that is shown, with the text as it stood after it; `sequence` the request. A `tokenizer` tells
     tokens of records and events as text; a record finds its model's. `sampling` are parameters of the request (greedy
-    unless given), `rounds` how often both are timed.
+    unless given), `rounds` how often both are timed (0: no plain run).
     """
 
     check = traitlets.Int(0)
     sequence = traitlets.Unicode()
 
     def __init__(
-        self, source: Any, prompt: str | Sequence[int] | None = None, *, plain: Any = None, tokenizer: Any = None,
-        rounds: int = 2, **sampling: Any,
+        self, source: Any, prompt: str | Sequence[int] | None = None, *, speculate: Any = None, plain: Any = None,
+        tokenizer: Any = None, rounds: int = 2, **sampling: Any,
     ):  # fmt: skip
         super().__init__()
-        self._trial, self._problem = None, ""
+        self._trial, self._problem, self._over = None, "", False
         self._plain: Drafted | None = None  # what it is held against: its tokens, and its time
         self._timed: tuple[Drafted, Drafted | None] | None = None
         if hasattr(source, "stream"):
             given = {"max_tokens": 64, "temperature": 0.0, **sampling}
-            self._trial, self._run = Trial(source, prompt, rounds, given), Drafted([], [], [])
+            self._trial, self._run = Trial(source, prompt, speculate, rounds, given), Drafted([], [], [])
             tokenizer = source.tokenizer
         else:
-            if prompt is not None or sampling:
-                raise WorkbenchError("prompt and sampling go with a runner; a record and events have theirs")
+            if prompt is not None or speculate is not None or sampling:
+                raise WorkbenchError("prompt, speculate and sampling go with a runner; a record and events have theirs")
             self._run = Drafted.of(source)
             self._plain = None if plain is None else Drafted.of(plain)
             self._timed = self._run, self._plain
@@ -100,8 +101,7 @@ class SpeculationView(View):
             checks = self._run.checks_of(self.sequence)
             shown = min(self.check, len(checks))
             told = figures(self._run)
-            why = "both runs are under way" if self._working else "give plain=, a run of the same without drafts"
-            parts = [table(told, self.speeds, self._same(), why)]
+            parts = [table(told, self.speeds, self._same(), self._why())]
             if 1 <= shown <= len(checks):
                 parts.append(check_told(shown, len(checks), checks[shown - 1], self._spell))
             found = pieces(self.token_ids, checks)
@@ -113,7 +113,12 @@ class SpeculationView(View):
 
     @property
     def _working(self) -> bool:
-        return self._trial is not None and self._timed is None
+        return self._trial is not None and not self._over
+
+    def _why(self) -> str:
+        if self._trial is None:
+            return "give plain=, a run of the same without drafts"
+        return "both runs are under way" if self._working else "nothing was timed"
 
     def _same(self) -> str:
         ours, theirs = self.token_ids, self.plain_token_ids
@@ -130,8 +135,11 @@ class SpeculationView(View):
         assert self._trial is not None
         both = self._trial.both
         self._problem = both.problem
-        if both.drafted and both.plain:
-            self._plain, self._timed = Drafted.of(both.plain[0]), (_together(both.drafted), _together(both.plain))
+        self._over = True
+        if both.plain:
+            self._plain = Drafted.of(both.plain[0])
+        if len(both.plain) > 1:
+            self._timed = _together(both.drafted[1 : len(both.plain)]), _together(both.plain[1:])
         self._halt.disabled = True
         self._read()
         self.pulse.flush()

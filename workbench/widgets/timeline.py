@@ -40,14 +40,18 @@ class Timeline(View):
     def __init__(self, source: Any):
         super().__init__()
         self._taking, self._reaching = RLock(), 0
+        self._known = 0.05  # how long the run was when it was drawn last, in milliseconds
         self._heard: deque[Event] = deque()
         self._tracks, self._fresh = self._source(source)
         self.follow = self._leave is not None
-        self._slider = ipywidgets.FloatRangeSlider(description="ms", min=0.0, max=1.0, step=0.1, readout_format=".1f")
+        # In percent of the run: a slider whose ends move while it is shown sends values that nobody chose.
+        self._slider = ipywidgets.FloatRangeSlider(
+            value=(0.0, 100.0), description="from, to", min=0.0, max=100.0, step=0.1, readout=False
+        )
         self._slider.layout.width = "36em"
+        self._slider.observe(self._slid, "value")
         live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
         live.layout.width = "6em"
-        traitlets.link((self, "window"), (self._slider, "value"))
         traitlets.link((self, "follow"), (live, "value"))
         self.watch("follow", "chosen")
         self.observe(self._moved, "window")
@@ -125,25 +129,31 @@ class Timeline(View):
             yield self._heard.popleft()
 
     def _reach(self, whole: bool) -> None:
-        """The slider goes as far as the run does, and what is seen too, where that is followed."""
-        seen, before = self.tracks, self._slider.max
-        if not seen.requests:
+        """What is seen goes as far as the run does, where that is followed; the slider's handles stand for it."""
+        if not self.tracks.requests:
             return
         length, (low, high) = max(self.length, 0.05), self.window
         self._reaching = get_ident()
         try:
-            self._slider.max, self._slider.step = length, length / 1000
-            if whole or (self.follow and high - low >= before - 1e-9):
+            if whole or (self.follow and high - low >= self._known - 1e-9):
                 self.window = (0.0, length)
             elif self.follow:
                 self.window = (max(0.0, length - (high - low)), length)
+            self._known = length
+            low, high = self.window
+            self._slider.value = (min(100.0, 100 * low / length), min(100.0, 100 * high / length))
         finally:
             self._reaching = 0
+
+    def _slid(self, change: dict[str, Any]) -> None:
+        if self._reaching != get_ident():
+            low, high = (share / 100 * self._known for share in change["new"])
+            self.window = (low, max(high, low + 0.05))
 
     def _moved(self, change: dict[str, Any]) -> None:
         if self._reaching == get_ident():
             return
-        if change["new"][1] < self.length * 0.999:
+        if change["new"][1] < self._known * 0.999:
             self.follow = False  # who looks back is not carried off
         self.pulse.mark()
 

@@ -122,7 +122,7 @@ def _in_sight(tracks: Tracks, across: Scale) -> list[int]:
 def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int) -> str:
     track = tracks.requests[number]
     name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
-    high, parts = side - 4, []
+    high, parts, labels = side - 4, [], []
     if number % 2:
         parts.append(kit.rect(0, y, WIDTH, side, class_="odd"))
     stop = 0 if number == max(chosen, 0) else -1
@@ -147,9 +147,8 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
             told = _label(bar)
             if bar.wide > 6 * len(told) + 4 and kind not in ("queue", "prefill"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
-                parts.append(kit.text(bar.x + bar.wide / 2, top + tall / 2 + 3, told, class_=ink))
-    parts += [_tokens(track, across, y + 5, high - 6), *_decisions(track, across, y)]
-    return "".join(parts)
+                labels.append(kit.text(bar.x + bar.wide / 2, top + tall / 2 + 3, told, class_=ink))
+    return "".join([*parts, _tokens(track, across, y + 5, high - 6), *labels, *_decisions(track, across, y)])
 
 
 def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:

@@ -63,7 +63,7 @@ def named(given: Any) -> tuple[str, Any]:
         found, name = None if folder is None else Tokenizer.from_folder(folder), str(given)
     else:
         found = getattr(given, "tokenizer", None)
-        name = getattr(getattr(getattr(given, "model", None), "spec", None), "name", type(given).__name__)
+        name = str(getattr(given, "asked", {}).get("model", type(given).__name__))
     if not isinstance(found, Tokenizer):
         raise WorkbenchError(f"{name}: has no tokenizer; give one, a runner, a model's name or folder, or {BYTES!r}")
     return Path(name).name, found

@@ -17,10 +17,10 @@ STYLE = (
     ".wb-sides{display:flex;flex-wrap:wrap;gap:4px 20px}.wb-sides>div{flex:1 1 22em;min-width:0}"
     ".wb-side{max-height:24em;overflow:auto;font:13px var(--jp-code-font-family,ui-monospace,monospace)}"
     ".wb-side b{display:inline-flex;flex-direction:column;vertical-align:top;font-weight:400;white-space:pre;"
-    "border:1px solid;border-color:currentColor;border-radius:2px;margin:0 1px 3px 0;padding:0 2px;min-width:.6em}"
+    "border:1px solid rgba(128,128,128,.6);border-radius:2px;margin:0 2px 4px 0;padding:0 3px;min-width:.7em}"
     ".wb-side b:nth-of-type(even){background:rgba(128,128,128,.22)}"
     ".wb-side b:is(:hover,:focus){outline:2px solid #d55e00}"
-    ".wb-side i{font:9px var(--jp-ui-font-family,system-ui,sans-serif);opacity:.8}"
+    ".wb-side i{font:10px var(--jp-ui-font-family,system-ui,sans-serif);opacity:.8}"
     ".wb-side u{text-decoration-style:dotted}"
     "@media print{.wb-side{max-height:none}}"
 )
@@ -103,7 +103,7 @@ def _mark(cut: Cut, place: int, index: int) -> str:
         shown = kit.tag("u", _hex(cut.bytes))
     else:
         shown = kit.tag("span", escape(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"), quote=False))
-    tip = f"id {cut.id} · {len(cut.bytes)} bytes: {_hex(cut.bytes)}\nin the vocabulary: {cut.spelling}"
+    tip = f"id {cut.id} · bytes {_hex(cut.bytes)}\nin the vocabulary: {cut.spelling}"
     focus = {"data_key": f"{place}.{index}", "tabindex": -1 if index else 0, "data_tip": tip}
     return kit.tag("b", shown, kit.tag("i", str(cut.id)), **focus) + ("<br>" if cut.bytes.endswith(b"\n") else "")
 
