@@ -14,6 +14,7 @@ from workbench.widgets import KernelView, kernel_stages
 from workbench.widgets.code_lines import LANGUAGES, code_lines
 from workbench.widgets.fused import marked, summary
 from workbench.widgets.kernel_picture import Shown, drawn
+from workbench.widgets.kernel_timing import timed
 
 OPERATOR = "add_rms_norm"
 
@@ -127,11 +128,20 @@ def test_a_lane_that_cannot_make_it_says_why_and_the_others_go_on() -> None:
 
 
 def test_a_timing_is_stopped_and_says_so() -> None:
-    timed = KernelView("rotary", lanes=("eager",))
-    assert "being timed" in timed.measure().picture()
-    timed.stop()
-    assert timed.wait(60) and 'role="alert">the timing was stopped' in timed.picture()
-    timed.close()
+    view = KernelView("rotary", lanes=("eager",))
+    assert "being timed" in view.measure().picture()
+    view.stop()
+    assert view.wait(60) and 'role="alert">the timing was stopped' in view.picture()
+    view.close()
+
+
+def test_lanes_are_timed_apart_from_what_this_process_does() -> None:
+    """Which figures there are, not what they say."""
+    job = {"operator": OPERATOR, "case": "1x1 float32", "lanes": ["eager"], "seconds": 0.01}
+    record = timed({**job, "ceilings": False})
+    (row,) = record["rows"]
+    assert row["p10_seconds"] <= row["seconds"] <= row["p90_seconds"] and row["speedup_over_eager"] == 1
+    assert record["environment"]["cpu"] and record["date"]
 
 
 def test_times_stand_beside_with_what_they_are_measured_by() -> None:

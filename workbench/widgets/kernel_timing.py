@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Timing:
-    """`workbench kernels bench` of one case, under way from the start on; `told` is called when it is done."""
+    """One case on some lanes, `seconds` for each, as `workbench kernels bench` has it, under way from the start on;
+    `told` is called when it is done. Without `ceilings` this machine's limits are not measured besides."""
 
-    def __init__(self, operator: str, case: str, lanes: Sequence[str], seconds: float, told: Callable[[], None]):
+    def __init__(
+        self, operator: str, case: str, lanes: Sequence[str], seconds: float, ceilings: bool, told: Callable[[], None]
+    ):
         self.record: dict[str, Any] = {}
         self.error = ""
         self._stopped, self._told = False, told
-        chosen = [word for lane in lanes for word in ("--lane", lane)]
-        asked = ["--operator", operator, "--case", case, "--seconds", str(seconds), *chosen, "--json"]
+        job = {"operator": operator, "case": case, "lanes": list(lanes), "seconds": seconds, "ceilings": ceilings}
         place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "workbench.widgets.kernel_timing", json.dumps(job)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "workbench", "kernels", "bench", *asked], text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": place},
+            command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": place},
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -59,3 +62,40 @@ class Timing:
         except (WorkbenchError, ValueError) as error:
             self.error = "the timing was stopped" if self._stopped else f"the timing broke: {error}"
         self._told()
+
+
+def timed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of `kernel_bench`; or, without ceilings, as much of it."""
+    from compiled_kernels.cases import case_of, suite_of
+    from compiled_kernels.lanes import Lane
+    from workbench.study.kernel_bench import kernel_bench
+
+    suite = suite_of(job["operator"])
+    case, lanes = case_of(suite, job["case"]), tuple(Lane(name) for name in job["lanes"])
+    if job["ceilings"]:
+        return kernel_bench([(suite, case)], lanes, budget_seconds=job["seconds"])
+    import torch
+
+    from compiled_kernels.measure import measure
+    from workbench.study.environment import environment
+    from workbench.study.kernel_bench import times
+    from workbench.study.machine import cpu_times, others_cpu_share
+
+    before = cpu_times()
+    found = measure(suite, case, lanes, job["seconds"])
+    busy, rows = others_cpu_share(before), []
+    eager = found.timings.get(Lane.EAGER)
+    for lane in lanes:
+        row = {"operator": suite.operator, "lane": str(lane), "case": case.name}
+        if timing := found.timings.get(lane):
+            row |= times(case, found, timing)
+            row["speedup_over_eager"] = eager.seconds / timing.seconds if eager else None
+        rows.append(row if timing else {**row, "reason": found.refused.get(lane, "")})
+    about = {"threads": torch.get_num_threads(), "others_cpu_share": busy, "environment": environment()}
+    return {**about, "date": about["environment"]["date"], "rows": rows}
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed is no answer
+    print(json.dumps(timed(json.loads(sys.argv[1]))), file=answers, flush=True)

@@ -78,8 +78,9 @@ class KernelView(View):
             self._bell.wait_for(lambda: not self._wanted)
         return self
 
-    def measure(self, seconds: float = 0.2) -> KernelView:
-        """Time the lanes on this case in the background, `seconds` for each, beside the lane eager."""
+    def measure(self, seconds: float = 0.2, ceilings: bool = True) -> KernelView:
+        """Time the lanes on this case in the background, `seconds` for each, beside the lane eager; and, for the share
+        of them that is reached, what this machine's memory and cores can do."""
         self.stop()
         key, lanes = (self.operator, self.case), dict.fromkeys(("eager", *self.lanes))
 
@@ -88,7 +89,7 @@ class KernelView(View):
                 self._timed[key] = timing.record
             self.pulse.mark()
 
-        timing = self._timing = Timing(*key, tuple(lanes), seconds, told)
+        timing = self._timing = Timing(*key, tuple(lanes), seconds, ceilings, told)
         self.pulse.mark()
         return self
 
