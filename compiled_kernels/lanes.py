@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import sys
 import sysconfig
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,13 @@ AUTO = "auto"
 
 class LaneError(RuntimeError):
     """A lane was asked for explicitly and cannot do the work here; it never falls back."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a cell of a notebook shows: one line, as of workbench.errors; `%tb` shows where it came from."""
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if sys.exc_info()[1] is self or shell is None:
+            return [f"\033[31m{type(self).__name__}\033[0m: {self}"]
+        return shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__)
 
 
 def spoken(part: object) -> str:

@@ -7,11 +7,11 @@ import math
 
 import torch
 import torch.nn.functional as F
-from tqdm.auto import tqdm
 
 from experiments.demo_corpus import SourceFile
 from experiments.demo_tokenizer import BEGIN, END
 from workbench.engine.runner import Runner
+from workbench.progress import Progress
 
 
 def bits_per_byte(runner: Runner, files: list[SourceFile], progress: bool = True) -> float:
@@ -24,7 +24,7 @@ def bits_per_byte(runner: Runner, files: list[SourceFile], progress: bool = True
     assert tokenizer is not None
     begin, end = tokenizer.control_ids[BEGIN], tokenizer.control_ids[END]
     nats, size = 0.0, 0
-    for file in tqdm(files, desc="bits a byte", unit="file", disable=not progress):
+    for file in Progress(files, desc="bits a byte", unit="file", disable=not progress):
         text = file.text()
         size += len(text.encode())
         ids = torch.tensor([begin, *tokenizer.encode(text), end])

@@ -1,15 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Experiments: run, sweep, compare, reproduce
 #
@@ -20,15 +8,14 @@
 import tempfile
 from pathlib import Path
 
+import workbench
 from workbench import widgets
-from workbench.study.experiment import Experiment
-from workbench.study.run import run
 
 place = Path(tempfile.mkdtemp(prefix="workbench-"))  # runs are folders; these may go when the kernel does
-experiment = Experiment.from_yaml("""
+experiment = workbench.Experiment.from_yaml("""
 question: What does a smaller cache cost in time, and what does it save?
 lane: eager
-workload: {kind: random, requests: 4, prompt_tokens: 96, output_tokens: 12}
+workload: {kind: random, requests: 4, prompt_tokens: 96, output_tokens: 8}
 measure: {warmup: 1, rounds: 5, ceilings: false}
 variants:
   dense: {}
@@ -51,7 +38,7 @@ except Exception as error:
 # Three variants, measured in turn, five rounds each: what the machine does meanwhile meets all of them.
 
 # %%
-record = run(experiment, place, "formats")
+record = workbench.run(experiment, place, "formats")
 record
 
 # %% [markdown]
@@ -71,26 +58,21 @@ compare
 # where it was: `workbench sweep --resume FOLDER`. Here are two points; the command line makes the same.
 
 # %%
-from workbench.sweep.folder import SweepFolder
-from workbench.sweep.run import run_sweep
-
-pages = Experiment.from_yaml("""
+pages = workbench.Experiment.from_yaml("""
 question: What do pages of another size hold?
 lane: eager
 workload: {kind: random, requests: 4, prompt_tokens: 96, output_tokens: 12}
 measure: {warmup: 0, ceilings: false}
 sweep: {axes: {cache.page_size: [16, 64]}}
 """)
-rows = run_sweep(SweepFolder.planned(pages, place, "pages"))
+rows = workbench.run_sweep(pages, out=place)
 
 # %% [markdown]
 # ## A folder of runs is a database
 # Settings are columns by dotted path, measures by name; every table of a run can be asked with SQL.
 
 # %%
-from workbench.records import open_runs
-
-runs = open_runs(place)
+runs = workbench.open_runs(place)
 runs.query("SELECT cache.page_size, pages_used_peak, kv_bytes_peak FROM runs WHERE pages_used_peak > 0").to_pylist()
 
 # %% [markdown]
@@ -99,10 +81,7 @@ runs.query("SELECT cache.page_size, pages_used_peak, kv_bytes_peak FROM runs WHE
 # hardware, timings) is told.
 
 # %%
-from workbench.records.reproduce import reproduce
-from workbench.study.record import Record
-
-print(reproduce(Record.open(rows[0].outcome.folder), place))
+print(workbench.reproduce(workbench.Record.open(rows[0].outcome.folder), place))
 
 # %% [markdown]
 # ## Claims
@@ -115,7 +94,8 @@ widgets.Claims(claim="kv-gqa")
 # %% [markdown]
 # ## Try
 # - Add a variant `fp8: {cache.format: fp8}` and more rounds: when does an interval leave 1?
-# - Sweep two settings at once: `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set lane=eager,auto`
+# - Sweep two settings at once, in a terminal:
+#   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set lane=eager,auto`
 # - Write a claim of your own: a file in `experiments/claims/`, with what would refute it.
 #
 # Read: `workbench/study/experiment.py`, `workbench/records/`, `workbench/sweep/`, `workbench/ledger/`.

@@ -12,9 +12,11 @@ from tests.browser import lab
 
 __all__ = ["lab"]
 
-# What tests compile and measure is kept for them alone: no state from before, none left behind.
-_cache = tempfile.TemporaryDirectory(prefix="workbench-tests-")
-os.environ["WORKBENCH_CACHE_DIR"] = _cache.name
+# What tests compile and measure is kept for them alone: no state from before, none left behind. Processes of one run
+# share it (pytest-xdist's workers are started with the environment of the process that began).
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="workbench-tests-")
+    os.environ["WORKBENCH_CACHE_DIR"] = _cache.name
 
 settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("workbench")

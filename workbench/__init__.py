@@ -7,40 +7,61 @@
     ...     text += event.text
     >>> print(prompt + text)  # doctest: +ELLIPSIS
     def fib(n):...
+
+A question is an `Experiment`; `run` answers it, `run_sweep` at many points, and `open_runs`, `compare` and `reproduce`
+read what they left. Cells of a notebook need this package, and `from workbench import widgets`.
 """
 
-from __future__ import annotations
+import typing as _typing  # private, as all here is that nobody looks for
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
+    from workbench import widgets
     from workbench.engine.beam_search import beam_search
     from workbench.engine.load import load
     from workbench.errors import WorkbenchError
+    from workbench.records.comparison import compare
+    from workbench.records.reproduce import reproduce
+    from workbench.records.runs import open_runs
     from workbench.request import Request, SamplingParameters
+    from workbench.study.experiment import Experiment
+    from workbench.study.record import Record
+    from workbench.study.run import run
+    from workbench.sweep.run import run_sweep
     from workbench.user_parts import register
 
 __version__ = "0.1.0"
-__all__ = ["Request", "SamplingParameters", "WorkbenchError", "__version__", "beam_search", "load", "register"]
+__all__ = [
+    "Experiment", "Record", "Request", "SamplingParameters", "WorkbenchError", "__version__", "beam_search", "compare",
+    "load", "open_runs", "register", "reproduce", "run", "run_sweep", "widgets",
+]  # fmt: skip
 
 _HOMES = {
     "beam_search": "workbench.engine.beam_search",
+    "compare": "workbench.records.comparison",
+    "Experiment": "workbench.study.experiment",
     "load": "workbench.engine.load",
-    "Request": "workbench.request",
-    "SamplingParameters": "workbench.request",
-    "WorkbenchError": "workbench.errors",
+    "open_runs": "workbench.records.runs",
+    "Record": "workbench.study.record",
     "register": "workbench.user_parts",
+    "reproduce": "workbench.records.reproduce",
+    "Request": "workbench.request",
+    "run": "workbench.study.run",
+    "run_sweep": "workbench.sweep.run",
+    "SamplingParameters": "workbench.request",
+    "widgets": "workbench.widgets",
+    "WorkbenchError": "workbench.errors",
 }
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return __all__
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Names are fetched when first used: `import workbench` alone loads no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    return home if home.__name__ == f"workbench.{name}" else getattr(home, name)

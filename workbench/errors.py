@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Union, get_origin
@@ -13,9 +14,19 @@ from pydantic import ValidationError
 # What the two members of a union say of one value.
 TWICE = re.compile(r"(\S+): Input should be (.*?)( \(given .*?\)); \1: Input should be (.*?)\3")
 
+RED, PLAIN = "\033[31m", "\033[0m"
+
 
 class WorkbenchError(ValueError):
-    """A mistake in the input or the surroundings, told in one line. The command line prints it bare."""
+    """A mistake in the input or the surroundings, told in one line. The command line prints it bare, and so does a cell
+    of a notebook; there `%tb` shows where it came from, and `%debug` goes there."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: one line while the error is handled, which is when its cell ends; all when `%tb` asks."""
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if sys.exc_info()[1] is self or shell is None:
+            return [f"{RED}{type(self).__name__}{PLAIN}: {self}"]
+        return shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__)
 
 
 def in_words(error: Exception | str) -> str:
@@ -33,6 +44,11 @@ def explain(error: ValidationError, where: str, model: type | None = None) -> Wo
     """A pydantic error as ours: every wrong path on one line, unknown keys with the nearest right name."""
     told = "; ".join(_told(item, model) for item in error.errors())
     return WorkbenchError(f"{where}: " + TWICE.sub(r"\1: Input should be \2, or \4\3", told))
+
+
+def told_apart(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:
+    """What `explain` says, apart: the path of each thing that is wrong, and the line on it."""
+    return [(tuple(_place(model, item["loc"])[0]), _told(item, model)) for item in error.errors()]
 
 
 def _told(item: Any, model: type | None) -> str:

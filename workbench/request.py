@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from workbench.shown import Brief, Shown, Table, differing
 
 MOST_STOPS = 64
 MOST_LOGPROBS = 100
@@ -23,7 +25,7 @@ class FinishReason(StrEnum):
     NOT_CHOSEN = "not_chosen"  # it ended well, but others of its request's samples or beams are better
 
 
-class UserPart(BaseModel):
+class UserPart(Brief, BaseModel):
     """A filter, sampler, mask, score or attention of the user's own: `path` is `package.module:Name`,
     `folder/file.py:Name`, or a name under which something was registered."""
 
@@ -43,7 +45,7 @@ class UserPart(BaseModel):
         return hash((self.path, tuple(sorted(self.arguments.items()))))
 
 
-class SamplingParameters(BaseModel):
+class SamplingParameters(Brief, Shown, BaseModel):
     """How the next token is chosen and when to end; names and meanings as in vLLM and Hugging Face.
 
     Order: penalties, bias, temperature, top-k, top-p, min-p, the user's filters, one draw.
@@ -76,6 +78,10 @@ class SamplingParameters(BaseModel):
     ignore_eos: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None  # how many beside the chosen one
     logprobs_of: Literal["model", "filtered"] = "model"
+
+    def _shown(self) -> Table:
+        rows = list(differing(self))
+        return Table("sampling", rows, note="" if rows else "every setting is its default")
 
     @property
     def samples(self) -> int:
@@ -131,7 +137,7 @@ _DRAWN = (
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Shown):
     """One prompt and how to continue it."""
 
     request_id: str
@@ -145,6 +151,22 @@ class Request:
     priority: int = 0  # for `policy: priority`: the smaller, the sooner
     tenant: str = ""  # for `policy: fair`: who shares the machine with other tenants
     whole: bool = False  # its text comes at its end, all at once; no Decoded is told of it (with logprobs they are)
+
+    def _shown(self) -> Table:
+        prompt = ("ids", _few(self.prompt_ids)) if self.prompt is None else ("prompt", _cut(self.prompt))
+        rows: list[tuple[str, object]] = [prompt, ("prompt tokens", len(self.prompt_ids))]
+        rows += [(f"sampling.{name}", value) for name, value in differing(self.sampling)]
+        others = (each for each in fields(self) if each.name not in ("request_id", "prompt_ids", "prompt", "sampling"))
+        rows += [(each.name, value) for each in others if (value := getattr(self, each.name)) != each.default]
+        return Table(f"request {self.request_id}", rows)
+
+
+def _few(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids[:16])) + (", ..." if len(ids) > 16 else "")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:200]} ... {text[-190:]}"
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,11 @@ def test_the_compiled_form_is_checked() -> None:
 
 @pytest.mark.skipif(not needs_interpreter(), reason="needs triton (pip install triton), and no GPU")
 def test_the_interpreter_answers_in_a_process_of_its_own() -> None:
-    rows = list(check((Lane.TRITON, Lane.EAGER), "rotary", interpret=True))
+    rows = list(check((Lane.TRITON, Lane.EAGER), "gated_gelu", interpret=True))  # few cases, all of them small
     assert {row.status for row in rows} == {"ok"}
     for lane, form in (("eager", "as written"), ("triton", "interpreted")):
         mine = [row for row in rows if row.lane == lane]
-        assert [row.case for row in mine] == [case.name for case in suite_of("rotary").cases]
+        assert [row.case for row in mine] == [case.name for case in suite_of("gated_gelu").cases]
         assert {row.form for row in mine} == {form}
 
 

@@ -259,7 +259,7 @@ def test_nothing_but_the_runs_is_kept(folder: tuple[Path, list[dict]], tmp_path:
 
 def test_a_folder_without_runs_has_no_rows_and_one_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert open_runs(tmp_path).select().num_rows == 0
-    assert "0 runs" in repr(open_runs(tmp_path)) and "<table>" in open_runs(tmp_path)._repr_html_()
+    assert "0 runs" in repr(open_runs(tmp_path)) and "0 runs" in open_runs(tmp_path)._repr_html_()
     with pytest.raises(WorkbenchError, match="no such folder"):
         open_runs(tmp_path / "none")
     with pytest.raises(WorkbenchError, match="no table 'tokens'"):

@@ -34,7 +34,10 @@ def test_with_a_budget_as_many_as_its_pages_hold(
 ) -> None:
     """What is promised runs; it is as if texts were only so long as their budget."""
     tables, budget = (Table((0,)),), Budget(most, in_decode=in_decode)
-    pages, promised = pages_within(tables, (10,), 10 * (20 * fit + 80), tokens, chunk, page, budget)
+    longest = most if in_decode else most + 2 * page  # the last two pages of a text are decoded
+    once, one = (-(-held // page) for held in (tokens, min(tokens, longest)))
+    pages, promised = pages_within(tables, (10,), 10 * (1 + once + one * fit), tokens, chunk, page, budget)
+    assert promised >= fit
     assert sequences_at_once(tables, pages, page, tokens, chunk, promised, budget) >= promised
     if in_decode:
         assert pages == (-(-min(tokens, most) // page) * promised,)

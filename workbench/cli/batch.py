@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from tqdm.auto import tqdm
 
 from workbench.cli.shared import AsJson, lanes_told, print_json
+from workbench.progress import Progress
 
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
@@ -44,7 +44,7 @@ def batch(
     values: dict[str, Any] = {"question": "What are the answers?", "workload": {"kind": "random"}, "lane": lane}
     experiment = Experiment.of(values | {"model": {"name": model, "dtype": dtype}}, "batch").with_(*(set_ or ()))
     began = time.perf_counter()
-    with tqdm(unit="line", desc="batch", disable=as_json) as bar, lanes_told():
+    with Progress(unit="line", desc="batch", disable=as_json) as bar, lanes_told():
 
         def tell(tally: Tally) -> None:
             bar.total = tally.lines

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from tqdm.auto import tqdm
 
 from workbench.cli.shared import AsJson, console, given, lanes_told, print_json
 from workbench.errors import WorkbenchError
+from workbench.progress import Progress
 
 if TYPE_CHECKING:
     from compiled_kernels.lanes import Lane
@@ -46,7 +46,7 @@ def check(operator: Operator = None, lane: LaneName = None, as_json: AsJson = Fa
     with lanes_told():
         lanes = _lanes(lane)
         rows = []
-        with tqdm(total=_count(operator) * len(lanes), desc="checking", unit="case", disable=as_json) as bar:
+        with Progress(total=_count(operator) * len(lanes), desc="checking", unit="case", disable=as_json) as bar:
             for row in rows_of(lanes, operator, compiled=True, interpret=True):
                 bar.set_description(f"{row.operator} {row.lane}")
                 bar.update()
@@ -77,7 +77,7 @@ def bench(
             names = dict.fromkeys(each.name for _, each in cases)
             known("timed case", case, names)
             cases = [(suite, each) for suite, each in cases if each.name == case]
-        with tqdm(total=len(cases), desc="timing", unit="case", disable=as_json) as bar:
+        with Progress(total=len(cases), desc="timing", unit="case", disable=as_json) as bar:
 
             def tell(line: str) -> None:
                 bar.set_description(line)

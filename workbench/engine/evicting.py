@@ -28,7 +28,7 @@ class Evictor:
 
     def __init__(self, policy: Evict, store: KVStore):
         self.policy, self.store = policy, store
-        self._masses: WeakKeyDictionary[Sequence, list[Tensor]] = WeakKeyDictionary()
+        self._masses: WeakKeyDictionary[Sequence, tuple[int, list[Tensor]]] = WeakKeyDictionary()  # of so many queries
 
     @torch.inference_mode()
     def carry_out(self, evictions: Iterable[Eviction]) -> None:
@@ -38,14 +38,17 @@ class Evictor:
             stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
             for layer, slots in zip(self.store.layers, stays, strict=True):
                 _together(layer.paged(layer.table), pages[layer.table], slots, self.store.page_size)
-            self._masses[sequence] = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
+            moved = [mass.gather(1, slots) for mass, slots in zip(masses, stays, strict=True)]
+            self._masses[sequence] = self._counted(sequence), moved
 
     def votes(self, span: Span) -> range:
-        """The positions of `span` whose queries' attention counts."""
+        """The positions of `span` whose queries' attention counts, and has not yet: a step that was interrupted is
+        computed again."""
         prompt, observes = span.sequence.prompt_length, self.policy.observes
+        first = max(span.start, self._counted(span.sequence))
         if observes is None:
-            return range(span.start, span.end)
-        return range(max(span.start, prompt - observes), max(span.start, min(span.end, prompt)) if observes else 0)
+            return range(first, span.end)
+        return range(max(first, prompt - observes), max(first, min(span.end, prompt)) if observes else 0)
 
     def begin(self, plan: StepPlan) -> bool:
         """Whether a step has queries whose attention counts. What is computed from its beginning counts anew."""
@@ -66,7 +69,7 @@ class Evictor:
                 masses = self._padded(span.sequence, end)
                 for mass, read in zip(masses, looked, strict=True):
                     mass += read.mass(rows, seq, end)
-                self._masses[span.sequence] = masses
+                self._masses[span.sequence] = votes.stop, masses
             first += span.length
 
     def _chosen(self, mass: Tensor, kept: int) -> Tensor:
@@ -76,10 +79,13 @@ class Evictor:
             raise WorkbenchError(f"cache.evict: {self.policy!r} {told}")
         return slots
 
+    def _counted(self, sequence: Sequence) -> int:
+        return self._masses.get(sequence, (0, []))[0]
+
     def _padded(self, sequence: Sequence, held: int) -> list[Tensor]:
         """The mass of each layer's first `held` slots, in float64."""
-        masses = self._masses.get(sequence)
-        if masses is None:
+        _, masses = self._masses.get(sequence, (0, []))
+        if not masses:
             keys = (layer.paged(layer.table)[0] for layer in self.store.layers)
             masses = [torch.zeros(each.shape[1], 0, dtype=torch.float64, device=each.device) for each in keys]
         return [torch.nn.functional.pad(mass, (0, held - mass.shape[1])) for mass in masses]

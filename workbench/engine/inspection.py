@@ -21,16 +21,20 @@ from workbench.batch import TokenBatch
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.quantized import QuantizedLayer
 from workbench.cache.store import KVStore, Layer
+from workbench.engine import inspection_shown
 from workbench.errors import WorkbenchError
 from workbench.model.layers import Block
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence as Served
+from workbench.shown import Shown, Table
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """What was asked for of one request. `weights[layer]` is [head, row, context] in float32, zero where a row may not
-    look, less than one in all where sink logits take their share; heads are all, or those asked for in their order.
+class Inspection(Shown):
+    """What was asked for of one request; a notebook shows the weights as pictures.
+
+    `weights[layer]` is [head, row, context] in float32, zero where a row may not look, less than one in all where sink
+    logits take their share; the heads are `heads`, or all in their order.
     `hidden[layer]` is [row, width], what enters block `layer`; under the number of layers, what leaves the last."""
 
     request_id: str
@@ -38,6 +42,13 @@ class Inspection:
     token_ids: tuple[int, ...]  # of all positions up to the last row
     weights: dict[int, Tensor] = field(default_factory=dict, repr=False)
     hidden: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    heads: tuple[int, ...] | None = None  # None: all
+
+    def _shown(self) -> Table:
+        return inspection_shown.table(self)
+
+    def _repr_html_(self) -> str:
+        return inspection_shown.html(self)
 
 
 @torch.inference_mode()
@@ -92,7 +103,8 @@ def inspect(
         states[count] = last
     found = {number: _chosen(look.weights(), heads) for number, look in sorted(looked.items())}
     known = tuple(sequence.token_ids[: max(places) + 1])
-    return Inspection(sequence.request_id, places, known, found, dict(sorted(states.items())))
+    chosen = None if heads is None else tuple(heads)
+    return Inspection(sequence.request_id, places, known, found, dict(sorted(states.items())), chosen)
 
 
 class _Looked:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from workbench.cache.moves import Moves
+from workbench.cache.pages import NULL_PAGE
 from workbench.engine.policy import Wishes
 from workbench.request import Sequence
+from workbench.shown import Shown, Table
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,14 @@ class Span:
     def ids(self) -> list[int]:
         return [*self.sequence.token_ids[self.start : self.end - len(self.drafts)], *self.drafts]
 
+    @property
+    def told(self) -> tuple[object, ...]:
+        """Cells of a table: request, tokens, kind, drafted, rows of logits, pages that it holds now by table."""
+        kind = "check" if self.drafts else "decode" if self.decodes else "prefill"
+        where = str(self.start) if self.length == 1 else f"{self.start} - {self.end - 1}"
+        held = ", ".join(str(sum(page != NULL_PAGE for page in pages)) for pages in self.sequence.pages)
+        return self.sequence.request_id, where, kind, len(self.drafts) or "", self.logit_rows or "", held
+
     def rows(self) -> list[Span]:
         """A decode and what was drafted after it as spans of one token, each of which reads what those before write."""
         rows = enumerate(self.drafts, self.start + 1)
@@ -61,7 +71,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class StepPlan(Shown):
     """Spans to compute, decodes (length 1) first, and the decisions that led to them."""
 
     step: int
@@ -121,3 +131,19 @@ class StepPlan:
     @property
     def decode_tokens(self) -> int:
         return self.tokens - self.prefill_tokens
+
+    def _shown(self) -> Table:
+        counts = f"{self.prefill_tokens} of prefill, {self.decode_tokens} of decode"
+        decisions = [(each.request_id, each.action, each.reason) for each in self.decisions]
+        ended = [(sequence.request_id, "ends with an error", told) for sequence, told in self.faults]
+        moves = {"evictions": self.moves.evictions, "pages saved": self.moves.saves, "pages copied": self.moves.copies,
+                 "pages loaded": self.moves.loads}  # fmt: skip
+        told = [f"{len(which)} {name}" for name, which in moves.items() if which]
+        told += [f"{self.padding} rows of padding"] * bool(self.padding)
+        return Table(
+            f"step {self.step}: {self.phase}, {self.tokens} tokens ({counts})",
+            [span.told for span in self.spans],
+            ("request", "tokens", "kind", "drafted", "logits", "pages now"),
+            ", ".join(told),
+            beside=(Table("decisions", decisions + ended, ("request", "action", "why")),) if decisions or ended else (),
+        )

@@ -78,8 +78,7 @@ class _Replay:
                 if self.runner.busy:
                     raise Diverged("replay: the record ends here, and requests still go on; it was not recorded whole")
         finally:
-            for name in self.runner.served.of(self._box):
-                self.runner.cancel(name)
+            self.runner.cancel_all(self._box)
 
     def _form(self, step: Step) -> None:
         self.policy.begin(step.asked)
@@ -145,10 +144,10 @@ class _Replay:
                 listener(event)
             self._note(event)
 
-        runner.scheduler.policy, runner.instruments.listener = self.policy, note
-        if index is not None:
-            index.clock = lambda: self._time
         try:
+            runner.scheduler.policy, runner.instruments.listener = self.policy, note
+            if index is not None:
+                index.clock = lambda: self._time
             yield
         finally:
             runner.scheduler.policy, runner.instruments.listener = policy, listener

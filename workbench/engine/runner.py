@@ -9,12 +9,12 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
 from workbench.cache.format import CacheFormat
-from workbench.engine import intake
+from workbench.engine import intake, runner_shown
 from workbench.engine.apart import forward_apart
 from workbench.engine.cache import Cache
 from workbench.engine.drafts import Drafts
@@ -22,7 +22,9 @@ from workbench.engine.excluded import excluded
 from workbench.engine.executors import Unit, evicting, executor_for
 from workbench.engine.inspection import Inspection, inspect
 from workbench.engine.instruments import Instruments, StepTimes
+from workbench.engine.interrupts import HeldBack
 from workbench.engine.lanes import Lanes
+from workbench.engine.owner import Owner
 from workbench.engine.plan import StepPlan
 from workbench.engine.reading import Read
 from workbench.engine.schedule import SetBack, policy_from
@@ -34,24 +36,11 @@ from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
 from workbench.sampling.choose import Chooser
 from workbench.sampling.verify import Draft
+from workbench.shown import Shown, Table
 from workbench.trace.events import Event, Finished
 
 
-class Owner(Protocol):
-    """Who has a runner to itself, in a thread of its own while there is work: others stream through it."""
-
-    def here(self) -> bool:
-        """Whether this is that thread."""
-        ...
-
-    def elsewhere(self) -> bool:
-        """Whether that thread is at work, and not this one."""
-        ...
-
-    def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]: ...
-
-
-class Runner:
+class Runner(Shown):
     """A model, its cache and its requests. `note` receives every event (see `instruments`)."""
 
     def __init__(
@@ -109,17 +98,23 @@ class Runner:
         self.speculate(drafts)
         self.overflow = overflow
         self.owner: Owner | None = None
+        self.asked: Mapping[str, Any] = {}  # what `load` was given to make it
         self._names = (f"request-{number}" for number in itertools.count())
 
     @property
     def busy(self) -> bool:
         return self.scheduler.busy
 
+    @intake.takes_sampling
     def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]:
         """Run `requests` (a text, a Request, or several of either) and yield what happens as it happens.
 
+            for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
+                print(event.text, end="")
+
         `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
-        event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest.
+        event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest, and so
+        does an interrupt (Ctrl-C, a notebook's stop button), whenever it comes: the runner goes on with the next.
         With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of best_of > n
         come when all have ended, those of beams when the search has: samples 0 to n - 1 are the best.
         """
@@ -152,8 +147,7 @@ class Runner:
                             raise WorkbenchError(event.error)
                     yield event
         finally:
-            for name in self.served.of(box):
-                self.cancel(name)
+            self.cancel_all(box)
 
     def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> int:
         """Queue `request`; its events go to `box` and to the instruments. One that cannot run ends at once, refused.
@@ -163,13 +157,22 @@ class Runner:
         self._check_owner()
         begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
         request = intake.fit(request, self.model.spec.context, self.overflow, begin_ids)
-        return self.served.submit(request, box if box is not None else deque(), arrival)
+        with HeldBack():
+            return self.served.submit(request, box if box is not None else deque(), arrival)
 
     def cancel(self, request_id: str) -> None:
         """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
         Unknown ids are ignored."""
         self._check_owner()
-        self.served.cancel(request_id)
+        with HeldBack():
+            self.served.cancel(request_id)
+
+    def cancel_all(self, box: deque[Event]) -> None:
+        """As `cancel`, of every request whose events go to `box`."""
+        self._check_owner()
+        with HeldBack():
+            for name in self.served.of(box):
+                self.served.cancel(name)
 
     def speculate(self, drafts: Drafts | None) -> None:
         """From the next step on tokens that `drafts` proposes are checked besides; with None, none."""
@@ -196,6 +199,8 @@ class Runner:
         """Attention weights and hidden states of a request that is being served, for the positions `rows` of its text
         (negative ones from the last computed): recomputed from the cache's pages, and costing nothing until then.
 
+            runner.inspect(event.request_id, rows=range(8), layers=(0,))  # its value is shown as pictures
+
         `layers` and `heads` choose the weights (all unless given, none for `()`), `hidden` the blocks before which
         hidden states are wanted, the number of layers for what leaves the last. WorkbenchError for what is missing."""
         sequence = self.served.sequences.get(request_id)
@@ -206,8 +211,13 @@ class Runner:
         return inspect(self.model, self.store, sequence, tuple(rows), *asked)
 
     def step(self, box: deque[Event] | None = None) -> None:
-        """Compute one step. Events about the whole step go to `box`, those of a request to its own."""
+        """Compute one step. Events about the whole step go to `box`, those of a request to its own. An interrupt comes
+        while the model computes, and then nobody has got on, or when the step is over."""
         self._check_owner()
+        with HeldBack() as held:
+            self._step(box, held)
+
+    def _step(self, box: deque[Event] | None, held: HeldBack) -> None:
         began = self.now = self.clock()  # within a step time stands still: life times are the same when it is replayed
         proposed = self._propose()
         drafted = self.clock()
@@ -216,7 +226,7 @@ class Runner:
             return
         self.instruments.formed(plan, began)
         plan, faults = self.cache.move(plan, itertools.chain(self.scheduler.running, self.scheduler.waiting))
-        planned, held = self.clock(), self.instruments.held()
+        planned, pages = self.clock(), self.instruments.held()
         self.served.planned(plan, planned)
         for sequence, fault in (*plan.faults, *faults):
             self.served.broke([sequence], fault)
@@ -225,9 +235,13 @@ class Runner:
             return
         whole, accepted = plan, 0
         try:
-            logits = self.executor.forward(plan)
+            with held.let_through():
+                logits = self.executor.forward(plan)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("within a step, which is as if it had not begun") from None  # not fifty lines
         except Exception:
-            plan, logits, broken = forward_apart(self.executor.forward, plan)
+            with held.let_through():
+                plan, logits, broken = forward_apart(self.executor.forward, plan)
             for sequence, error in broken:
                 self.served.broke([sequence], error)
         computed = self.clock()
@@ -242,9 +256,15 @@ class Runner:
             self.served.computed(plan, read, now)
         times = StepTimes(began, drafted - began, planned, computed)
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
-        stepped = self.instruments.step(whole, held, times, accepted, compiles, kernels)
+        stepped = self.instruments.step(whole, pages, times, accepted, compiles, kernels)
         if box is not None:
             box.append(stepped)
+
+    def __repr__(self) -> str:
+        return f"<Runner {runner_shown.headline(self)}>"
+
+    def _shown(self) -> Table:
+        return runner_shown.table(self)
 
     def _check_owner(self) -> None:
         if self.owner is not None and self.owner.elsewhere():

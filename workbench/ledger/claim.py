@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench import shown
+from workbench.shown import Shown
 from workbench.study.verdict import Outcome, Verdict
 
 Numbers = Any  # what a rule reads: a run's rows, or the values by name of a calculation or a measurement
@@ -105,7 +107,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Shown):
     """`says` is the statement in our words. The first trial decides; others tell of other machines. `where` makes, of
     the `Records` that are there, tables that show from which size on it is true."""
 
@@ -114,6 +116,11 @@ class Claim:
     sources: tuple[Source, ...]
     trials: tuple[Trial, ...]
     where: Callable[[Any], Sequence[Table]] | None = None  # of the Records that are there
+
+    def _shown(self) -> shown.Table:
+        rows = [("says", self.says), *((source.name, source.figures) for source in self.sources)]
+        rows += [("put to the test by", trial.told) for trial in self.trials]
+        return shown.Table(self.id, rows)
 
 
 def judged(claim: Claim, trial: Trial, numbers: Numbers) -> Verdict:

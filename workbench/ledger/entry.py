@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.shown import Shown, Table
 from workbench.study.run_folder import strict, write_atomically
 from workbench.study.verdict import Outcome, Verdict
 
@@ -17,7 +18,7 @@ NAME = "ledger.json"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Shown):
     """One trial's verdict. `outcome` is None where its evidence was not run yet; `busy` is the share of the processor
     that others took meanwhile; `remark` is what a reader should know of the record."""
 
@@ -36,6 +37,12 @@ class Entry:
     @property
     def told(self) -> str:
         return self.outcome or NOT_RUN
+
+    def _shown(self) -> Table:
+        told = asdict(self) | {"busy": None if self.busy is None else f"{self.busy:.0%} of the processor had others"}
+        rows = [(name, value) for name, value in told.items() if name not in ("outcome", "figures") and value]
+        rows += [(f"our {name}", value) for name, value in self.figures.items()]
+        return Table(self.told, rows)
 
     def with_verdict(self, verdict: Verdict) -> Entry:
         figures = strict(dict(verdict.figures))

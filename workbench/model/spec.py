@@ -10,6 +10,7 @@ from workbench.model.latent_spec import LatentAttention
 from workbench.model.rotary_spec import Rotary, Value
 from workbench.model.rotary_spec import RotaryScaling as RotaryScaling
 from workbench.request import UserPart
+from workbench.shown import Shown, Table, differing, short
 
 
 class Attention(Value):
@@ -119,7 +120,7 @@ class LayerKind(Value):
         return self.experts.count * one + router, self.experts.used * one + router
 
 
-class ModelSpec(Value):
+class ModelSpec(Shown, Value):
     """The whole model. Two specs that are equal are the same architecture."""
 
     name: str
@@ -158,20 +159,30 @@ class ModelSpec(Value):
             total += (experts * (2 * layer.hidden + self.width) + router) * layer.feedforward_bias
         return total
 
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><td>{k}</td><td>{v}</td></tr>" for k, v in self.summary().items())
-        return f"<table>{rows}</table>"
+    def _shown(self) -> Table:
+        kinds: list[tuple[LayerKind, list[int]]] = []
+        for index, layer in enumerate(self.layers):
+            like = next((indices for kind, indices in kinds if kind == layer), None)
+            if like is None:
+                kinds.append((layer, [index]))
+            else:
+                like.append(index)
+        rows: list[tuple[str, object]] = [("parameters", self.parameters), ("layers", len(self.layers))]
+        for kind, indices in kinds:
+            where = "each layer" if len(kinds) == 1 else f"layers {_runs(indices)}"
+            attention = [f"{name} {short(value)}" for name, value in differing(kind.attention)]
+            others = [f"{k} {short(v)}" for k, v in differing(kind) if not k.startswith("attention.")]
+            rows.append((where, f"{kind.attention.kind} attention: {', '.join(attention)}; {', '.join(others)}"))
+        rows += [(name, value) for name, value in differing(self) if name not in ("name", "layers")]
+        return Table(self.name, rows)
 
-    def summary(self) -> dict[str, object]:
-        """The figures a reader wants first."""
-        first = self.layers[0]
-        return {
-            "name": self.name,
-            "parameters": f"{self.parameters:,}",
-            "layers": len(self.layers),
-            "width": self.width,
-            "heads / groups x dim": f"{first.attention.heads} / {first.attention.groups} x {first.attention.dim}",
-            "hidden": first.hidden,
-            "vocab": self.vocab,
-            "context": self.context,
-        }
+
+def _runs(numbers: list[int]) -> str:
+    """`0-4, 6` for 0, 1, 2, 3, 4, 6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -107,8 +107,7 @@ class _Work:
             while self.places:
                 self.go_on()
         finally:
-            for name in self.places:
-                self.runner.cancel(name)
+            self.runner.cancel_all(self.box)
 
     def ask(self, number: int, line_id: str, raw: bytes, first: int) -> None:
         place = self.places[str(number)] = _Place(line_id)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,9 +14,10 @@ from workbench.records.bootstrap import contrast
 from workbench.records.item import Item, items
 from workbench.records.naming import labels, without_seeds
 from workbench.records.sql import nearest
-from workbench.records.text import html_table
+from workbench.shown import Shown, Table
 from workbench.study.machine import BUSY, is_busy
 from workbench.study.pareto import frontier
+from workbench.study.record import Record
 
 Samples = Mapping[Hashable, float]
 DECIDES = 0.9  # confidence of an interval from which on it says better or worse: five repetitions have it
@@ -65,7 +66,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """`rows` by measure, then in the order of the groups; `baseline` is the label of what all are held against."""
 
     baseline: str
@@ -95,19 +96,27 @@ class Comparison:
         """Of a table with HEADINGS."""
         return [_cells(row) for row in self.rows]
 
-    def _repr_html_(self) -> str:
-        return f"<p>against {html.escape(self.baseline)}</p>" + html_table(HEADINGS, self.cells())
+    def _shown(self) -> Table:
+        note = f"taken on a busy machine: {', '.join(self.busy)}" if self.busy else ""
+        return Table(f"against {self.baseline}", self.cells(), HEADINGS, note)
 
 
 def compare(
-    runs: Sequence[str], baseline: str, measure: Sequence[str] = (), force: bool = False, separate: bool = False
+    runs: Sequence[str | Path | Record],
+    baseline: str | Path | Record,
+    measure: Sequence[str] = (),
+    force: bool = False,
+    separate: bool = False,
 ) -> Comparison:
-    """Each of `runs` (paths; `RUN:VARIANT`; a run's variants where it has some) against `baseline`.
+    """Each of `runs` (records or paths; `RUN:VARIANT`; a run's variants where it has some) against `baseline`.
+
+        workbench.compare([record], f"{record.path}:dense", measure=["tpot_s_p50"])
 
     Runs of the same settings but for seeds, on the same machine and code, are repetitions of one, unless `separate`.
     Raises WorkbenchError for what is no whole run, a measure that nobody has, and, unless `force`, for times that were
     taken while other processes had more than a tenth of the processor.
     """
+    runs, baseline = [_path(run) for run in runs], _path(baseline)
     against = items(baseline)
     if len(against) != 1:
         here = ", ".join(repr(item.variant or item.run) for item in against)
@@ -127,6 +136,10 @@ def compare(
         )
     rows = [_row(name, base, other) for name in names for other in others if other.samples(name)]
     return Comparison(base.label, tuple(groups), tuple(rows), tuple(busy))
+
+
+def _path(run: str | Path | Record) -> str:
+    return str(run.path if isinstance(run, Record) else run)
 
 
 def _groups(found: Sequence[Item], separate: bool) -> list[Group]:

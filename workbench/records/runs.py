@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.records import columns, sql, text
 from workbench.records.places import places
 from workbench.records.rows import Row, run_rows, variant_rows
+from workbench.shown import MOST, Shown, Table
 
 RUNS, VARIANTS = "runs", "variants"
 SHOWN = (
@@ -21,7 +22,7 @@ SHOWN = (
 )  # fmt: skip
 
 
-class Runs:
+class Runs(Shown):
     """Tables `runs` (one row a run), `variants` (one a variant, a run without any being one as it is), and each Parquet
     table that run folders have: `requests`, `steps`, `tokens`, `decisions`, ... with `run` and `run`'s columns.
 
@@ -80,14 +81,14 @@ class Runs:
                 found = found.order(sql.with_quotes(order_by, names))
         if limit is not None:
             found = found.limit(limit)
-        wanted = list(columns or self._shown(table))
+        wanted = list(columns or self._wanted(table))
         with sql.told("--columns", ", ".join(wanted), names):
             found = found.project(", ".join(sql.with_quotes(name, [*names]) for name in wanted))
         with sql.told("query", where or "", names):
             read = found.to_arrow_table()
         return read if columns else _with_something(read)
 
-    def _shown(self, table: str) -> list[str]:
+    def _wanted(self, table: str) -> list[str]:
         if table in (RUNS, VARIANTS):
             return [name for name in SHOWN if name in self.names(table) and (name != "variant" or table == VARIANTS)]
         return [columns.quoted(name) for name in self._connection.table(f"own {table}").columns]
@@ -134,13 +135,15 @@ class Runs:
     def __repr__(self) -> str:
         return f"Runs({str(self.folder)!r}: {len(self._rows):,} runs; tables {', '.join(self.tables)})"
 
-    def _repr_html_(self) -> str:
-        found = self.select(limit=50)
-        return text.as_html(repr(self), found)
+    def _shown(self) -> Table:
+        return text.shown(repr(self), self.select(limit=MOST), "; ".join(self.problems))
 
 
 def open_runs(folder: Path | str = "runs") -> Runs:
-    """The runs at or below `folder`: run folders, those of a sweep's points, and records that are JSON files."""
+    """The runs at or below `folder`: run folders, those of a sweep's points, and records that are JSON files.
+
+        workbench.open_runs("runs").select(["run", "cache.format", "tpot_s_p50"], where="model = 'demo'")
+    """
     return Runs(folder)
 
 

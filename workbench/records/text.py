@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 import math
@@ -12,6 +11,8 @@ from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
+
+from workbench.shown import Table
 
 WIDEST = 48  # letters of a cell in a terminal
 
@@ -59,15 +60,13 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(_line(cell).replace('|', '/') for cell in line)} |\n" for line in lines)
 
 
-def as_html(title: str, table: pa.Table) -> str:
-    rows = [[_short(value) for value in row.values()] for row in table.to_pylist()]
-    return f"<p>{html.escape(title)}</p>" + html_table(table.column_names, rows)
+def shown(title: str, table: pa.Table, note: str = "") -> Table:
+    rows = [[_when(value) for value in row.values()] for row in table.to_pylist()]
+    return Table(title, rows, table.column_names, note)
 
 
-def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in headings)
-    body = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in body)}</table>"
+def _when(value: Any) -> Any:
+    return value.isoformat(" ", "seconds") if isinstance(value, datetime) else value
 
 
 def _cut(cell: str) -> str:

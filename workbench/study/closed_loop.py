@@ -45,5 +45,4 @@ def closed_loop(
                             numbers += 1
                 yield event
     finally:
-        for name in owed:
-            runner.cancel(name)
+        runner.cancel_all(box)

@@ -21,6 +21,7 @@ from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters, UserPart
+from workbench.shown import Brief, Shown, Table, differing
 from workbench.study import yaml_text
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.interruption_workload import InterruptionWorkload
@@ -48,7 +49,7 @@ class ModelPart(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class CachePart(CacheFormat):
+class CachePart(Brief, CacheFormat):
     """How keys and values are kept. `auto` pages: full context for every sequence, within 1 GiB."""
 
     page_size: Count = 64
@@ -126,8 +127,12 @@ class MeasurePart(Part):
     promise: Promise = Promise()
 
 
-class Experiment(Part):
-    """Everything that decides what a run does. The same value gives the same tokens."""
+class Experiment(Shown, Part):
+    """Everything that decides what a run does. The same value gives the same tokens.
+
+        experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})
+        experiment.with_("cache.format=int8", "lane=eager")
+    """
 
     question: str
     model: ModelPart = ModelPart()
@@ -207,6 +212,10 @@ class Experiment(Part):
     def with_(self, *overrides: str) -> Experiment:
         """A changed copy: `experiment.with_("cache.page_size=16", "lane=eager")`."""
         return Experiment.from_yaml(self.to_yaml(), overrides)
+
+    def _shown(self) -> Table:
+        rows = [(path, value) for path, value in differing(self) if path != "question"]
+        return Table(self.question, rows, note="", folded=(("all settings, as YAML", self.to_yaml()),))
 
 
 def _override(values: dict[str, Any], override: str) -> None:

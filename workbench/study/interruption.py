@@ -12,6 +12,7 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
+from workbench.stages import Counted
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.interruption_workload import InterruptionWorkload
@@ -28,6 +29,7 @@ MEDIANS = ("longest_gap_s", "gap_s_p50", "ttft_s", "behind_ttft_s", "seconds")
 def interruption(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     """One row a variant, medians over rounds in turn, after one that does not count."""
     variants = every_variant(experiment)
+    tell = Counted(tell, len(variants) * (cast(InterruptionWorkload, experiment.workload).rounds + 2))
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
         tell(f"loading: {name}")
@@ -91,8 +93,7 @@ def interrupted(runner: Runner, work: InterruptionWorkload, turn: int) -> dict[s
                 ask(LONG, work.long_tokens, 1)
                 ask(BEHIND, work.prompt_tokens, work.output_tokens)
     finally:
-        for name in owed:
-            runner.cancel(name)
+        runner.cancel_all(box)
     gaps = [(before, after - before) for name in running for before, after in pairwise(times[name])]
     return {
         "longest_gap_s": max(gap for before, gap in gaps if before + gap > arrived[LONG]),

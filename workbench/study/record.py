@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.errors import WorkbenchError
+from workbench.shown import Shown, Table
+from workbench.study import yaml_text
 from workbench.study.intact import Condition, State, condition
 from workbench.study.run_folder import RunFolder
 from workbench.trace.script import Script
@@ -20,7 +21,7 @@ __all__ = ["Record", "RunFolder"]
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Shown):
     """A run folder, opened: files are read when asked for."""
 
     path: Path
@@ -127,10 +128,19 @@ class Record:
             message = f"run {self.path}: cannot read {name} ({error.strerror}); the folder holds {here}"
             raise WorkbenchError(message) from error
 
-    def _repr_html_(self) -> str:
-        rows = {"run": self.name, "state": str(self.condition), **self._headline()}
-        cells = [f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items()]
-        return f"<table>{''.join(cells)}</table>"
+    def _shown(self) -> Table:
+        """What can be read of it, however whole it is."""
+        rows = {"run": self.name, "state": str(self.condition)}
+        folded: list[tuple[str, str]] = []
+        if self.complete and "experiment.yaml" in self.manifest:
+            folded.append(("its experiment, as YAML", self.experiment_text))
+            question = yaml_text.read(self.experiment_text).get("question")
+            rows = {"question": str(question), **rows} if question else rows
+        return Table("", [*rows.items(), *self._headline().items(), *self._verdicts().items()], folded=folded)
+
+    def _verdicts(self) -> dict[str, str]:
+        found = self.summary.get("verdicts") if self.complete and "summary.json" in self.manifest else None
+        return {each["claim"]: f"{each['outcome']}: {each['because']}" for each in found or ()}
 
     def _headline(self) -> dict[str, str]:
         if not (self.path / "summary.json").is_file():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from compiled_kernels import Lane, lane_problems
 from workbench.engine.load import load
@@ -21,6 +20,7 @@ from workbench.engine.runner import Runner
 from workbench.engine.uncached import without_cache
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor, UncachedExecutor
+from workbench.progress import Progress
 from workbench.request import Request
 from workbench.study.ceilings import ceilings_for
 from workbench.study.closed_loop import closed_loop
@@ -30,6 +30,7 @@ from workbench.study.goodput import recorded_goodput
 from workbench.study.machine import cpu_times, others_cpu_share
 from workbench.study.metrics import summarize
 from workbench.study.record import Record, RunFolder
+from workbench.study.run_folder import writing
 from workbench.study.workload import clients_of, requests_of
 from workbench.trace.events import Decoded, Event, Prefilled
 from workbench.trace.perfetto import chrome_trace
@@ -38,14 +39,24 @@ from workbench.trace.script import Script
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | Path | str,
     out: Path | str = "runs",
-    name: str = "run",
+    name: str | None = None,
     progress: bool = True,
     script: Script | None = None,
 ) -> Record:
-    """Run `experiment` and write its folder below `out`; nothing is computed before the folder exists. With the
-    `script` of a record its batches are formed again, whatever the clock says; Diverged where they cannot be."""
+    """Run `experiment` (or that in a YAML file, after which the folder is named unless `name` says otherwise) and write
+    its folder below `out`; nothing is computed before the folder exists.
+
+        record = workbench.run("experiments/first_light.yaml")
+        record.requests, record.steps, record.summary
+
+    Whatever interrupts it leaves a folder that says so, and nobody takes for a whole one. With the `script` of a record
+    its batches are formed again, whatever the clock says; Diverged where they cannot be. WorkbenchError for what is
+    wrong in the experiment: then there is no folder."""
+    if not isinstance(experiment, Experiment):
+        experiment, name = Experiment.read(experiment), name or Path(experiment).stem
+    name = name or "run"
     if script is not None and (experiment.compares or isinstance(experiment.executor, SimulatedExecutor)):
         raise WorkbenchError("replay: is for one real run of requests; a simulated one is the same without it")
     if experiment.compares:
@@ -58,7 +69,11 @@ def run(
         from workbench.study.simulated_run import run_simulated
 
         return run_simulated(experiment, out, name)
-    folder = RunFolder.create(Path(out), name)
+    with writing(out, name) as folder:
+        return _measured(experiment, folder, progress, script)
+
+
+def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script: Script | None) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
     with threads(experiment.measure.threads):
         try:
@@ -158,7 +173,7 @@ def play(
         events = runner.stream(requests) if clients is None else closed_loop(runner, requests, *clients)
     total = sum(len(r.prompt_ids) + r.sampling.max_tokens for r in requests)
     began = time.perf_counter()
-    with tqdm(total=total, desc=title, unit="token", disable=not progress) as bar:
+    with Progress(total=total, desc=title, unit="token", disable=not progress) as bar:
         for event in events:
             bar.update(_tokens(event))
         bar.total = bar.n  # a text may end before max_tokens
@@ -201,7 +216,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
     dtype = summary["model"]["dtype"]
     dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
     if progress:
-        tqdm.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
+        Progress.write("measuring what this machine reads and multiplies at best", file=sys.stderr)
     compiled = lane_problems()[Lane.INDUCTOR] is None
     ceilings = ceilings_for(working_set, dtypes=dtypes, compiled=compiled)
     read, gemm = ceilings.read(working_set), ceilings.gemm(dtypes[0])

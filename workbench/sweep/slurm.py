@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from workbench.errors import WorkbenchError
+from workbench.progress import Progress
 from workbench.study import alive
 from workbench.sweep import bound
 from workbench.sweep.point import LOG, OUTCOME, write_json
@@ -113,7 +112,7 @@ class SlurmPlace:
     def _tell(self, fresh: int, under_way: int) -> None:
         counts = {"submitted": fresh, "already waiting or running": under_way}
         if told := ", ".join(f"{count:,} {what}" for what, count in counts.items() if count):
-            tqdm.write(f"slurm: {told}; resume the sweep to collect what they leave", file=sys.stderr)
+            Progress.write(f"slurm: {told}; resume the sweep to collect what they leave", file=sys.stderr)
 
 
 def _imported() -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from workbench.shown import Shown, Table
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -99,12 +101,14 @@ class Decoded(Event):
 
 @dataclass(frozen=True, slots=True)
 class Verified(Event):
-    """Tokens drafted for a sequence's next positions were checked; so many of them stand."""
+    """Tokens drafted for a sequence's next positions were checked; so many of them stand, the first ones. What was
+    chosen follows as Decoded of the same step: those that stand, up to where the request ends, and one more."""
 
     kind: ClassVar[str] = "verified"
     step: int = 0
     drafted: int = 0
     accepted: int = 0
+    token_ids: tuple[int, ...] = ()  # those drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class SetBack(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Event):
+class Finished(Event, Shown):
     """The end of a request; `text` is what was still held back, `output_text` the whole."""
 
     kind: ClassVar[str] = "finished"
@@ -131,6 +135,15 @@ class Finished(Event):
     restored_tokens: int = 0  # come back from the host after a set-back
     shared_pages: int = 0  # in which the cached tokens were found, all layer groups together
     score: float | None = None  # what best_of and beams rank by
+
+    def _shown(self) -> Table:
+        rows: list[tuple[str, object]] = [("text", self.output_text)] if self.output_text else []
+        rows += [("tokens", f"{len(self.token_ids)} after {self.prompt_tokens} of the prompt")]
+        told = {"error": self.error, "found in the cache": self.cached_tokens, "computed": self.computed_tokens,
+                "come back from the host": self.restored_tokens, "score": self.score}  # fmt: skip
+        rows += [(name, value) for name, value in told.items() if value]
+        sample = f", sample {self.sample}" if self.sample else ""
+        return Table(f"{self.request_id or 'request'}{sample}: {self.reason}", rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,9 +81,13 @@ class Recorder:
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
 
     def checks(self) -> list[dict]:
-        """One row a check of drafted tokens: how many there were, and how many of them stand."""
+        """One row a check of drafted tokens: which they were, and how many of them stand."""
         names = ("time", "step", "request_id", "sample", "drafted", "accepted")
-        return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Verified)]
+        return [
+            {**{name: getattr(e, name) for name in names}, "token_ids": list(e.token_ids)}
+            for e in self.events
+            if isinstance(e, Verified)
+        ]
 
     def spans(self) -> list[dict]:
         """One row a span of every step, as they were packed; `time` is when the step began."""

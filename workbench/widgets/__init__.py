@@ -16,6 +16,7 @@ _HOMES = {
     "MemoryCalculator": "memory_calculator",
     "PageMap": "page_map",
     "Playground": "playground",
+    "Point": "roofline_values",
     "Roofline": "roofline",
     "SamplingExplorer": "sampling_explorer",
     "SpeculationView": "speculation_view",

@@ -1,0 +1,99 @@
+"""Plans, runners and attention as a notebook shows them."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.test_pixels import read
+from tests.test_shown import ODD
+from workbench.engine.inspection import Inspection
+from workbench.engine.inspection_shown import LARGEST, MOST_MAPS
+from workbench.engine.plan import StepPlan
+from workbench.engine.runner import Runner
+
+
+def plans(runner: Runner) -> list[StepPlan]:
+    """Of every step from now on."""
+    found: list[StepPlan] = []
+    forward = runner.executor.forward
+
+    def seen(plan: StepPlan):
+        found.append(plan)
+        return forward(plan)
+
+    runner.executor.forward = seen  # type: ignore[method-assign]
+    return found
+
+
+def test_a_plan_says_what_is_computed_and_why() -> None:
+    runner = runner_of(model_of(spec_of()), max_num_seqs=2)
+    found = plans(runner)
+    for each in (request(ODD, 20, 3), request("b", 4, 2), request("c", 4, 2)):
+        runner.submit(each)
+    runner.step()
+    assert "step 0: prefill, 16 tokens (16 of prefill, 0 of decode)" in str(found[0])
+    assert "0 - 15" in str(found[0]) and "prefill cut: 16 of 20 tokens fit" in str(found[0])
+    runner.step()
+    runner.step()
+    text = found[-1]._repr_html_()
+    assert "step 2: mixed" in text or "step 2: decode" in text
+    assert "<script" not in found[0]._repr_html_() and "decisions" in found[0]._repr_html_()
+    assert found[0] == replace(found[0]) and repr(found[0]).startswith("StepPlan(step=0")
+
+
+def test_a_runner_says_what_it_runs_and_what_it_does() -> None:
+    runner = runner_of(model_of(spec_of()))
+    told = r"<Runner tiny: [\d,]+ parameters, lane eager; 0 requests run, .* 0 of 40 pages used>"
+    assert re.fullmatch(told, repr(runner))
+    runner.submit(request(ODD, 3, 3))
+    runner.step()
+    assert "1 requests run, 0 wait, 1 of 40 pages used" in repr(runner)
+    page = runner._repr_html_()
+    assert "1 of 40, of 4 tokens each" in page and "<script" not in page and "fcfs" in page
+
+
+@pytest.fixture(scope="module")
+def serving() -> Runner:
+    runner = runner_of(model_of(spec_of(layer(), layer(4, 2))))
+    runner.submit(request("<a>", 12, 9))
+    runner.step()
+    return runner
+
+
+def test_attention_is_a_picture_a_head(serving: Runner) -> None:
+    found = serving.inspect("<a>", rows=range(4, 12), hidden=(0,))
+    page = found._repr_html_()
+    pictures = re.findall(r'src="data:image/png;base64,([^"]+)" alt="([^"]+)"', page)
+    told = [words.partition(":")[0] for _, words in pictures]
+    assert told == [f"layer {layer} head {head}" for layer, heads in ((0, 2), (1, 4)) for head in range(heads)]
+    image = read(base64.b64decode(pictures[3][0]))
+    weights = found.weights[1][1]
+    down, across = image.shape[0] // weights.shape[0], image.shape[1] // weights.shape[1]
+    assert image.shape == (weights.shape[0] * down, weights.shape[1] * across, 3)
+    small = image[::down, ::across].astype(float)
+    brightest = divmod(int(small.sum(2).argmax()), weights.shape[1])
+    assert brightest == divmod(int(weights.argmax()), weights.shape[1])
+    assert "<a>" not in page and "of 12 positions" in page and "hidden states before block 0: [8, 8]" in page
+
+
+def test_a_head_keeps_its_number_and_a_row_its_position(serving: Runner) -> None:
+    found = serving.inspect("<a>", rows=(-1,), layers=(1,), heads=(3, 1))
+    assert re.findall(r"layer 1 head (\d): row 11, of 12 positions", found._repr_html_()) == ["3", "3", "1", "1"]
+    text = str(found)
+    assert text.splitlines()[0] == "request <a>: row 11, of 12 positions" and len(text.splitlines()) == 4
+    assert repr(found).startswith("Inspection(request_id='<a>', rows=(11,)")
+
+
+def test_pictures_are_small_however_much_there_is() -> None:
+    weights = dict.fromkeys(range(3), torch.rand(1, 300, 5000).expand(16, -1, -1))
+    page = Inspection("a", tuple(range(4700, 5000)), (0,) * 5000, weights)._repr_html_()
+    assert page.count("<img") == MOST_MAPS and f"{MOST_MAPS} of 48 heads are drawn" in page
+    assert "largest of 20 positions" in page and len(page) < 8_000_000
+    tiny = Inspection("a", (0,), (7,), {0: torch.ones(1, 1, 1)})._repr_html_()
+    assert read(base64.b64decode(re.findall(r'base64,([^"]+)"', tiny)[0])).shape == (LARGEST, LARGEST, 3)

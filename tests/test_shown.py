@@ -1,0 +1,135 @@
+"""What values show of themselves: all of it escaped, nothing from outside, and the values as they were."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from workbench.engine.load import described
+from workbench.ledger.claim import Claim, Missing, Source, Trial
+from workbench.ledger.entry import Entry
+from workbench.records.comparison import Comparison
+from workbench.request import Request, SamplingParameters, Sequence
+from workbench.shown import MOST, Shown, Table, differing
+from workbench.study.experiment import Experiment
+from workbench.trace.events import Finished
+
+ROOT = Path(__file__).resolve().parents[1]
+ODD = "<script>alert('&amp;')</script>\n\"x\" | ' \x00 ﷽"
+
+
+class Cells(HTMLParser):
+    """The texts of a page's cells, and every tag that it has."""
+
+    def __init__(self, page: str):
+        super().__init__(convert_charrefs=True)
+        self.cells: list[str] = []
+        self.tags: list[str] = []
+        self.inside = False
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        if tag in ("td", "th"):
+            self.inside = True
+            self.cells.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self.inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.cells[-1] += data
+
+
+words = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\r\x00"), max_size=20)
+
+
+@given(st.lists(st.tuples(words, words, words), max_size=5), words, words)
+def test_every_cell_comes_out_of_the_page_as_it_went_in(rows: list, title: str, note: str) -> None:
+    page = Cells(Table(title, rows, ("a", "<b>", "c"), note, folded=((title, note),)).html())
+    assert page.cells == ["a", "<b>", "c"] * bool(rows) + [cell for row in rows for cell in row]
+    known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "pre"}
+    assert set(page.tags) <= known
+
+
+def test_a_long_table_ends_and_says_so() -> None:
+    table = Table("many", [(number, "x") for number in range(1000)])
+    assert len(Cells(table.html()).cells) == 2 * MOST and f"and {1000 - MOST} more" in table.html()
+    assert len(table.text().splitlines()) == MOST + 2
+
+
+def a_claim() -> Claim:
+    trial = Trial(Missing("a GPU"), lambda numbers: numbers, 0, 1)
+    return Claim("kv-gqa", ODD, (Source(ODD, "2 times"),), (trial,))
+
+
+VALUES: dict[str, Any] = {
+    "spec": lambda: described("demo", {"window": 128, "pattern": ["window", "full"]})[0],
+    "experiment": lambda: Experiment(question=ODD, workload={"kind": "prompts", "prompts": (ODD,)}),  # type: ignore[arg-type]
+    "sampling": lambda: SamplingParameters(temperature=0.2, stop=(ODD,)),
+    "request": lambda: Request(ODD, (1, 2), prompt=ODD, priority=2),
+    "finished": lambda: Finished(1.0, ODD, reason="stop", output_text=ODD, token_ids=(1, 2), prompt_tokens=3),
+    "comparison": lambda: Comparison(ODD, (), ()),
+    "entry": lambda: Entry(ODD, "holds", because=ODD, figures={ODD: 2.0}),
+    "claim": a_claim,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_shows_itself_and_stays_what_it_is(name: str) -> None:
+    value, same = VALUES[name](), VALUES[name]()
+    page = value._repr_html_()
+    assert isinstance(value, Shown)
+    assert not {"script", "link", "iframe", "img"} & set(Cells(page).tags) and "<script" not in page
+    assert not re.search(r"https?:|url\(", page)
+    assert repr(value).startswith(type(value).__name__ + "(") and str(value).strip()
+    if name != "claim":
+        assert value == same and pickle.loads(pickle.dumps(value)) == value
+    if isinstance(value, BaseModel):
+        assert type(value).model_validate(value.model_dump()) == value
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda file: file.stem)
+def test_what_differs_from_the_defaults_is_the_whole_experiment(file: Path) -> None:
+    whole = Experiment.read(file)
+    values: dict[str, Any] = {}
+    for path, value in differing(whole):
+        *parents, last = path.split(".") if not path.startswith("variants.") else path.split(".", 1)
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    assert Experiment.of(values) == whole
+    shown = yaml.safe_load(whole.to_yaml())
+    assert len(list(differing(whole))) < sum(1 for _ in _leaves(shown)), "some settings are at their defaults"
+    assert whole._repr_html_().index("<details>") < whole._repr_html_().index("<pre>")
+
+
+def _leaves(value: Any) -> Any:
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def test_layers_that_are_alike_stand_on_one_line() -> None:
+    text = str(VALUES["spec"]())
+    assert "layers 0, 2, 4  grouped attention: heads 4, groups 2, dim 64, window 128" in text
+    assert "layers 1, 3, 5  grouped attention: heads 4, groups 2, dim 64; hidden" in text
+
+
+def test_a_sequence_is_no_value_and_shows_nothing() -> None:
+    assert not isinstance(Sequence.of(Request("a", (1,)), 0), Shown)
