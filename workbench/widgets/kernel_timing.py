@@ -86,7 +86,7 @@ def timed(job: Mapping[str, Any]) -> dict[str, Any]:
     busy, rows = others_cpu_share(before), []
     eager = found.timings.get(Lane.EAGER)
     for lane in lanes:
-        row = {"operator": suite.operator, "lane": str(lane), "case": case.name}
+        row: dict[str, Any] = {"operator": suite.operator, "lane": str(lane), "case": case.name}
         if timing := found.timings.get(lane):
             row |= times(case, found, timing)
             row["speedup_over_eager"] = eager.seconds / timing.seconds if eager else None
