@@ -18,8 +18,8 @@ from workbench.errors import WorkbenchError
 from workbench.model.spec import ModelSpec
 from workbench.request import Request
 from workbench.widgets import AttentionView, Live
-from workbench.widgets.attention_cells import LayerCells, encode
-from workbench.widgets.attention_source import Arrays, OfText
+from workbench.widgets.attention.cells import LayerCells, encode
+from workbench.widgets.attention.source import Arrays, OfText
 
 WINDOWED = spec_of(layer(4, 2, window=5, sinks=2), layer(4, 4))
 IDS = tuple(n % VOCAB for n in range(7, 27))

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.widgets import kit, png, tiles
-from workbench.widgets.heat_map import HeatMap
-from workbench.widgets.tiles import Tiles
+from workbench.pixels import data_uri
+from workbench.widgets import kit
+from workbench.widgets.attention import tiles
+from workbench.widgets.attention.heat_map import HeatMap
+from workbench.widgets.attention.tiles import Tiles
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 40))
 SIDE = 4
@@ -126,7 +128,7 @@ def test_what_is_pointed_at_is_told_as_long_as_it_is_there() -> None:
 @given(SIZES)
 def test_a_png_holds_the_cells_and_the_table_the_kits_colours(size: tuple[int, int]) -> None:
     cells = noise(*size)
-    body = base64.b64decode(png.data_uri(cells).partition(",")[2])
+    body = base64.b64decode(data_uri(cells).partition(",")[2])
     parts, at = {}, 8
     while at < len(body):
         (length,), kind = struct.unpack(">I", body[at : at + 4]), body[at + 4 : at + 8]

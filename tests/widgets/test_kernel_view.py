@@ -10,11 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.errors import WorkbenchError
-from workbench.widgets import KernelView, kernel_stages
-from workbench.widgets.code_lines import LANGUAGES, code_lines
-from workbench.widgets.fused import marked, summary
-from workbench.widgets.kernel_picture import Shown, drawn
-from workbench.widgets.kernel_timing import timed
+from workbench.widgets import KernelView
+from workbench.widgets.kernels import stages as kernel_stages
+from workbench.widgets.kernels.code_lines import LANGUAGES, code_lines
+from workbench.widgets.kernels.fused import marked, summary
+from workbench.widgets.kernels.picture import Shown, drawn
+from workbench.widgets.kernels.timing import timed
 
 OPERATOR = "add_rms_norm"
 

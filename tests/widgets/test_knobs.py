@@ -14,10 +14,10 @@ from pydantic import BaseModel, Field
 from tests.study import test_experiment as experiments
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
-from workbench.widgets.field_comments import comments_of
-from workbench.widgets.knob_values import one_line
-from workbench.widgets.knobs import Knobs
-from workbench.widgets.playground_knobs import LEFT, known
+from workbench.widgets.knobs.field_comments import comments_of
+from workbench.widgets.knobs.knobs import Knobs
+from workbench.widgets.knobs.values import one_line
+from workbench.widgets.playground.knobs import LEFT, known
 
 BESIDES = {"question": "q", "workload": {"kind": "prompts", "prompts": ["a"]}}
 

@@ -23,7 +23,7 @@ from workbench.study.memory_report import of_name, of_spec, spec_and_remarks
 from workbench.study.memory_terms import terms
 from workbench.trace.events import Formed, Stepped
 from workbench.widgets import MemoryCalculator
-from workbench.widgets.memory_picture import PARTS, Stack, bars, scale_of
+from workbench.widgets.memory.picture import PARTS, Stack, bars, scale_of
 
 NAMES = st.sampled_from(["demo", "shape:tiny", "shape:llama-3.1-8b"])
 SETTINGS = st.fixed_dictionaries({

@@ -22,11 +22,11 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.widgets import PageMap
 from workbench.widgets.live import Live
-from workbench.widgets.page_cells import letters
-from workbench.widgets.page_log import PageLog
-from workbench.widgets.page_map_picture import LAYOUTS as ARRANGED
-from workbench.widgets.page_map_picture import page_map
-from workbench.widgets.page_snapshot import Snapshot, plain_panels, snapshot
+from workbench.widgets.pages.cells import letters
+from workbench.widgets.pages.log import PageLog
+from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
+from workbench.widgets.pages.picture import page_map
+from workbench.widgets.pages.snapshot import Snapshot, plain_panels, snapshot
 
 SVG = "{http://www.w3.org/2000/svg}"
 

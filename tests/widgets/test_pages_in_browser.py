@@ -42,7 +42,7 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: Lab, tmp_path: Path
     page.settle()
     assert page.ask("pages.step == pages.snapshots[-1].step - 3, pages.follow") == "(True, False)"
     step = page.ask("pages.step")
-    assert f"what step {step} is computed on" in shown.locator("svg").first.text_content()
+    assert f"what step {step} is computed on" in (shown.locator("svg").first.text_content() or "")
 
     cell = shown.locator("rect[data-key^='0.']:not(.fr)").first
     cell.hover()
@@ -60,8 +60,9 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: Lab, tmp_path: Path
     chart.locator(".noUi-handle").first.focus()
     page.tab.keyboard.press("ArrowRight")
     page.settle()
-    assert page.ask("timeline.chosen, timeline.window[0] > 0, timeline.follow") == "(0, True, True)", "its end is the run's"
-    assert "Decisions on r0" in chart.locator("svg").first.text_content()
+    told = page.ask("timeline.chosen, timeline.window[0] > 0, timeline.follow")
+    assert told == "(0, True, True)", "its end is the run's"
+    assert "Decisions on r0" in (chart.locator("svg").first.text_content() or "")
     page.screenshot(tmp_path / "pages.png", shown)
     page.screenshot(tmp_path / "timeline.png", chart)
     lab.theme("dark")

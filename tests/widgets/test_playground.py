@@ -19,7 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
 from workbench.trace.events import Decoded
 from workbench.widgets import Playground
-from workbench.widgets.experiment_text import differing
+from workbench.widgets.playground.experiment_text import differing
 
 PROMPT = "def f(x):\n"
 

@@ -23,9 +23,9 @@ from workbench.study.measure_ceilings import Ceiling
 from workbench.trace.events import Stepped
 from workbench.trace.recorder import Recorder
 from workbench.widgets import Roofline
-from workbench.widgets.roofline_picture import drawing, scales, table
-from workbench.widgets.roofline_points import of_steps
-from workbench.widgets.roofline_values import Point, Roof, Roofs
+from workbench.widgets.roofline.picture import drawing, scales, table
+from workbench.widgets.roofline.points import of_steps
+from workbench.widgets.roofline.values import Point, Roof, Roofs
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"

@@ -20,8 +20,8 @@ from workbench.request import SamplingParameters
 from workbench.sampling import History, pipeline
 from workbench.trace.events import Decoded
 from workbench.widgets import Live, SamplingExplorer
-from workbench.widgets.sampling_seen import see
-from workbench.widgets.sampling_text import Text
+from workbench.widgets.sampling.seen import see
+from workbench.widgets.sampling.text import Text
 
 VOCAB = 40
 VALUES = st.one_of(st.sampled_from([-math.inf, 0.0, 1.0]), st.floats(-20, 20, width=32))

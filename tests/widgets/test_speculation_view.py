@@ -20,7 +20,7 @@ from workbench.study.run_folder import RunFolder
 from workbench.trace.events import Event, Finished, Stepped, Verified
 from workbench.trace.recorder import Recorder
 from workbench.widgets import Live, SpeculationView
-from workbench.widgets.speculation_seen import Check, Drafted, pieces, speeds
+from workbench.widgets.speculation.seen import Check, Drafted, pieces, speeds
 
 PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
 IN_TEXT = ("plain", "accepted", "corrected", "bonus")

@@ -23,8 +23,8 @@ from workbench.trace.recorder import Recorder
 from workbench.trace.tracks import Tracks
 from workbench.widgets import Timeline
 from workbench.widgets.live import Live
-from workbench.widgets.timeline_bars import bars, near, steps
-from workbench.widgets.timeline_picture import LEFT, RIGHT, WIDTH, timeline
+from workbench.widgets.timeline.bars import bars, near, steps
+from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 CLASSES = {"queue": "qu", "prefill": "pf", "decode": "de", "set back": "sb", "chunk": "ch"}

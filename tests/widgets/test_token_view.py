@@ -13,7 +13,7 @@ from workbench.engine.load import DEMO, SHIPPED
 from workbench.errors import WorkbenchError
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.widgets import TokenView
-from workbench.widgets.token_view_picture import MOST, Cut, Side, picture
+from workbench.widgets.tokens.picture import MOST, Cut, Side, picture
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 
