@@ -64,7 +64,7 @@ def _write(file: Path, text: str) -> None:
         with os.fdopen(handle, "w") as out:
             out.write(text)
         os.replace(temporary, file)
-    except OSError:
+    except BaseException:  # an interrupt too
         Path(temporary).unlink(missing_ok=True)
         raise
 

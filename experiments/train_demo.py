@@ -111,7 +111,9 @@ def _encoded(tokenizer: Tokenizer, files: list[demo_corpus.SourceFile], cache: P
     begin, end = tokenizer.token_to_id(demo_tokenizer.BEGIN), tokenizer.token_to_id(demo_tokenizer.END)
     encodings = tokenizer.encode_batch([file.text() for file in files], add_special_tokens=False)
     arrays = [np.array([begin, *encoding.ids, end], np.uint16) for encoding in encodings]
-    np.savez(cache, ids=np.concatenate(arrays), ends=np.cumsum([len(array) for array in arrays]))
+    partial = cache.with_suffix(".partial.npz")  # what is interrupted in writing is not taken for whole later
+    np.savez(partial, ids=np.concatenate(arrays), ends=np.cumsum([len(array) for array in arrays]))
+    partial.replace(cache)
     return arrays
 
 
@@ -196,7 +198,9 @@ def export(model: Learner, folder: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(str(_made(folder) / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n")
     weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    partial = folder / ".model.partial"
+    save_file(weights, partial, metadata={"format": "pt"})
+    partial.replace(folder / "model.safetensors")
 
 
 def _made(folder: Path) -> Path:
@@ -208,7 +212,9 @@ def tokenizer_for(work: Path) -> Tokenizer:
     path = work / "tokenizer.json"
     if not path.exists():
         texts = (file.text() for file in demo_corpus.training_files())
-        demo_tokenizer.train(Progress(texts, desc="tokenizer", unit="file"), ENTRIES).save(str(path))
+        partial = path.with_suffix(".partial")
+        demo_tokenizer.train(Progress(texts, desc="tokenizer", unit="file"), ENTRIES).save(str(partial))
+        partial.replace(path)
     return demo_tokenizer.load(path)
 
 

@@ -1,15 +1,3 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       extension: .py
-#       format_name: percent
-#   kernelspec:
-#     display_name: Python 3 (ipykernel)
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Experiments: run, sweep, compare, reproduce
 #
@@ -77,7 +65,7 @@ workload: {kind: random, requests: 4, prompt_tokens: 96, output_tokens: 12}
 measure: {warmup: 0, ceilings: false}
 sweep: {axes: {cache.page_size: [16, 64]}}
 """)
-rows = workbench.run_sweep(pages, out=place, name="pages")
+rows = workbench.run_sweep(pages, out=place)
 
 # %% [markdown]
 # ## A folder of runs is a database

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from compiled_kernels import LaneError
 from workbench.errors import WorkbenchError, explain, nearest
 
 
@@ -90,3 +91,17 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
 def test_nearest_says_nothing_when_nothing_is_near() -> None:
     assert nearest("lane", ["lane", "model"]) == "; did you mean 'lane'?"
     assert nearest("zzz", ["lane", "model"]) == ""
+
+
+@pytest.mark.parametrize("kind", [WorkbenchError, LaneError])
+def test_a_cell_shows_one_line_and_the_traceback_when_asked(kind: type[Exception]) -> None:
+    shell = pytest.importorskip("IPython.core.interactiveshell", reason="the extra `lab`").InteractiveShell.instance()
+    shown: list[list[str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shell, "_showtraceback", lambda etype, value, lines: shown.append(lines))
+        shell.user_ns["kind"] = kind
+        shell.run_cell("def wrong():\n    raise kind('no model: name another')\nwrong()", store_history=False)
+        shell.run_line_magic("tb", "")
+    (line,), told = shown[0], "".join(shown[1])
+    assert line.replace("\x1b[31m", "").replace("\x1b[0m", "") == f"{kind.__name__}: no model: name another"
+    assert "wrong" in told and "no model: name another" in told and len(shown[1]) > 1

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import doctest
+import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 import workbench
+from workbench.cache import evict
+from workbench.engine.runner import Runner
+from workbench.study import experiment, sweep_part
 
 ROOT = Path(__file__).resolve().parents[1]
 # Not triton: torch imports it by itself where it is installed.
@@ -43,8 +50,46 @@ def test_the_example_is_six_lines_that_run() -> None:
 
 
 def test_what_the_front_door_offers() -> None:
-    assert set(workbench.__all__) <= set(dir(workbench))
+    assert set(workbench.__all__) == set(dir(workbench)), "and nothing else"
     for name in workbench.__all__:
         assert getattr(workbench, name) is not None
     with pytest.raises(AttributeError, match="module 'workbench' has no attribute 'laod'"):
         _ = workbench.laod  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [name for name in workbench.__all__ if name[0].islower() and name != "widgets"])
+def test_functions_say_what_they_take_and_show_how(name: str) -> None:
+    function = getattr(workbench, name)
+    signature = inspect.signature(function)
+    assert all(each.annotation is not each.empty for each in signature.parameters.values())
+    assert signature.return_annotation is not signature.empty
+    text = inspect.getdoc(function) or ""
+    assert re.search(rf"workbench\.{name}\(", text, re.M), "an example"
+
+
+def test_a_cell_can_complete_what_it_asks_for() -> None:
+    """Sampling by name, where a text is streamed; and an experiment's fields, whose defaults are told briefly."""
+    sampled = inspect.signature(Runner.stream).parameters
+    assert list(sampled)[:3] == ["self", "requests", "temperature"] and sampled["top_p"].default == 1.0
+    assert set(workbench.SamplingParameters.model_fields) == set(sampled) - {"self", "requests"}
+    fields = inspect.signature(workbench.Experiment).parameters
+    assert set(fields) == set(workbench.Experiment.model_fields)
+    assert repr(fields["cache"].default) == "CachePart()"
+
+
+def test_an_experiment_is_read_back_from_its_repr() -> None:
+    names = vars(experiment) | vars(sweep_part) | vars(evict)
+    for file in sorted((ROOT / "experiments").glob("*.yaml")):
+        whole = workbench.Experiment.read(file)
+        known = {kind.__name__: kind for kind in _kinds(whole)}
+        assert eval(repr(whole), dict(names), known) == whole
+        assert len(repr(whole)) < 0.8 * len(whole.to_yaml()) + 600
+
+
+def _kinds(value: object) -> Iterator[type]:
+    if isinstance(value, BaseModel):
+        yield type(value)
+        for name in type(value).model_fields:
+            yield from _kinds(getattr(value, name))
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ():
+        yield from _kinds(inner)

@@ -12,7 +12,7 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
-    ("workbench.errors", "workbench.pixels", "workbench.progress", "workbench.shown"),
+    ("workbench.errors", "workbench.pixels", "workbench.progress", "workbench.shown", "workbench.stages"),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),
@@ -30,9 +30,9 @@ ORDER = [
     ("workbench.sweep",),
     ("workbench.ledger",),
     ("workbench.widgets",),
+    ("workbench.lab",),
     ("workbench.testing",),
     ("experiments",),
-    ("workbench.lab",),
     ("workbench.cli",),
 ]
 FREE_OF_TORCH = (

@@ -15,6 +15,7 @@ read what they left. Cells of a notebook need this package, and `from workbench 
 import typing as _typing  # private, as all here is that nobody looks for
 
 if _typing.TYPE_CHECKING:
+    from workbench import widgets
     from workbench.engine.beam_search import beam_search
     from workbench.engine.load import load
     from workbench.errors import WorkbenchError
@@ -31,7 +32,7 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Experiment", "Record", "Request", "SamplingParameters", "WorkbenchError", "__version__", "beam_search", "compare",
-    "load", "open_runs", "register", "reproduce", "run", "run_sweep",
+    "load", "open_runs", "register", "reproduce", "run", "run_sweep", "widgets",
 ]  # fmt: skip
 
 _HOMES = {
@@ -47,6 +48,7 @@ _HOMES = {
     "run": "workbench.study.run",
     "run_sweep": "workbench.sweep.run",
     "SamplingParameters": "workbench.request",
+    "widgets": "workbench.widgets",
     "WorkbenchError": "workbench.errors",
 }
 
@@ -61,4 +63,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    return home if home.__name__ == f"workbench.{name}" else getattr(home, name)

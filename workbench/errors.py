@@ -46,6 +46,11 @@ def explain(error: ValidationError, where: str, model: type | None = None) -> Wo
     return WorkbenchError(f"{where}: " + TWICE.sub(r"\1: Input should be \2, or \4\3", told))
 
 
+def told_apart(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:
+    """What `explain` says, apart: the path of each thing that is wrong, and the line on it."""
+    return [(tuple(_place(model, item["loc"])[0]), _told(item, model)) for item in error.errors()]
+
+
 def _told(item: Any, model: type | None) -> str:
     pieces, around, inside = _place(model, item["loc"])
     path, given = ".".join(pieces), item["input"]

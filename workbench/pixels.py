@@ -9,10 +9,10 @@ import zlib
 import numpy as np
 
 # Ten colours of cividis, evenly spaced (Nunez, Anderton, Renslow 2018); others lie between them.
-CIVIDIS = np.array([
+CIVIDIS = (
     (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115),
     (138, 134, 120), (165, 156, 116), (195, 179, 105), (225, 204, 85), (254, 232, 56),
-], np.float64)  # fmt: skip
+)  # fmt: skip
 
 
 def coloured(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
@@ -21,8 +21,8 @@ def coloured(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndar
     span = high - low or 1.0
     place = np.clip((np.nan_to_num(values) - low) / span, 0.0, 1.0) * (len(CIVIDIS) - 1)
     below = np.minimum(place.astype(int), len(CIVIDIS) - 2)
-    part = (place - below)[..., None]
-    found = np.round(CIVIDIS[below] * (1 - part) + CIVIDIS[below + 1] * part).astype(np.uint8)
+    part, colours = (place - below)[..., None], np.array(CIVIDIS, np.float64)
+    found = np.round(colours[below] * (1 - part) + colours[below + 1] * part).astype(np.uint8)
     found[np.isnan(values)] = 128
     return found
 
@@ -40,13 +40,19 @@ def pooled(values: np.ndarray, most: int) -> tuple[np.ndarray, int]:
     return padded.reshape(len(values), -1, step).max(2), step
 
 
+def indexed() -> bytes:
+    """The table of 256 colours for bytes as they are: 0 has none, 1 to 255 go from dark blue to yellow."""
+    return bytes(3) + coloured(np.linspace(0.0, 1.0, 255)[None]).tobytes()
+
+
 def png(image: np.ndarray) -> bytes:
-    """`image` [row, column, 3] in bytes as a PNG file (ISO/IEC 15948)."""
-    rows, columns, _ = image.shape
-    lines = np.zeros((rows, 1 + 3 * columns), np.uint8)  # before each row the filter, 0: none
-    lines[:, 1:] = image.reshape(rows, -1)
-    head = struct.pack(">IIBBBBB", columns, rows, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b""))
+    """`image` [row, column, 3] in bytes as a PNG file (ISO/IEC 15948); [row, column] in the colours of `indexed`, where
+    0 is seen through."""
+    rows, columns = image.shape[:2]
+    lines = np.pad(image.reshape(rows, -1), [(0, 0), (1, 0)])  # before each row the filter, 0: none
+    head = struct.pack(">IIBBBBB", columns, rows, 8, 2 if image.ndim == 3 else 3, 0, 0, 0)
+    table = ((b"PLTE", indexed()), (b"tRNS", b"\0")) if image.ndim == 2 else ()
+    parts = ((b"IHDR", head), *table, (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in parts)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from workbench.shown import Shown, Table, differing
+from workbench.shown import Brief, Shown, Table, differing
 
 MOST_STOPS = 64
 MOST_LOGPROBS = 100
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
     NOT_CHOSEN = "not_chosen"  # it ended well, but others of its request's samples or beams are better
 
 
-class UserPart(BaseModel):
+class UserPart(Brief, BaseModel):
     """A filter, sampler, mask, score or attention of the user's own: `path` is `package.module:Name`,
     `folder/file.py:Name`, or a name under which something was registered."""
 
@@ -45,7 +45,7 @@ class UserPart(BaseModel):
         return hash((self.path, tuple(sorted(self.arguments.items()))))
 
 
-class SamplingParameters(Shown, BaseModel):
+class SamplingParameters(Brief, Shown, BaseModel):
     """How the next token is chosen and when to end; names and meanings as in vLLM and Hugging Face.
 
     Order: penalties, bias, temperature, top-k, top-p, min-p, the user's filters, one draw.

@@ -81,6 +81,19 @@ class Shown:
         return self._shown().text()
 
 
+class Brief:
+    """A pydantic model whose `repr` leaves out what is at its default: shorter, and read back still the same."""
+
+    __slots__ = ()
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        known = type(self).model_fields  # type: ignore[attr-defined]
+        for name, value in super().__repr_args__():  # type: ignore[misc]
+            field = known.get(name)
+            if field is None or field.is_required() or value != field.get_default(call_default_factory=True):
+                yield name, value
+
+
 def differing(value: Any, path: str = "", like: Any = None) -> Iterator[tuple[str, object]]:
     """Settings of `value`, a pydantic model, that are not as their defaults (as those of `like`, where that is given):
     dotted path, value. Where one kind of settings stands for another, the kind comes first."""

@@ -23,7 +23,12 @@ _registered: dict[str, Any] = {}
 
 def register(name: str) -> Callable[[Found], Found]:
     """A decorator: what stands below it may be named `name` wherever an import path may. The name is known as long
-    as the process runs; registered again, it means the newer thing (a notebook's cell that is run twice)."""
+    as the process runs; registered again, it means the newer thing (a notebook's cell that is run twice).
+
+        @workbench.register("even")
+        def even(query, key):  # a mask; then workbench.load("demo", attention={"mask": {"path": "even"}})
+            return (key <= query) & (key % 2 == 0)
+    """
     if not name or ":" in name:
         raise WorkbenchError(f"a part cannot be registered as {name!r}: give it a plain name, without a colon")
 

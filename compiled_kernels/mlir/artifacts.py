@@ -98,7 +98,7 @@ def _write(path: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:  # an interrupt too
         Path(temporary).unlink(missing_ok=True)
         raise
 

@@ -115,6 +115,15 @@ def test_events_are_those_of_a_run_without(way: dict) -> None:
 
     assert told(found) == told(wanted) and ends(found) == ends(wanted)
     checks = [e for e in found if isinstance(e, Verified)]
+    for check in checks:  # the tokens that stand are told next, and after them another than the one that fell
+        mine = [e for e in found if isinstance(e, Decoded) and (e.step, e.request_id) == (check.step, check.request_id)]
+        ids = tuple(e.token_id for e in mine if e.sample == check.sample)
+        assert (
+            len(check.token_ids) == check.drafted
+            and check.token_ids[: check.accepted][: len(ids)] == ids[: check.accepted]
+        )
+        if check.accepted < min(check.drafted, len(ids)):
+            assert ids[check.accepted] != check.token_ids[check.accepted]
     steps = [e for e in found if isinstance(e, Stepped)]
     assert sum(e.accepted for e in checks) == sum(e.accepted_tokens for e in steps) > 0
     assert sum(e.drafted for e in checks) == sum(e.drafted_tokens for e in steps)

@@ -104,3 +104,20 @@ def test_held_out_files_are_listed_as_paths() -> None:
     listed = train_demo.held_out_files()
     assert listed == [file.path for file in held_out_files()]
     assert not set(listed) & {file.path for file in training_files()}
+
+
+def test_what_is_interrupted_in_writing_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, cache = held_out_files()[:2], tmp_path / "held_out.npz"
+    whole = np.savez
+
+    def half(file, **arrays) -> None:
+        whole(file, **arrays)
+        Path(file).write_bytes(Path(file).read_bytes()[:50])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", half)
+    with pytest.raises(KeyboardInterrupt):
+        train_demo._encoded(bytes_only(), files, cache)
+    monkeypatch.setattr(np, "savez", whole)
+    first, again = (train_demo._encoded(bytes_only(), files, cache) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True)) and cache.exists()

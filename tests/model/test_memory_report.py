@@ -11,7 +11,8 @@ from workbench.errors import WorkbenchError
 from workbench.model.any_config import spec_from_any_config
 from workbench.model.families import config_from_spec
 from workbench.model.shapes import SHAPES, named_shape
-from workbench.study.memory_report import of_name, parse_bytes
+from workbench.study.byte_sizes import parse_bytes
+from workbench.study.memory_report import of_name
 
 
 def test_llama_3_70b() -> None:

@@ -201,7 +201,7 @@ def test_running_and_killed_are_told_apart(tmp_path: Path) -> None:
         assert condition(found[0]).state == "killed"  # even while nobody has looked after it
         child.wait()
     assert condition(found[0]).state == "killed"
-    with pytest.raises(WorkbenchError, match=r"unfinished \(it was killed\) and holds nothing; run it again"):
+    with pytest.raises(WorkbenchError, match=r"unfinished \(it was killed or interrupted\) and holds nothing; run"):
         Record.open(found[0])
     shutil.copytree(found[0], tmp_path / "elsewhere")
     written = (found[0] / MARKER).read_text().splitlines()

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from hypothesis import given
 
 from tests.trace.histories import recorders
-from workbench.trace.events import Decoded, SetBack, Stepped, Submitted
+from workbench.trace.events import Decoded, Planned, Prefilled, SetBack, Stepped, Submitted
 from workbench.trace.perfetto import ENGINE, REQUESTS, STEP_TRACK, chrome_trace
 from workbench.trace.recorder import Recorder
 
@@ -110,3 +110,34 @@ def test_steps_never_overlap_even_where_their_wall_times_do():
 
 def test_an_empty_run_is_an_empty_trace():
     assert {e["ph"] for e in chrome_trace(Recorder())["traceEvents"]} == {"M"}
+
+
+@given(recorders())
+def test_prefill_chunks_lie_in_their_steps_and_are_all_there(recorder):
+    trace = chrome_trace(recorder)
+    steps = {e["args"]["step"]: nanoseconds(e) for e in slices(trace, ENGINE)[STEP_TRACK]}
+    told = sorted((e.step, e.tokens) for e in recorder.events if isinstance(e, Prefilled))
+    chunks = [e for track in slices(trace, REQUESTS).values() for e in track if e["name"] == "chunk"]
+    assert sorted((e["args"]["step"], e["args"]["tokens"]) for e in chunks) == told
+    for chunk in chunks:
+        (begin, end), (first, last) = nanoseconds(chunk), steps[chunk["args"]["step"]]
+        assert first <= begin <= end <= last
+
+
+@given(recorders())
+def test_every_decision_is_told_with_its_reason(recorder):
+    told = Counter((e.action, e.reason) for e in recorder.events if isinstance(e, Planned))
+    shown = [e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "i" and e["name"] != "token"]
+    assert Counter((e["name"], e["args"]["reason"]) for e in shown) == told
+
+
+def test_a_set_back_lasts_until_the_request_is_admitted_again():
+    recorder = Recorder()
+    recorder.note(Submitted(1.0, "a", arrival=1.0))
+    recorder.note(SetBack(2.0, "a", step=1, reason="out of pages"))
+    recorder.note(Planned(3.0, "a", step=2, action="admitted", reason="fits"))
+    recorder.note(Prefilled(4.0, "a", step=2, tokens=5, computed=5))
+    recorder.note(Stepped(4.5, step=2, phase="prefill", wall_seconds=2.0))
+    found = {e["name"]: e for e in chrome_trace(recorder)["traceEvents"] if e["ph"] == "X"}
+    assert (found["set back"]["ts"], found["set back"]["dur"]) == (1e6, 1e6)
+    assert (found["chunk"]["ts"], found["chunk"]["dur"]) == (2e6, 1e6), "not before it was admitted"

@@ -38,7 +38,7 @@ def test_verdicts_words_and_details(folder: Path) -> None:
 
 def test_every_verdict_is_told_by_a_sign_of_its_own() -> None:
     from workbench.ledger.tables import ORDER
-    from workbench.widgets.claims_picture import SIGNS
+    from workbench.widgets.claims.picture import SIGNS
 
     assert set(SIGNS) == set(ORDER) and len({sign for sign, _ in SIGNS.values()}) == len(ORDER)
 

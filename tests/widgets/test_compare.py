@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from workbench.errors import WorkbenchError
 from workbench.records.comparison import Comparison, Row
 from workbench.widgets import Compare
-from workbench.widgets.compare_picture import pareto, ratios
+from workbench.widgets.compare.picture import pareto, ratios
 
 SVG = "{http://www.w3.org/2000/svg}"
 FORMATS = {"dense": (6144, 0.0, 1.0), "int8": (1968, 7e-5, 1.1), "int4": (1344, 9e-4, 1.3), "worst": (7000, 1e-2, 0.9)}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from workbench.cache.budget import LEAST, Budget
 from workbench.errors import WorkbenchError
+from workbench.shown import Brief
 
 PREFIX = "a warm prefix = a cold one"
 FULL = "every query sees all tokens before it"
@@ -49,7 +50,7 @@ class Evict(Protocol):
         ...
 
 
-class Policy(BaseModel):
+class Policy(Brief, BaseModel):
     """What all policies have: a budget in `budget` tokens, in `bytes` of all layers' pages together, or as a `ratio` of
     the prompt, exactly one of them."""
 

@@ -59,6 +59,10 @@ class PagePool:
     def kept(self, page: int) -> bool:
         return bool(self._kept[page])
 
+    def counts(self) -> tuple[list[int], bytes]:
+        """Of every page, with 0 for the null page: its holders, and whether the index is one. Copies."""
+        return self._holders.copy(), bytes(self._kept)
+
     def allocate(self, count: int) -> list[int]:
         """`count` pages with one holder each; asking for more than are free is the caller's mistake."""
         if count > len(self._free):

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from workbench.errors import WorkbenchError
+from workbench.shown import Brief
 
 Bytes = Annotated[int, Field(ge=1)]
 
 
-class Part(BaseModel):
+class Part(Brief, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

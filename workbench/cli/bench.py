@@ -9,7 +9,7 @@ import typer
 
 from workbench.cli.shared import AsJson, Format, console, given, lanes_told, print_json
 from workbench.errors import WorkbenchError
-from workbench.progress import Progress
+from workbench.stages import stages
 
 if TYPE_CHECKING:
     from workbench.study.bench_works import Work
@@ -71,10 +71,10 @@ def bench(
     from workbench.study.dated_record import write_dated
 
     settings: dict[str, Any] = {"dtype": dtype, "weights": weights, "lane": lane}
-    with lanes_told(), Progress(bar_format="{desc} [{elapsed}]", disable=quiet) as bar:
+    with lanes_told(), stages(not quiet) as tell:
         record = run_bench(
             model, _works(batch, depth, prompt, generate, mixed), settings=settings, threads=threads,
-            repetitions=repetitions, memory=memory, cold=cold_start, tell=bar.set_description,
+            repetitions=repetitions, memory=memory, cold=cold_start, tell=tell,
         )  # fmt: skip
     if out is not None:
         name = f"bench-{Path(model.removeprefix('shape:')).name}"
@@ -133,11 +133,11 @@ def _peers(
         if out is not None:
             written[:] = [write_record(record, out)]
 
-    with lanes_told(), Progress(bar_format="{desc} [{elapsed}]", disable=format is Format.JSON) as bar:
+    with lanes_told(), stages(format is not Format.JSON) as tell:
         record = run_peers(
             model, works_named(work or ["all"]), formats, folder=directory() / "peers", rounds=rounds,
             repetitions=repetitions, threads=threads or torch.get_num_threads(), lanes=(lane,), peers=peer,
-            pythons=interpreters(peer_python or ()), tell=bar.set_description, keep=keep,
+            pythons=interpreters(peer_python or ()), tell=tell, keep=keep,
         )  # fmt: skip
     for path in written:
         typer.echo(f"record  {path}", err=True)

@@ -71,12 +71,14 @@ def run(
 ) -> None:
     """Measure anew what claims rest on, keep the records, and write the ledger."""
     from workbench.ledger.renewing import renew
+    from workbench.stages import stages
 
     place = folder or _home()
-    renewed = renew(
-        place, ids or (), records or place.parent / "records", out, missing=missing, measure=not from_records,
-        quick=quick, tell=lambda line: typer.echo(line, err=True),
-    )  # fmt: skip
+    with stages() as tell:
+        renewed = renew(
+            place, ids or (), records or place.parent / "records", out, missing=missing, measure=not from_records,
+            quick=quick, tell=tell,
+        )  # fmt: skip
     from workbench.ledger import tables
 
     rows = tables.listing(renewed.claims, renewed.ledger)

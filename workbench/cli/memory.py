@@ -52,7 +52,7 @@ def show(found: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from workbench.study.memory_report import told_bytes
+    from workbench.study.byte_sizes import told_bytes
 
     table = Table("memory", "bytes", "", title_justify="left", pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
@@ -79,5 +79,8 @@ def show(found: dict[str, Any]) -> None:
         size = told_bytes(found["memory_bytes"])
         words = f"{found['sequences']:,} such sequences fit into {size} beside weights and activations"
         out.print(Text(words), soft_wrap=True)
+        longest = found["longest_context"]
+        words = "of any length" if longest is None else f"of up to {longest:,} tokens each"
+        out.print(Text(f"or {found['batch']:,} {words}"), soft_wrap=True)
     for line in found["remarks"]:
         out.print(Text(line), soft_wrap=True)

@@ -168,6 +168,6 @@ def _time(seconds: float | None) -> str:
 
 
 def _bytes(size: int | None) -> str:
-    from workbench.study.memory_report import told_bytes
+    from workbench.study.byte_sizes import told_bytes
 
     return "-" if size is None else told_bytes(size)

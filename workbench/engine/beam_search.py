@@ -54,6 +54,8 @@ def beam_search(
     """The `width` best continuations that a search with as many beams finds, best first, each of `max_tokens` tokens
     at most; what else the runner serves goes on meanwhile. The same as a request whose sampling has `beams` and `n`.
 
+        workbench.beam_search(runner, "def fib(n):", width=4, max_tokens=16)[0].text
+
     `early_stopping`: True ends with the `width`-th finished text, False when no beam of the present length would score
     better than the worst of these, "never" when none could at any length. WorkbenchError where it cannot run.
     """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -14,6 +15,7 @@ from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
 
 Asked = str | Request | Iterable[str | Request]
+Streams = TypeVar("Streams", bound=Callable[..., Any])
 
 
 def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
@@ -22,6 +24,16 @@ def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingPa
         return SamplingParameters.model_validate(values)
     except ValidationError as error:
         raise explain(error, where, SamplingParameters) from None
+
+
+def takes_sampling(stream: Streams) -> Streams:
+    """`stream`, whose signature names every setting of SamplingParameters with its type and default, as it takes them
+    by name: so that a notebook completes them."""
+    known = inspect.signature(stream)
+    named = inspect.signature(SamplingParameters).parameters.values()
+    kept = [each for each in known.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    stream.__signature__ = known.replace(parameters=[*kept, *named])  # type: ignore[attr-defined]
+    return stream
 
 
 def requests_from(

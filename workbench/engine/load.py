@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import torch
@@ -51,6 +52,7 @@ SHAPE = "shape:"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 CACHE_MEMORY = 2**30  # bytes the cache may take when `pages` is left to us
 Overflow = Literal["refuse", "cut_oldest"]
+HEARD = ("note", "tell", "clock", "sleep")  # of what `load` is given, what does not say what the runner is
 
 
 def load(
@@ -86,7 +88,12 @@ def load(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Runner:
-    """A runner for `model`, with `.model` and `.tokenizer`.
+    """A runner for `model`: `demo`, `demo-draft` (both ship with this package), a folder as of Hugging Face, or a named
+    shape with random weights: `shape:tiny`, `shape:smollm2-135m`, `shape:llama-3.1-8b` (model/shapes.py has them all).
+
+        runner = workbench.load("demo", cache="int8", lane="eager")
+        for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
+            print(event.text, end="")
 
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
@@ -108,6 +115,7 @@ def load(
     what comes next and checked by the next step. `note` receives every event of the runner, `tell` a line on what
     takes long in loading.
     """
+    asked = {name: value for name, value in locals().items() if name not in HEARD}
     if page_size < 1 or (pages != "auto" and pages < 1):
         raise WorkbenchError(f"pages and page_size must be at least 1, not {pages} and {page_size}")
     if overflow not in get_args(Overflow):
@@ -154,7 +162,7 @@ def load(
         shared |= {"page_size": page_size, "compile": compile, "seed": seed, "tell": tell}
         made = partial(load, **shared)
         drafts = drafts_of(speculate, source.spec, tokenizer, lane, made)
-    return Runner(
+    runner = Runner(
         transformer,
         tokenizer,
         limits=limits,
@@ -176,6 +184,8 @@ def load(
         batch_invariant=batch_invariant,
         drafts=drafts,
     )
+    runner.asked = MappingProxyType(asked)
+    return runner
 
 
 def described(name: str, attention: AttentionPart | dict[str, Any] | None = None) -> tuple[ModelSpec, str]:

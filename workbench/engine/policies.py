@@ -24,11 +24,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from workbench.engine.policy import Entry, Policy, State, Wishes
 from workbench.engine.serving import in_turn, overdue, parted, serve, sharing, spared
+from workbench.shown import Brief
 
 Steps = Annotated[int, Field(ge=1)]
 
 
-class _Part(BaseModel):
+class _Part(Brief, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     steady: ClassVar[bool] = True
 

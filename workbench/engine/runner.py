@@ -98,14 +98,19 @@ class Runner(Shown):
         self.speculate(drafts)
         self.overflow = overflow
         self.owner: Owner | None = None
+        self.asked: Mapping[str, Any] = {}  # what `load` was given to make it
         self._names = (f"request-{number}" for number in itertools.count())
 
     @property
     def busy(self) -> bool:
         return self.scheduler.busy
 
+    @intake.takes_sampling
     def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]:
         """Run `requests` (a text, a Request, or several of either) and yield what happens as it happens.
+
+            for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
+                print(event.text, end="")
 
         `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
         event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest, and so
@@ -194,6 +199,8 @@ class Runner(Shown):
         """Attention weights and hidden states of a request that is being served, for the positions `rows` of its text
         (negative ones from the last computed): recomputed from the cache's pages, and costing nothing until then.
 
+            runner.inspect(event.request_id, rows=range(8), layers=(0,))  # its value is shown as pictures
+
         `layers` and `heads` choose the weights (all unless given, none for `()`), `hidden` the blocks before which
         hidden states are wanted, the number of layers for what leaves the last. WorkbenchError for what is missing."""
         sequence = self.served.sequences.get(request_id)
@@ -230,6 +237,8 @@ class Runner(Shown):
         try:
             with held.let_through():
                 logits = self.executor.forward(plan)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("within a step, which is as if it had not begun") from None  # not fifty lines
         except Exception:
             with held.let_through():
                 plan, logits, broken = forward_apart(self.executor.forward, plan)

@@ -10,13 +10,14 @@ from workbench.engine.policies import FCFS, DecodeFirst, Fair, PrefillFirst, Pri
 from workbench.engine.policy import Policy
 from workbench.errors import WorkbenchError, nearest
 from workbench.request import UserPart
+from workbench.shown import Brief
 from workbench.user_parts import load, takes
 
 Kind = Literal["continuous", "static", "padded"]
 SetBack = Literal["auto", "recompute", "offload"]
 
 
-class OwnPolicy(BaseModel):
+class OwnPolicy(Brief, BaseModel):
     """A policy of your own: `path` is `package.module:Name` or `folder/file.py:Name`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

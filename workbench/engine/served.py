@@ -168,7 +168,8 @@ class Served:
                 continue
             if span.drafts:
                 drafted, accepted = len(span.drafts), read[name].accepted
-                self._mail.send(Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted))
+                told = Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=span.drafts)
+                self._mail.send(told)
             if sequence.finish_reason is None:
                 self._decoded(sequence, read[name], plan.step, now)
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from workbench.errors import WorkbenchError
+from workbench.shown import Brief
 
 
-class _Part(BaseModel):
+class _Part(Brief, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

@@ -22,6 +22,8 @@ def without_cache(runner: Runner, oracle: bool = False) -> None:
     if not (held or oracle):
         raise WorkbenchError("executor: uncached needs every token's page: take out cache.evict and attention.window")
     runner.executor = _Oracle(runner) if oracle else _Anew(runner)
+    if runner.asked:
+        runner.asked = MappingProxyType({**runner.asked, "executor": {"kind": "uncached", "oracle": oracle}})
 
 
 class _Anew:

@@ -8,13 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from workbench.fleet.hardware import Hardware
 from workbench.fleet.routers import LeastLoaded, Router
+from workbench.shown import Brief
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Part(BaseModel):
+class Part(Brief, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

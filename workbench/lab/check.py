@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.lab.cells import widget_outputs
 from workbench.lab.folder import notebooks_in
 from workbench.lab.needs import lacks_browser, lacks_lab, must_have
 from workbench.lab.pictures import Pictures
@@ -52,7 +53,7 @@ def visit(lab: Any, path: str, keep: Path, pictures: Pictures | None = None) -> 
     """
     from playwright.sync_api import Error as PlaywrightError
 
-    from workbench.lab.export import widget_outputs, write_html
+    from workbench.lab.export import write_html
 
     name, start = Path(path).name, time.perf_counter()
     try:

@@ -115,7 +115,7 @@ window.bench = {
     });
   },
 
-  // Whether an output of an exported page shows a picture that has something in it.
+  // Whether an output of an exported page shows a picture that has something in it; a repr as plain text is none.
   shown([id, place]) {
     const output = document.getElementById(`cell-id=${id}`)?.querySelectorAll(".jp-OutputArea-child")[place];
     const seen = (node) => {
@@ -124,10 +124,10 @@ window.bench = {
     };
     const drawn = {
       IMG: (node) => node.complete && node.naturalWidth > 0,
-      TABLE: (node) => node.innerText.trim() !== "",
       svg: (node) => [...node.querySelectorAll("path,rect,circle,line,polyline,polygon,text,image")].some(seen),
+      DIV: (node) => [...node.querySelectorAll(":not(style, script)")].some((each) => each.innerText?.trim()),
     };
-    const pictures = [...(output?.querySelectorAll("svg, img, table") ?? [])];
+    const pictures = [...(output?.querySelectorAll("svg, img, .jp-RenderedHTML") ?? [])];
     return pictures.some((node) => seen(node) && drawn[node.tagName](node));
   },
 

@@ -9,6 +9,7 @@ the picture beside the view is taken in either case. Formulas stay as they were 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from nbconvert.exporters import HTMLExporter
 from traitlets import List, Unicode, default
 from traitlets.config import Config
 
-VIEW = "application/vnd.jupyter.widget-view+json"
+from workbench.lab.cells import VIEW
 
 
 class OfflineHTML(HTMLExporter):
@@ -38,20 +39,10 @@ class OfflineHTML(HTMLExporter):
         return kept
 
 
-def widget_outputs(document: dict[str, Any]) -> list[tuple[str, int]]:
-    """Where an executed notebook shows a widget: the cell's id and the output's place."""
-    return [
-        (cell["id"], place)
-        for cell in document["cells"]
-        for place, output in enumerate(cell.get("outputs", ()))
-        if VIEW in output.get("data", {})
-    ]
-
-
 def write_html(document: dict[str, Any], path: Path) -> Path:
     """Export an executed notebook, offline."""
     import nbformat
 
-    text, _ = OfflineHTML().from_notebook_node(nbformat.from_dict(document))
+    text, _ = OfflineHTML().from_notebook_node(nbformat.reads(json.dumps(document), 4))
     path.write_text(text, encoding="utf-8")
     return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 from workbench.lab.browser import Browser
+from workbench.lab.cells import CellError, cell_errors, code_cells
 from workbench.lab.server import LIMIT_S, LabServer
 
 if TYPE_CHECKING:
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 # JupyterLab gives every output the name of its type but those that hold a widget.
 VIEWS = ".jp-Cell-outputArea > .jp-OutputArea-child > .jp-OutputArea-output:not([data-mime-type])"
 BROKEN = ("Error displaying widget", "Error creating widget", "Error rendering", "Failed to load model")
-
-
-@dataclass(frozen=True)
-class CellError:
-    """What went wrong in a code cell (counted from 1; 0 is a widget's callback), and the cell's first line."""
-
-    cell: int
-    name: str
-    message: str
-    line: str = ""
-
-    def __str__(self) -> str:
-        where = f"cell {self.cell} ({self.line})" if self.cell else "in a widget's callback"
-        return f"{where}: {self.name}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +97,7 @@ class NotebookPage:
 
     def run_cell(self, cell: int, timeout_s: float = LIMIT_S) -> None:
         """Run one code cell, counted from 1."""
-        self.tab.evaluate("index => bench.runCell(index)", self._code_cells()[cell - 1][0])
+        self.tab.evaluate("index => bench.runCell(index)", code_cells(self.document())[cell - 1][0])
         self._ran(timeout_s)
 
     def _ran(self, timeout_s: float) -> None:
@@ -122,7 +108,7 @@ class NotebookPage:
         except PlaywrightTimeout:
             index = self.tab.evaluate("bench.running()")
             self.interrupt()
-            number = next((n for n, (i, _) in enumerate(self._code_cells(), 1) if i == index), 0)
+            number = next((n for n, (i, _) in enumerate(code_cells(self.document()), 1) if i == index), 0)
             raise WorkbenchError(f"{self.path}: cell {number} still runs after {timeout_s:g} s") from None
         self.settle()
 
@@ -151,12 +137,9 @@ class NotebookPage:
         """The notebook as it would be saved now: nbformat, outputs included."""
         return self.tab.evaluate("bench.document()")
 
-    def _code_cells(self) -> list[tuple[int, dict[str, Any]]]:
-        return [(i, cell) for i, cell in enumerate(self.document()["cells"]) if cell["cell_type"] == "code"]
-
     def executed(self) -> tuple[int, int]:
         """How many code cells have run, and how many there are."""
-        cells = [cell for _, cell in self._code_cells() if "".join(cell["source"]).strip()]
+        cells = [cell for _, cell in code_cells(self.document()) if "".join(cell["source"]).strip()]
         return sum(cell["execution_count"] is not None for cell in cells), len(cells)
 
     def errors(self) -> list[CellError]:
@@ -167,17 +150,7 @@ class NotebookPage:
             for view in self.tab.evaluate("bench.views()")
             if not view["drawn"] or any(words in view["text"] for words in BROKEN)
         ]
-        return [*self._cell_errors(), *called_back, *undrawn]
-
-    def _cell_errors(self) -> Iterator[CellError]:
-        for number, (_, cell) in enumerate(self._code_cells(), 1):
-            line = next(iter("".join(cell["source"]).strip().splitlines()), "")
-            for output in cell["outputs"]:
-                if output["output_type"] == "error":
-                    yield CellError(number, output["ename"], output["evalue"], line)
-                text = "".join(output.get("text", ""))
-                if output.get("name") == "stderr" and "Traceback (most recent call last)" in text:
-                    yield CellError(number, "stderr", text.strip().splitlines()[-1], line)
+        return [*cell_errors(self.document()), *called_back, *undrawn]
 
     @property
     def console_errors(self) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -70,7 +72,7 @@ class LabServer:
         self.log = self.private / "server.log"
         self.outside_log = self.private / "outside.log"
         self.token = secrets.token_hex(16)
-        self.port = _free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -90,7 +92,9 @@ class LabServer:
         environment |= {name: str(path) for name, path in places.items()}
         environment[stay_home.LOG] = str(self.outside_log)
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(self._command(), stdout=log, stderr=log, env=environment, cwd=self.root)
+            self.process = subprocess.Popen(
+                self._command(), stdout=log, stderr=log, env=environment, cwd=self.root, preexec_fn=_end_with_parent
+            )
         try:
             self._wait()
         except BaseException:
@@ -138,7 +142,13 @@ class LabServer:
         shutil.rmtree(self.private, ignore_errors=True)
 
 
-def _free_port() -> int:
+def _end_with_parent() -> None:
+    """A check or test that is killed leaves no server behind (Linux: prctl's PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]

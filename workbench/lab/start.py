@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ def start(folder: Path, notebook: str | None = None, port: int | None = None, br
     with tempfile.TemporaryDirectory(prefix="workbench-lab-") as data:
         environment = ours_first(dict(os.environ), Path(data))
         process = subprocess.Popen(command(folder, notebook, port, browser), env=environment)
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         while True:
             try:
                 return process.wait()

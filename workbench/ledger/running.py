@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 from workbench.ledger.claim import Claim, Measurement, Run
 from workbench.ledger.kept import keep_run, measured, name_of
 from workbench.ledger.rebuild import Records
+from workbench.stages import Stage
 from workbench.study.dated_record import write_dated
 from workbench.study.record import Record
 
@@ -48,7 +49,7 @@ def run_all(
     on."""
     faults: Faults = {}
     for number, (name, each) in enumerate(evidence.items(), 1):
-        tell(f"{number} of {len(evidence)}: {name}")
+        tell(Stage.of(f"{number} of {len(evidence)}: {name}", number - 1, len(evidence)))
         try:
             if isinstance(each, Run):
                 keep_run(_run(records.file(each), out, each.quick if quick else ()), name, folder)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any, cast
 
 from workbench.cache.tables import Table
 from workbench.model.latent_spec import LatentAttention
@@ -12,6 +16,7 @@ from workbench.model.quantized import DENSE, WeightFormat
 from workbench.model.spec import LayerKind, ModelSpec
 
 INT8_SCALE, INT4_SCALE = 4, 2  # bytes of a scale
+ENDLESS = 2**50  # tokens
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,38 @@ def memory(
     )
 
 
+def longest_context(found: Memory, parts: tuple[TableBytes, ...], memory_bytes: int, page_size: int = 1) -> int | None:
+    """Tokens to which each of `found.batch` sequences may grow so that all fit into `memory_bytes`; None where windows
+    keep any number."""
+    room = (memory_bytes - found.weight_bytes - found.activation_bytes) // found.batch
+
+    def fits(tokens: int) -> bool:
+        most = (part.table.most(tokens, 1, page_size) * page_size * part.bytes_per_token for part in parts)
+        return math.ceil(sum(most)) <= room
+
+    if fits(ENDLESS):
+        return None
+    return bisect.bisect_left(range(1, ENDLESS), True, key=lambda tokens: not fits(tokens))
+
+
 def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> int:  # noqa: B008
     """Of all parameters as they are stored: matrices of blocks and head as `format` says, the others dense."""
+    return _weight_bytes(cast(Hashable, spec), itemsize, format)
+
+
+def widest_columns(spec: ModelSpec) -> int:
+    """Numbers that a token has at once within the layer where they are most."""
+    return _widest_columns(cast(Hashable, spec))
+
+
+# Counted once, since a slider asks for the same again and again. A ModelSpec is frozen, which pyright cannot see.
+@functools.lru_cache(maxsize=64)
+def _widest_columns(spec: Any) -> int:
+    return max(max(_attention_columns(kind), _feedforward_columns(kind)) for kind in set(spec.layers))
+
+
+@functools.lru_cache(maxsize=64)
+def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
     total = 0
     for name, shape in parameter_shapes(spec).items():
         if name == "embedding.weight" and spec.tied and format.head != "dense":
@@ -101,9 +136,8 @@ def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFo
 def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | None = None) -> int:
     """Of a step of `rows` tokens: rows in and out of a layer, the widest layer's own rows (attention's or the
     feed-forward's), and logits of `samples` rows (all unless given) in float32."""
-    widest = max(max(_attention_columns(kind), _feedforward_columns(kind)) for kind in set(spec.layers))
     samples = rows if samples is None else samples
-    return rows * (2 * spec.width + widest) * itemsize + samples * 4 * spec.vocab
+    return rows * (2 * spec.width + widest_columns(spec)) * itemsize + samples * 4 * spec.vocab
 
 
 def _attention_columns(kind: LayerKind) -> int:

@@ -24,8 +24,9 @@ def turns_of(spec: ModelSpec) -> tuple[Turn, ...]:
 
 
 def frequencies(rotary: Rotary, dim: int) -> Tensor:
-    """Radians a position for each of the dim / 2 pairs, float64: base^(-2i/dim), scaled."""
-    plain = rotary.base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    """Radians a position for each of the dim / 2 pairs, float64: base^(-2i/dim), scaled. Numbers even where a model is
+    only shapes: the meta device would import torch's compiler for them."""
+    plain = rotary.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
     scaling = rotary.scaling
     if scaling.kind == "linear":
         return plain / scaling.factor
@@ -52,7 +53,7 @@ def _yarn(plain: Tensor, rotary: Rotary, dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     high = high + 0.001 if low == high else high  # as published: no division by zero
-    slow = ((torch.arange(dim // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    slow = ((torch.arange(dim // 2, dtype=torch.float64, device=plain.device) - low) / (high - low)).clamp(0, 1)
     return (1 - slow) * plain + slow * plain / scaling.factor
 
 

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from workbench.shown import Brief
 
-class Value(BaseModel):
+
+class Value(Brief, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

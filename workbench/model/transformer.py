@@ -13,11 +13,11 @@ from compiled_kernels import Lane
 from workbench.batch import TokenBatch
 from workbench.cache.format import CacheFormat
 from workbench.cache.pages import pages_for
-from workbench.cache.shapes import CacheShape, shapes_of
+from workbench.cache.shapes import CacheShape
 from workbench.cache.store import KVStore, Layer
 from workbench.errors import WorkbenchError
+from workbench.model.cache_shapes import cache_shapes
 from workbench.model.feedforward import MixtureOfExperts
-from workbench.model.latent_spec import LatentAttention
 from workbench.model.layers import STORED, Angles, Block, attention_module
 from workbench.model.parts import Linear, Norm
 from workbench.model.quantized import WeightFormat, dequantize, quantize
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(kind, spec.width, *stored) for kind in spec.layers)
         self.norm = Norm(spec.width, spec.norm_eps, lane, spec.norm_offset)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
-        self.embedding = nn.Embedding(spec.vocab, spec.width) if self._plain_embedding else None
+        self.embedding = _unfilled(spec.vocab, spec.width) if self._plain_embedding else None
         stored = lane, format.head, format.group
         self.head = None if self._shared_embedding else Linear(spec.width, spec.vocab, False, *stored)
         turns = turns_of(spec)
@@ -170,14 +170,7 @@ class Transformer(nn.Module):
 
     def cache_shapes(self, format: CacheFormat | None = None) -> tuple[CacheShape, ...]:
         """What each layer keeps, dense unless a format says otherwise."""
-        attentions = (kind.attention for kind in self.spec.layers)
-        return shapes_of(
-            (
-                (a.groups, a.dim, a.window, a.sinks, a.latent if isinstance(a, LatentAttention) else None)
-                for a in attentions
-            ),
-            format,
-        )
+        return cache_shapes(self.spec, format)
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
         """Logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
@@ -210,6 +203,12 @@ class Transformer(nn.Module):
         if len(ids) > self.spec.context:
             raise WorkbenchError(f"{len(ids)} tokens exceed the model's context of {self.spec.context}")
         return ids.long().to(self.device)
+
+
+def _unfilled(vocab: int, width: int) -> nn.Embedding:
+    """Weights come from a state. (Filled with random ones, on the meta device, they would import torch's compiler: that
+    takes longer than all else in loading a small model.)"""
+    return nn.Embedding(vocab, width, _weight=torch.empty(vocab, width))
 
 
 def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:

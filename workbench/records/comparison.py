@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,7 @@ from workbench.records.sql import nearest
 from workbench.shown import Shown, Table
 from workbench.study.machine import BUSY, is_busy
 from workbench.study.pareto import frontier
+from workbench.study.record import Record
 
 Samples = Mapping[Hashable, float]
 DECIDES = 0.9  # confidence of an interval from which on it says better or worse: five repetitions have it
@@ -100,14 +102,21 @@ class Comparison(Shown):
 
 
 def compare(
-    runs: Sequence[str], baseline: str, measure: Sequence[str] = (), force: bool = False, separate: bool = False
+    runs: Sequence[str | Path | Record],
+    baseline: str | Path | Record,
+    measure: Sequence[str] = (),
+    force: bool = False,
+    separate: bool = False,
 ) -> Comparison:
-    """Each of `runs` (paths; `RUN:VARIANT`; a run's variants where it has some) against `baseline`.
+    """Each of `runs` (records or paths; `RUN:VARIANT`; a run's variants where it has some) against `baseline`.
+
+        workbench.compare([record], f"{record.path}:dense", measure=["tpot_s_p50"])
 
     Runs of the same settings but for seeds, on the same machine and code, are repetitions of one, unless `separate`.
     Raises WorkbenchError for what is no whole run, a measure that nobody has, and, unless `force`, for times that were
     taken while other processes had more than a tenth of the processor.
     """
+    runs, baseline = [_path(run) for run in runs], _path(baseline)
     against = items(baseline)
     if len(against) != 1:
         here = ", ".join(repr(item.variant or item.run) for item in against)
@@ -127,6 +136,10 @@ def compare(
         )
     rows = [_row(name, base, other) for name in names for other in others if other.samples(name)]
     return Comparison(base.label, tuple(groups), tuple(rows), tuple(busy))
+
+
+def _path(run: str | Path | Record) -> str:
+    return str(run.path if isinstance(run, Record) else run)
 
 
 def _groups(found: Sequence[Item], separate: bool) -> list[Group]:

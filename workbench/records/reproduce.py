@@ -12,6 +12,7 @@ from workbench.records import differences
 from workbench.records.differences import HARDWARE, RUNNING, VERSIONS, Difference, TokenDifference
 from workbench.records.logits import Logits, logits
 from workbench.records.timings import Timing, timings
+from workbench.shown import Shown, Table
 from workbench.study.experiment import Experiment
 from workbench.study.machine import is_busy
 from workbench.study.record import Record
@@ -22,7 +23,7 @@ CHECKED = 2  # requests whose logits are checked unless told otherwise
 
 
 @dataclass(frozen=True)
-class Reproduced:
+class Reproduced(Shown):
     """A run and its repetition. `tokens` has each request whose token ids differ, and where; `steps` how many were
     formed as recorded, None where this was no replay; `remarks` what is to be known besides."""
 
@@ -46,6 +47,10 @@ class Reproduced:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def _shown(self) -> Table:
+        first, *others = self._lines()
+        return Table(first, [(line,) for line in others], ("beside the record",))
 
     def _lines(self) -> Iterator[str]:
         if self.identical:
@@ -86,14 +91,22 @@ def _listed(name: str, found: tuple[object, ...]) -> Iterator[str]:
 
 
 def reproduce(
-    record: Record, out: Path | None = None, progress: bool = True, replay: bool = False, checked: int = CHECKED
+    record: Record | Path | str,
+    out: Path | str | None = None,
+    progress: bool = True,
+    replay: bool = False,
+    checked: int = CHECKED,
 ) -> Reproduced:
-    """Run `record`'s experiment again, into a folder beside it unless `out` says otherwise, and compare. With `replay`
-    its batches are formed as they were; the logits of so many requests are `checked` against exact ones.
+    """Run the experiment of `record` (or of the run in a folder) again, into a folder beside it unless `out` says
+    otherwise, and compare. With `replay` its batches are formed as they were; the logits of so many requests are
+    `checked` against exact ones.
+
+        print(workbench.reproduce(record, replay=True))
 
     WorkbenchError before any work for a record that was damaged, changed, or is no run of requests, and later for a
     replay that leaves the record (engine.replay.Diverged).
     """
+    record = record if isinstance(record, Record) else Record.open(record)
     record.verify()
     experiment = Experiment.from_yaml(record.experiment_text, where=f"{record.path}/experiment.yaml")
     if experiment.compares:

@@ -140,7 +140,10 @@ class Runs(Shown):
 
 
 def open_runs(folder: Path | str = "runs") -> Runs:
-    """The runs at or below `folder`: run folders, those of a sweep's points, and records that are JSON files."""
+    """The runs at or below `folder`: run folders, those of a sweep's points, and records that are JSON files.
+
+        workbench.open_runs("runs").select(["run", "cache.format", "tpot_s_p50"], where="model = 'demo'")
+    """
     return Runs(folder)
 
 

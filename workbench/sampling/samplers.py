@@ -63,13 +63,15 @@ class Draw:
 
 
 def drawn(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """A token for each row of `weights` [sample, vocab], which need not add up to one, by its uniform number."""
+    """A token for each row of `weights` [sample, vocab], which need not add up to one, by its uniform number; of a
+    single row one for each of many numbers."""
     if weights.device.type != "cpu" or weights.dtype != torch.float64:
         return drawn_in_parallel(weights, uniforms)
     reached = weights.detach().numpy().cumsum(-1)  # one after the other: it rises only where something was added
     totals = reached[:, -1]
     targets = np.minimum(np.array(uniforms) * totals, np.nextafter(totals, 0.0))
-    found = (row.searchsorted(target, "right") for row, target in zip(reached, targets, strict=True))
+    rows = np.broadcast_to(reached, (len(targets), reached.shape[-1]))
+    found = (row.searchsorted(target, "right") for row, target in zip(rows, targets, strict=True))
     return [int(token) % weights.shape[-1] for token in found]  # where nothing has any weight, the first
 
 

@@ -43,3 +43,16 @@ def tokens_a_check(chance: float, drafted: int) -> float:
     """(1 - a^(k + 1)) / (1 - a): the tokens that a check of k gives on average where each stands with chance a, all
     before it standing (Leviathan et al., 2023, equation 1)."""
     return drafted + 1 if chance == 1 else (1 - chance ** (drafted + 1)) / (1 - chance)
+
+
+def speed_up(given: float, checked_share: float, cost: float) -> float:
+    """What speculation should bring: a check gives `given` tokens, that is the `checked_share` of the steps, the others
+    give one, and a step takes `cost` times as long as it does without."""
+    return (checked_share * given + 1 - checked_share) / cost
+
+
+def timed_steps(steps: Rows, requests: int) -> list[Mapping]:
+    """Steps that decode for so many requests and do nothing else, without the first of every stretch of them: that one
+    catches up with its prompts where a draft model has not seen them."""
+    decodes = [step for step in steps if step["phase"] == "decode" and step["requests"] == requests]
+    return [after for before, after in zip(decodes, decodes[1:], strict=False) if after["step"] == before["step"] + 1]

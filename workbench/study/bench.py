@@ -15,6 +15,7 @@ from workbench.errors import WorkbenchError
 from workbench.model.families import read_spec
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
+from workbench.stages import Counted
 from workbench.study.bench_rows import refused, row_of
 from workbench.study.bench_works import Figures, Pair, Work, most_tokens, repetition
 from workbench.study.ceilings import Ceilings, ceilings_for
@@ -60,9 +61,11 @@ def bench(
     works, settings = tuple(canonical() if works is None else works), {"model": model, **(settings or {})}
     before, surroundings = cpu_times(), environment()
     with thread_count(threads) as used:
-        tell("loading")
         spec, budget = _spec(model), step_tokens(works)
         possible = [work for work in works if most_tokens(work, budget) <= spec.context]
+        decodes = [work for work in possible if work.kind == "decode" and not work.depth] if memory else []
+        tell = Counted(tell, 2 + (repetitions + 1) * len(possible) + len(decodes) + cold)
+        tell("loading")
         runner = load(
             **settings, max_num_batched_tokens=budget, page_size=PAGE, **_room(possible, budget), tell=tell
         )  # fmt: skip
@@ -80,7 +83,6 @@ def bench(
             else refused(work, f"{most_tokens(work, budget)} tokens, the model's context is {spec.context}")
             for work in works
         ]
-        decodes = [work for work in possible if work.kind == "decode" and not work.depth] if memory else []
         record = {
             "question": "How fast is this model on this machine, and how near to its limits?",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),

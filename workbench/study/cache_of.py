@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from workbench.cache.store import KVStore
 from workbench.engine.load import DTYPES, described
+from workbench.model.cache_shapes import cache_shapes
 from workbench.model.memory import TableBytes
 from workbench.model.spec import ModelSpec
-from workbench.model.transformer import Transformer
 from workbench.study.capacity import page_bytes
 from workbench.study.experiment import CachePart, Experiment
 
@@ -22,8 +20,7 @@ def spec_of(experiment: Experiment) -> tuple[ModelSpec, str]:
 
 def store_of(spec: ModelSpec, cache: CachePart, dtype: str, pages: int = 1) -> KVStore:
     """The cache of `spec` in `cache`'s format on torch's meta device, `pages` pages a table."""
-    with torch.device("meta"):
-        shapes = Transformer(spec).cache_shapes(cache)
+    shapes = cache_shapes(spec, cache)
     tables = max(table for shape in shapes for table in shape.tables) + 1
     kept = dtype if cache.dtype == "auto" else cache.dtype
     return KVStore(shapes, (pages,) * tables, cache.page_size, DTYPES[kept], "meta")

@@ -26,7 +26,7 @@ from workbench.study.run_folder import write_atomically
 
 FILE = "ceilings.json"
 
-__all__ = ["Ceiling", "Ceilings", "ceilings_for", "measure_gemm_rate", "measure_read_bandwidth"]
+__all__ = ["Ceiling", "Ceilings", "ceilings_for", "kept_ceilings", "measure_gemm_rate", "measure_read_bandwidth"]
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,16 @@ def ceilings_for(
             kept[key] = measured[key] = replace(higher, others_cpu_share=now.others_cpu_share)
         return kept[key]
 
-    machine = f"{cpu_model()} x {os.cpu_count()}, threads {threads}, torch {torch.__version__}"
-    cache = last_level_cache()
     reads = tuple(
         find(
-            f"{machine}, read {_bucket(size)} {level_of(size, cache)}{' compiled' * compiled}",
+            _read_key(threads, size, compiled),
             lambda size=size: measure_read_bandwidth(size, threads, compiled),
         )
         for size in working_sets
     )
     gemms = tuple(
         find(
-            f"{machine}, gemm {dtype} {'x'.join(map(str, gemm_shape))}",
+            _gemm_key(threads, dtype, gemm_shape),
             lambda dtype=dtype: measure_gemm_rate(dtype, gemm_shape, threads),
         )
         for dtype in dtypes
@@ -104,6 +102,35 @@ def ceilings_for(
     if measured:
         _save(file, _load(file) | measured)  # what another process added meanwhile stays
     return Ceilings(reads, gemms)
+
+
+def kept_ceilings(
+    *working_sets: int,
+    threads: int | None = None,
+    dtypes: Iterable[str] = ("float32", "bfloat16"),
+    cache_dir: Path | None = None,
+) -> Ceilings:
+    """Those of `ceilings_for` that were measured here before, each the higher of plain and compiled; measures none."""
+    threads, kept = threads or torch.get_num_threads(), _load((cache_dir or directory()) / FILE)
+    reads = [_highest(kept, *(_read_key(threads, size, way) for way in (False, True))) for size in working_sets]
+    gemms = [_highest(kept, _gemm_key(threads, dtype, GEMM_SHAPE)) for dtype in dtypes]
+    return Ceilings(tuple(c for c in reads if c), tuple(c for c in gemms if c))
+
+
+def _highest(kept: dict[str, Ceiling], *keys: str) -> Ceiling | None:
+    return max((kept[key] for key in keys if key in kept), key=lambda ceiling: ceiling.value, default=None)
+
+
+def _read_key(threads: int, size: int, compiled: bool) -> str:
+    return f"{_machine(threads)}, read {_bucket(size)} {level_of(size, last_level_cache())}{' compiled' * compiled}"
+
+
+def _gemm_key(threads: int, dtype: str, shape: tuple[int, int, int]) -> str:
+    return f"{_machine(threads)}, gemm {dtype} {'x'.join(map(str, shape))}"
+
+
+def _machine(threads: int) -> str:
+    return f"{cpu_model()} x {os.cpu_count()}, threads {threads}, torch {torch.__version__}"
 
 
 def _bucket(size: int) -> str:

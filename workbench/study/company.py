@@ -9,6 +9,7 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
+from workbench.stages import Counted
 from workbench.study.company_price import prices
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.experiment import Experiment
@@ -25,6 +26,9 @@ def company(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     """One row a variant: answers in varying company and in the same; and what the mode costs, where a variant is
     another one with `batch_invariant`."""
     work, variants = cast(CompanyWorkload, experiment.workload), every_variant(experiment)
+    prompts = work.prompts if isinstance(work.prompts, int) else len(work.prompts)
+    timed = 0 if work.price is None else 2 + work.price.rounds
+    tell = Counted(tell, len(variants) * (1 + prompts + timed))
     rows, asked = [], []
     for name, variant in variants.items():
         tell(f"loading: {name}")

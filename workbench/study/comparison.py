@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.fleet.settings import SimulatedExecutor
-from workbench.progress import Progress
+from workbench.stages import stages
 from workbench.study import company_chart, curves, latency_chart, lengths_chart, pareto, speculation_chart, texts_chart
 from workbench.study.company import company
 from workbench.study.company_workload import CompanyWorkload
@@ -27,6 +27,7 @@ from workbench.study.quality import quality
 from workbench.study.quality_workload import QualityWorkload, SharedPrefixWorkload
 from workbench.study.record import Record, RunFolder
 from workbench.study.run import threads
+from workbench.study.run_folder import writing
 from workbench.study.shared_prefix import shared_prefix
 from workbench.study.side_by_side import side_by_side
 from workbench.study.simulated_variants import simulated_variants
@@ -46,17 +47,20 @@ def run_comparison(
     """Measure every variant and write the run's folder below `out`; a mistake in the input leaves none."""
     if experiment.judge is not None:
         find(experiment.judge.path)  # told before anything is measured
-    folder = RunFolder.create(Path(out), name)
+    with writing(out, name) as folder:
+        return _measured(experiment, folder, progress)
+
+
+def _measured(experiment: Experiment, folder: RunFolder, progress: bool) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
     folder.write_json("environment.json", environment())
     before, began = cpu_times(), time.perf_counter()
     try:
-        bar = Progress(bar_format="{desc} [{elapsed}]", disable=not progress)
-        with threads(experiment.measure.threads), bar:
-            predicted = predictions(experiment, bar.set_description)
+        with threads(experiment.measure.threads), stages(progress) as tell:
+            predicted = predictions(experiment, tell)
             if predicted is not None:
                 folder.write_json("prediction.json", predicted)  # before anything is measured
-            found = findings(experiment, bar.set_description, predicted)
+            found = findings(experiment, tell, predicted)
     except WorkbenchError:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -21,7 +21,7 @@ from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
 from workbench.request import SamplingParameters, UserPart
-from workbench.shown import Shown, Table, differing
+from workbench.shown import Brief, Shown, Table, differing
 from workbench.study import yaml_text
 from workbench.study.company_workload import CompanyWorkload
 from workbench.study.interruption_workload import InterruptionWorkload
@@ -49,7 +49,7 @@ class ModelPart(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-class CachePart(CacheFormat):
+class CachePart(Brief, CacheFormat):
     """How keys and values are kept. `auto` pages: full context for every sequence, within 1 GiB."""
 
     page_size: Count = 64

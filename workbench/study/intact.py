@@ -37,7 +37,7 @@ class Condition:
             case "running":
                 return f"unfinished (it is still running) and holds {here}; wait for its end"
             case "killed":
-                return f"unfinished (it was killed) and holds {here}; run it again"
+                return f"unfinished (it was killed or interrupted) and holds {here}; run it again"
             case "unfinished":
                 return f"unfinished (it was killed or is still running) and holds {here}; run it again"
             case "no manifest":
@@ -56,7 +56,9 @@ def condition(path: Path, contents: bool = False) -> Condition:
     here = tuple(sorted(p.name for p in path.glob("[!.]*") if p.name not in (MARKER, MANIFEST)))
     if (path / MARKER).exists():
         states: dict[bool | None, State] = {True: "running", False: "killed", None: "unfinished"}
-        return Condition(states[alive.runs(_writer(path))], readable=here)
+        writer = _writer(path)
+        ended = isinstance(writer, dict) and writer.get("ended") is True
+        return Condition(states[False if ended else alive.runs(writer)], readable=here)
     if not (path / MANIFEST).exists():
         return Condition("no manifest", readable=here)
     try:
@@ -74,9 +76,11 @@ def fingerprint(path: Path) -> dict:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def marker_text() -> bytes:
-    """What the marker holds: a sentence for people, and the process that writes here."""
-    return f"This run was not finished, or still runs.\n{json.dumps(alive.process())}\n".encode()
+def marker_text(ended: bool = False) -> bytes:
+    """What the marker holds: a sentence for people, and the process that writes here, unless it has `ended` that."""
+    writer = {"ended": True} if ended else alive.process()
+    told = "This run was not finished." if ended else "This run was not finished, or still runs."
+    return f"{told}\n{json.dumps(writer)}\n".encode()
 
 
 def _writer(path: Path) -> object:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
+from workbench.stages import Counted
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.interruption_workload import InterruptionWorkload
@@ -28,6 +29,7 @@ MEDIANS = ("longest_gap_s", "gap_s_p50", "ttft_s", "behind_ttft_s", "seconds")
 def interruption(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
     """One row a variant, medians over rounds in turn, after one that does not count."""
     variants = every_variant(experiment)
+    tell = Counted(tell, len(variants) * (cast(InterruptionWorkload, experiment.workload).rounds + 2))
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
         tell(f"loading: {name}")

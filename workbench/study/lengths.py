@@ -10,6 +10,7 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
+from workbench.stages import Counted
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.lengths_workload import LengthsWorkload
@@ -26,6 +27,7 @@ def lengths(experiment: Experiment, tell: Callable[[str], None], predicted: Pred
     the measured ceilings that what had to be computed and read comes to."""
     work = cast(LengthsWorkload, experiment.workload)
     variants = every_variant(experiment) or {"as given": experiment}
+    tell = Counted(tell, len(variants) * (1 + (work.rounds + 1) * len(work.lengths)))
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
         tell(f"loading: {name}")

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import functools
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from workbench.cache.shapes import CacheShape
 from workbench.engine.load import DTYPES, SHAPE, SHIPPED
 from workbench.errors import WorkbenchError, nearest
 from workbench.model.any_config import spec_from_any_config
-from workbench.model.memory import Memory
+from workbench.model.memory import Memory, TableBytes, longest_context
 from workbench.model.memory import memory as count
 from workbench.model.quantized import WeightFormat
 from workbench.model.shapes import named_shape
 from workbench.model.spec import ModelSpec
 from workbench.model.variants import vary_spec
+from workbench.study.byte_sizes import parse_bytes, told_bytes
 from workbench.study.cache_of import parts_of, store_of
 from workbench.study.experiment import Experiment
-
-UNITS = {
-    "": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-REASONABLE = 2**60
-
-
-def parse_bytes(text: str) -> int:
-    """`80GB`, `64MiB`, `1000000`. Raises WorkbenchError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if (
-        match is None
-        or (unit := match[2].upper()) not in UNITS
-        or not 0 < (size := float(match[1]) * UNITS[unit]) < REASONABLE
-    ):
-        raise WorkbenchError(f"memory {text!r}: write a number and a unit, such as 80GB or 64GiB")
-    return int(size)
 
 
 def spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
@@ -65,11 +43,23 @@ def grouped_saving(spec: ModelSpec) -> float | None:
     return sum(kind.heads * kind.dim for kind in kinds) / sum(kind.groups * kind.dim for kind in kinds)
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A model as it is counted: `shapes` are what each layer keeps, `parts` what each table does."""
+
+    spec: ModelSpec
+    shapes: tuple[CacheShape, ...]
+    parts: tuple[TableBytes, ...]
+    memory: Memory
+    dtype: str
+    page_size: int
+
+
 def report(
-    spec: ModelSpec, found: Memory, settings: Mapping[str, Any], remarks: list[str], memory_bytes: int | None = None
+    counted: Counted, settings: Mapping[str, Any], remarks: list[str], memory_bytes: int | None = None
 ) -> dict[str, Any]:
     """What `workbench memory --json` prints."""
-    told = list(remarks)
+    spec, found, told = counted.spec, counted.memory, list(remarks)
     if found.context > spec.context:
         told.insert(
             0, f"a formula: the model was made for {spec.context:,} positions, this context has {found.context:,}"
@@ -94,46 +84,60 @@ def report(
     }
     if memory_bytes is not None:
         out |= {"memory_bytes": memory_bytes, "sequences": found.sequences(memory_bytes)}
+        out["longest_context"] = longest_context(found, counted.parts, memory_bytes, counted.page_size)
         if found.weight_bytes + found.activation_bytes > memory_bytes:
             told.append(f"weights and activations alone exceed {told_bytes(memory_bytes)}")
     return out
 
 
-def told_bytes(size: float) -> str:
-    """As people say it: 41.9 GB."""
-    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= least:
-            return f"{size / least:,.1f} {unit}"
-    return f"{size:,.0f} bytes"
+def of_spec(
+    spec: ModelSpec,
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "bfloat16",
+    weights: str | WeightFormat = "dense",
+    cache: str = "dense",
+    changes: tuple[str, ...] = (),
+    step_tokens: int = 512,
+    page_size: int = 1,
+) -> Counted:
+    """`spec` counted; `changes` are settings of cache and attention as in an experiment. Raises WorkbenchError for what
+    such a model cannot be."""
+    if dtype not in DTYPES:
+        raise WorkbenchError(f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}; known: {', '.join(DTYPES)}")
+    format = WeightFormat.of(weights) if isinstance(weights, str) else weights
+    spec, shapes, parts = _kept(cast(Hashable, spec), dtype, cache, changes)
+    format.check(spec)
+    itemsize = DTYPES[dtype].itemsize
+    found = count(spec, parts, context or spec.context, batch, itemsize, format, step_tokens, page_size)
+    return Counted(spec, shapes, parts, found, dtype, page_size)
 
 
 def of_name(
     name: str,
     *,
-    context: int | None = None,
-    batch: int = 1,
     dtype: str = "bfloat16",
     weights: str = "dense",
     cache: str = "dense",
-    changes: tuple[str, ...] = (),
-    step_tokens: int = 512,
-    page_size: int = 1,
     memory: str | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """The report of the model called `name`; `changes` are settings of cache and attention as in an experiment."""
-    if dtype not in DTYPES:
-        raise WorkbenchError(f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}; known: {', '.join(DTYPES)}")
+    """The report of the model called `name`; `settings` are those of `of_spec`."""
     spec, remarks = spec_and_remarks(name)
+    found = of_spec(spec, dtype=dtype, weights=weights, cache=cache, **settings)
+    told = {"dtype": dtype, "weights": weights, "cache": cache}
+    return report(found, told, remarks, None if memory is None else parse_bytes(memory))
+
+
+@functools.lru_cache(maxsize=64)  # a slider asks for the same again and again; a ModelSpec is frozen
+def _kept(
+    spec: Any, dtype: str, cache: str, changes: tuple[str, ...]
+) -> tuple[ModelSpec, tuple[CacheShape, ...], tuple[TableBytes, ...]]:
     settings = Experiment.of(
         {"question": "how much memory?", "cache": {"format": cache}, "workload": {"kind": "random"}}, "memory"
     ).with_(*changes)
     spec = vary_spec(spec, settings.attention)
     settings.cache.check(len(spec.layers), settings.cache.page_size)
-    format = WeightFormat.of(weights)
-    format.check(spec)
-    found = count(
-        spec, parts_of(store_of(spec, settings.cache, dtype)), context or spec.context, batch,
-        DTYPES[dtype].itemsize, format, step_tokens, page_size,
-    )  # fmt: skip
-    told = {"dtype": dtype, "weights": weights, "cache": cache}
-    return report(spec, found, told, remarks, None if memory is None else parse_bytes(memory))
+    store = store_of(spec, settings.cache, dtype)
+    return spec, store.shapes, parts_of(store)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from workbench.errors import WorkbenchError
+from workbench.stages import Counted
 from workbench.study.copying import by_depth, copying
 from workbench.study.divergence import Distributions, Places, against_itself, compare
 from workbench.study.experiment import Experiment
@@ -28,6 +29,8 @@ def quality(
     What was `predicted` of a variant stands in its row."""
     work = cast(QualityWorkload, experiment.workload)
     variants = {REFERENCE: reference_of(experiment), **every_variant(experiment)}
+    timed = 0 if work.speed is None else 1 + len(work.speed.contexts)
+    tell = Counted(tell, 2 + len(variants) * (1 + timed))
     if work.speed is not None:
         check_speed(variants, work.speed)
     fits = capacity(variants, work.pool) if work.pool is not None else [{}] * len(variants)

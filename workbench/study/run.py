@@ -30,6 +30,7 @@ from workbench.study.goodput import recorded_goodput
 from workbench.study.machine import cpu_times, others_cpu_share
 from workbench.study.metrics import summarize
 from workbench.study.record import Record, RunFolder
+from workbench.study.run_folder import writing
 from workbench.study.workload import clients_of, requests_of
 from workbench.trace.events import Decoded, Event, Prefilled
 from workbench.trace.perfetto import chrome_trace
@@ -38,14 +39,24 @@ from workbench.trace.script import Script
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | Path | str,
     out: Path | str = "runs",
-    name: str = "run",
+    name: str | None = None,
     progress: bool = True,
     script: Script | None = None,
 ) -> Record:
-    """Run `experiment` and write its folder below `out`; nothing is computed before the folder exists. With the
-    `script` of a record its batches are formed again, whatever the clock says; Diverged where they cannot be."""
+    """Run `experiment` (or that in a YAML file, after which the folder is named unless `name` says otherwise) and write
+    its folder below `out`; nothing is computed before the folder exists.
+
+        record = workbench.run("experiments/first_light.yaml")
+        record.requests, record.steps, record.summary
+
+    Whatever interrupts it leaves a folder that says so, and nobody takes for a whole one. With the `script` of a record
+    its batches are formed again, whatever the clock says; Diverged where they cannot be. WorkbenchError for what is
+    wrong in the experiment: then there is no folder."""
+    if not isinstance(experiment, Experiment):
+        experiment, name = Experiment.read(experiment), name or Path(experiment).stem
+    name = name or "run"
     if script is not None and (experiment.compares or isinstance(experiment.executor, SimulatedExecutor)):
         raise WorkbenchError("replay: is for one real run of requests; a simulated one is the same without it")
     if experiment.compares:
@@ -58,7 +69,11 @@ def run(
         from workbench.study.simulated_run import run_simulated
 
         return run_simulated(experiment, out, name)
-    folder = RunFolder.create(Path(out), name)
+    with writing(out, name) as folder:
+        return _measured(experiment, folder, progress, script)
+
+
+def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script: Script | None) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
     with threads(experiment.measure.threads):
         try:

@@ -9,13 +9,14 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from workbench.engine.interrupts import HeldBack
 from workbench.errors import WorkbenchError
 from workbench.study.intact import MANIFEST, MARKER, fingerprint, marker_text
 from workbench.study.tables import SCHEMAS, table_of
@@ -48,6 +49,12 @@ class RunFolder:
                 if path := _make(parent, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"):
                     return cls(path)
         raise WorkbenchError(f"output folder {parent}: no name is free for run {name!r}; use another folder")
+
+    def give_up(self) -> None:
+        """The folder says that nobody writes it any more, as it does by itself when the process has ended."""
+        if (self.path / MARKER).is_file():
+            with suppress(OSError):  # what ended the run is to be told, not this
+                write_atomically(self.path / MARKER, lambda file: file.write(marker_text(ended=True)))
 
     def write_text(self, name: str, text: str) -> None:
         # Output text may hold a lone surrogate; told as an escape, it cannot lose the rest of the file.
@@ -86,6 +93,19 @@ class RunFolder:
                     f"run folder {self.path}: finished or gone; make a new one to write {name}"
                 )
             write_atomically(self.path / name, fill)
+
+
+@contextmanager
+def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
+    """A new folder in `parent`, to be written inside. Whatever leaves that early, an interrupt too, gives it up."""
+    with HeldBack() as held:
+        folder = RunFolder.create(parent, name)
+        try:
+            with held.let_through():
+                yield folder
+        except BaseException:
+            folder.give_up()
+            raise
 
 
 def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
+from workbench.stages import Counted
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.quality_workload import SharedPrefixWorkload
@@ -24,6 +25,7 @@ def shared_prefix(experiment: Experiment, tell: Tell = lambda line: None) -> Fin
     """One row a variant; rounds are in turn, each with a prefix of its own, after one that does not count."""
     work = cast(SharedPrefixWorkload, experiment.workload)
     variants = every_variant(experiment)
+    tell = Counted(tell, len(variants) * (work.rounds + 2))
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
         tell(f"loading: {name}")

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from workbench.engine.runner import Runner
+from workbench.stages import Counted
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.metrics import per_request, percentile, summarize
@@ -26,6 +27,7 @@ def side_by_side(
     """One row a variant: latencies, rates and cache, medians over rounds in turn, after as many warm-ups as the
     experiment asks for, and what was `predicted`. No round finds what another left in a prefix index."""
     variants = every_variant(experiment)
+    tell = Counted(tell, len(variants) * (1 + experiment.measure.rounds))
     runners: dict[str, Runner] = {}
     alike: dict[str, Runner] = {}  # variants that differ in what is asked alone share one
     for name, variant in variants.items():

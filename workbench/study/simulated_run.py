@@ -16,6 +16,7 @@ from workbench.study.experiment import Experiment
 from workbench.study.goodput import recorded_goodput
 from workbench.study.metrics import summarize
 from workbench.study.record import Record, RunFolder
+from workbench.study.run_folder import writing
 from workbench.study.simulated import about, fleet_for, job_figures, results
 from workbench.study.simulated_machine import sizes_of
 from workbench.trace.perfetto import chrome_trace
@@ -26,7 +27,11 @@ LANE = "simulated"
 
 def run_simulated(experiment: Experiment, out: Path | str = "runs", name: str = "run") -> Record:
     """Simulate `experiment` and write its folder below `out`. Nothing is computed and nothing warmed up."""
-    folder = RunFolder.create(Path(out), name)
+    with writing(out, name) as folder:
+        return _simulated(experiment, folder)
+
+
+def _simulated(experiment: Experiment, folder: RunFolder) -> Record:
     folder.write_text("experiment.yaml", experiment.to_yaml())
     began, recorder = time.perf_counter(), Recorder()
     try:

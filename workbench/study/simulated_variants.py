@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.fleet.fleet import Fleet
 from workbench.fleet.work import SECOND
+from workbench.stages import Counted
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.metrics import percentile
@@ -23,6 +24,7 @@ def simulated_variants(experiment: Experiment, tell: Callable[[str], None]) -> F
     """One row a variant, with its `curve` where one setting is swept."""
     variants = every_variant(experiment)
     path, values = (experiment.sweep and experiment.sweep.one_axis) or ("", ())
+    tell = Counted(tell, len(variants) * (1 + len(values)))
     points = {  # all are made before the first is run: a wrong one is told at once
         name: [variant.alone({path: value}, "sweep") for value in values] for name, variant in variants.items()
     }

@@ -15,7 +15,8 @@ from workbench.engine.speculation import NoSpeculation
 from workbench.errors import WorkbenchError
 from workbench.model.composition import AttentionPart
 from workbench.request import Request, SamplingParameters
-from workbench.study.acceptance import acceptance, tokens_a_check
+from workbench.stages import Counted
+from workbench.study.acceptance import acceptance, speed_up, timed_steps, tokens_a_check
 from workbench.study.experiment import CachePart, Experiment, ModelPart
 from workbench.study.findings import Findings
 from workbench.study.held_out import sample, windows
@@ -33,6 +34,7 @@ def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findi
     """One row a variant. Of every load and round all variants run in turn, so that what disturbs one disturbs all."""
     work = cast(SpeculationWorkload, experiment.workload)
     variants = every_variant(experiment)
+    tell = Counted(tell, len(variants) * (2 + len(work.loads) * (work.rounds + 1)))
     runners, drafts = _loaded(variants, tell)
     asked, about = _requests(variants, runners, work)
     runs: list[dict[str, Any]] = []
@@ -129,12 +131,7 @@ def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[s
                     raise WorkbenchError(f"{event.request_id}: {event.error or event.reason}")
                 tokens[event.request_id] = event.token_ids
     runner.instruments.listener = None
-    decodes = [step for step in recorder.steps() if step["phase"] == "decode" and step["requests"] == load]
-    # The first of a stream catches up with its prompts where a draft model has not seen them.
-    first = {min((s["step"] for s in decodes), default=0)} | {
-        after["step"] for before, after in zip(decodes, decodes[1:], strict=False) if after["step"] > before["step"] + 1
-    }
-    timed = [step for step in decodes if step["step"] not in first]
+    timed = timed_steps(recorder.steps(), load)
     wall = math.fsum(step["wall_seconds"] for step in timed)
     given = sum(step["decode_tokens"] for step in timed)
     names = "wall_seconds", "forward_seconds", "draft_seconds"
@@ -222,9 +219,8 @@ def _compare(rows: list[dict[str, Any]], variants: dict[str, Experiment], runs: 
         row["speed_up_alone"] = row["speed_up"][first]
         row["cost"] = row["step_ms"] / plain["step_ms"]
         if row["chance"] is not None:
-            share = row["checked_share"]  # the other steps compute one token
-            given = share * tokens_a_check(row["chance"], row["num_speculative_tokens"]) + 1 - share
-            row["predicted_speed_up"] = given / row["cost"]
+            given = tokens_a_check(row["chance"], row["num_speculative_tokens"])
+            row["predicted_speed_up"] = speed_up(given, row["checked_share"], row["cost"])
         row["loses_from"] = next((int(load) for load, times in row["speed_up"].items() if times < 1), None)
         outputs = [
             {(run["load"], run["round"]): run["token_ids"] for run in runs if run["variant"] == each["variant"]}

@@ -11,6 +11,7 @@ from typing import Any, cast
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.request import Request
+from workbench.stages import Counted
 from workbench.study.delivery import Client, deliver
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
@@ -28,6 +29,7 @@ def streaming(experiment: Experiment, tell: Callable[[str], None] = lambda line:
     """One row a variant, medians over rounds in turn, with its rate as it was predicted before. Variants that differ in
     nothing but their workload share a runner, so that not even the place of the weights differs."""
     variants = every_variant(experiment) or {"as given": experiment}
+    tell = Counted(tell, 1 + len(variants) * (cast(StreamingWorkload, experiment.workload).rounds + 2))
     runners: dict[str, Runner] = {}
     mine: dict[str, Runner] = {}
     for name, variant in variants.items():

@@ -66,8 +66,9 @@ SCHEMAS = {
         request_id=TEXT, sample=COUNT, index=COUNT, token_id=COUNT, time=SECONDS, logprob=NUMBER, step=COUNT
     ),
     "checks.parquet": _schema(
-        time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, drafted=COUNT, accepted=COUNT
-    ),
+        time=SECONDS, step=COUNT, request_id=TEXT, sample=COUNT, drafted=COUNT, accepted=COUNT,
+        token_ids=pa.list_(pa.int64()),
+    ),  # fmt: skip
     "spans.parquet": _schema(
         time=SECONDS, step=COUNT, sequence=TEXT, start=COUNT, tokens=COUNT, drafted=COUNT
     ),

@@ -15,6 +15,7 @@ from workbench.engine.runner import Runner, generate
 from workbench.errors import WorkbenchError
 from workbench.request import Request, SamplingParameters
 from workbench.sampling.filters import History, pipeline
+from workbench.stages import Counted
 from workbench.study.experiment import Experiment
 from workbench.study.findings import Findings
 from workbench.study.held_out import sample, windows
@@ -82,7 +83,9 @@ def sampled_texts(experiment: Experiment, tell: Tell, predicted: dict[str, Any])
         found += [{"variant": name, **_figures(asked, i, ids)} for i, ids in enumerate(outputs)]
     rows = [{"variant": name, "settings": "", **_means(found, name)} for name in (CAME, NOISE, LOOP)]
     runners: dict[str, Runner] = {}
-    for name, variant in (every_variant(experiment) or {"as given": experiment}).items():
+    variants = every_variant(experiment) or {"as given": experiment}
+    tell = Counted(tell, len(variants))
+    for name, variant in variants.items():
         tell(name)
         key = variant.model_copy(update={"sampling": SamplingParameters()}).to_yaml()
         if key not in runners:

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,16 @@ from types import FrameType
 from typing import Literal
 
 from workbench.progress import Progress
+from workbench.shown import Shown, Table
+from workbench.stages import BAR, ticking
 from workbench.study.experiment import Experiment
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.places import Place, place_from
 from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
 from workbench.sweep.settings import LocalPart
+from workbench.sweep.words import sweep_of
 
 ATTEMPTS = 2  # of a point whose worker dies
-TICK = 2.0  # seconds
-BAR = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left"
 
 
 @dataclass(frozen=True)
@@ -40,30 +41,55 @@ class Row:
         return "done" if self.outcome.error is None else "failed"
 
 
-def rows_of(sweep: SweepFolder) -> list[Row]:
+class Rows(Shown, list[Row]):
+    """The points of the sweep in `folder`, in their order."""
+
+    folder: Path
+
+    def _shown(self) -> Table:
+        told = [(r.point.label, r.state, *_told(r.outcome, self.folder)) for r in self]
+        states = [row.state for row in self]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        return Table(f"{self.folder}: {counts}", told, ("point", "state", "seconds", "run folder, or why not"))
+
+
+def _told(outcome: Outcome | None, sweep: Path) -> tuple[object, str]:
+    if outcome is None:
+        return "", ""
+    run = "" if outcome.folder is None else str(outcome.folder.relative_to(sweep))
+    return round(outcome.seconds, 1), "; ".join(filter(None, [outcome.error, run]))
+
+
+def rows_of(sweep: SweepFolder) -> Rows:
     """All points as they stand now."""
-    return [Row(point, Outcome.read(point.folder)) for point in sweep.points]
+    rows = Rows(Row(point, Outcome.read(point.folder)) for point in sweep.points)
+    rows.folder = sweep.path
+    return rows
 
 
 def run_sweep(
-    sweep: SweepFolder | Experiment,
+    sweep: SweepFolder | Experiment | Path | str,
     place: Place | None = None,
     retry_failed: bool = False,
     attempts: int = ATTEMPTS,
     progress: bool = True,
     expected: Mapping[str, float | None] | None = None,
     *,
+    sets: Sequence[str] = (),
     out: Path | str = "runs",
-    name: str = "sweep",
-) -> list[Row]:
+) -> Rows:
     """Have `place` (this machine, one after another, unless given) run every point that has no outcome (with
-    `retry_failed`, or a bad one). A point that fails is a row with its error; one whose worker dies runs again,
-    `attempts` times in all. Whatever ends this early, points that are done stay done. `expected` are seconds by key:
-    they weigh points in the time that is left. An Experiment gets a new folder called `name` below `out`; a
-    SweepFolder goes on where it is."""
+    `retry_failed`, or a bad one): of an experiment or its YAML file, `sets` being axes, in a new folder below `out`,
+    or of a sweep's folder, which goes on.
+
+        rows = workbench.run_sweep("experiments/first_light.yaml", sets=["cache.format=dense,int8"])
+        rows = workbench.run_sweep(rows.folder)  # after the stop button: what is missing
+
+    A point that fails is a row with its error; one whose worker dies runs again, `attempts` times in all. Whatever ends
+    this early, points that are done stay done. `expected` are seconds by key: they weigh points in the time that is
+    left."""
+    sweep = sweep if isinstance(sweep, SweepFolder) else sweep_of(sweep, sets, Path(out))
     place = place or place_from(LocalPart())
-    if isinstance(sweep, Experiment):
-        sweep = SweepFolder.planned(sweep, Path(out), name)
     sweep.write()
     waiting = [row.point for row in rows_of(sweep) if _is_due(row, retry_failed)]
     with _bar(sweep, waiting, expected or {}, progress) as bar, _ended_as_interrupted():
@@ -141,26 +167,8 @@ def _bar(
     known = [seconds for point in waiting if (seconds := expected.get(point.key))]
     usual = fmean(known) if known else 1.0
     weights = {point.key: expected.get(point.key) or usual for point in waiting}
-    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, _ticking(bar):
+    with Progress(total=sum(weights.values()), smoothing=0, bar_format=BAR, disable=not progress) as bar, ticking(bar):
         yield _Bar(bar, weights, len(sweep.points) - len(waiting), len(sweep.points))
-
-
-@contextmanager
-def _ticking(bar: Progress) -> Iterator[None]:
-    """The time that is gone is told anew while a point runs, however long it takes."""
-    over = threading.Event()
-
-    def tick() -> None:
-        while not over.wait(TICK):
-            bar.refresh()
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        over.set()
-        ticker.join()
 
 
 @contextmanager

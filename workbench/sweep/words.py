@@ -12,19 +12,20 @@ from workbench.errors import WorkbenchError, explain
 from workbench.study import yaml_text
 from workbench.study.experiment import Experiment
 from workbench.study.sweep_part import Sweep, overlap
+from workbench.sweep.folder import SweepFolder
 
 
 def experiment_from(
-    file: Path, sets: Sequence[str] = (), zips: Sequence[str] = (), repeat: int | None = None
+    file: Path | Experiment, sets: Sequence[str] = (), zips: Sequence[str] = (), repeat: int | None = None
 ) -> Experiment:
-    """The experiment in `file` with its sweep and the words' together. A path that both name is as the words say: one
+    """The experiment (in a file) with its sweep and the words' together. A path that both name is as the words say: one
     value of it changes the experiment and takes the axis away, several are the axis. All of `zips` are one group."""
     words = [(word, *_several(word, "--set")) for word in sets]
     plain = tuple(word for word, _, values in words if len(values) == 1)
     fixed = {path for _, path, values in words if len(values) == 1}
     axes = {path: values for _, path, values in words if len(values) > 1}
     linked = dict(_several(word, "--zip") for word in zips)
-    experiment = Experiment.read(file, plain)
+    experiment = file.with_(*plain) if isinstance(file, Experiment) else Experiment.read(file, plain)
     own = experiment.sweep or Sweep()
     kept = {path: values for path, values in own.axes.items() if path not in fixed}
     for path in fixed:
@@ -38,6 +39,18 @@ def experiment_from(
     except ValidationError as error:
         raise explain(error, "sweep", Sweep) from None
     return experiment.model_copy(update={"sweep": sweep})
+
+
+def sweep_of(what: Experiment | Path | str, sets: Sequence[str], out: Path) -> SweepFolder:
+    """The sweep that is asked for: a new one below `out` of an experiment or its file, or the one in a sweep's folder,
+    with the points of `sets` besides."""
+    if isinstance(what, Experiment):
+        return SweepFolder.planned(experiment_from(what, sets), out, "sweep")
+    path = Path(what)
+    if not path.is_dir():
+        return SweepFolder.planned(experiment_from(path, sets), out, path.stem)
+    found = SweepFolder.read(path)
+    return found.extended(experiment_from(found.experiment, sets)) if sets else found
 
 
 def _several(word: str, option: str) -> tuple[str, list[Any]]:

@@ -101,12 +101,14 @@ class Decoded(Event):
 
 @dataclass(frozen=True, slots=True)
 class Verified(Event):
-    """Tokens drafted for a sequence's next positions were checked; so many of them stand."""
+    """Tokens drafted for a sequence's next positions were checked; so many of them stand, the first ones. What was
+    chosen follows as Decoded of the same step: those that stand, up to where the request ends, and one more."""
 
     kind: ClassVar[str] = "verified"
     step: int = 0
     drafted: int = 0
     accepted: int = 0
+    token_ids: tuple[int, ...] = ()  # those drafted
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,25 @@ from workbench.trace.events import (
 STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_id", "text", "sample"))
 
 
+class Numbers:
+    """Which row of `Recorder.requests` an event belongs to, event by event: one a submission and sample."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._under_way: dict[tuple[str, int], list[int]] = {}
+
+    def of(self, event: Event) -> int | None:
+        """None where it concerns no single request."""
+        if not event.request_id or isinstance(event, Cancelled):
+            return None
+        mine = self._under_way.setdefault((event.request_id, event.sample), [])
+        if isinstance(event, Submitted) or not mine:
+            mine.append(self._count)
+            self._count += 1
+        # An id refused because it is under way goes on with the older row.
+        return mine.pop() if isinstance(event, Finished) else mine[-1]
+
+
 class Recorder:
     """The events in the order they came. Tables are lists of dicts; times are raw seconds, never rounded."""
 
@@ -39,26 +58,17 @@ class Recorder:
         rows: list[dict] = []
         for number, event in self.by_request():
             if number == len(rows):
-                rows.append(_empty_row(event.request_id, event.sample))
-            _enter(rows[number], event)
+                rows.append(empty_row(event.request_id, event.sample))
+            enter(rows[number], event)
         return rows
 
     def by_request(self) -> Iterator[tuple[int, Event]]:
         """Events that concern one request, each with the number of its row in `requests()`."""
-        count = 0
-        under_way: dict[tuple[str, int], list[int]] = {}
+        numbers = Numbers()
         for event in self.events:
-            if not event.request_id or isinstance(event, Cancelled):
-                continue
-            mine = under_way.setdefault((event.request_id, event.sample), [])
-            if isinstance(event, Submitted) or not mine:
-                mine.append(count)
-                count += 1
-            yield mine[-1], event
-            if isinstance(
-                event, Finished
-            ):  # an id refused because it is under way goes on with the older row
-                mine.pop()
+            number = numbers.of(event)
+            if number is not None:
+                yield number, event
 
     def steps(self) -> list[dict]:
         """One row a step: all fields of `Stepped`; `time` is the step's end."""
@@ -71,9 +81,13 @@ class Recorder:
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
 
     def checks(self) -> list[dict]:
-        """One row a check of drafted tokens: how many there were, and how many of them stand."""
+        """One row a check of drafted tokens: which they were, and how many of them stand."""
         names = ("time", "step", "request_id", "sample", "drafted", "accepted")
-        return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Verified)]
+        return [
+            {**{name: getattr(e, name) for name in names}, "token_ids": list(e.token_ids)}
+            for e in self.events
+            if isinstance(e, Verified)
+        ]
 
     def spans(self) -> list[dict]:
         """One row a span of every step, as they were packed; `time` is when the step began."""
@@ -136,7 +150,8 @@ def row_name(row: dict) -> str:
     return f"{row['request_id']}#{row['sample']}" if row.get("sample") else row["request_id"]
 
 
-def _empty_row(request_id: str, sample: int) -> dict:
+def empty_row(request_id: str, sample: int) -> dict:
+    """That of a request of which nothing is known yet."""
     return {
         "request_id": request_id,
         "sample": sample,
@@ -162,7 +177,7 @@ def _empty_row(request_id: str, sample: int) -> dict:
     }
 
 
-def _enter(row: dict, event: Event) -> None:
+def enter(row: dict, event: Event) -> None:
     """Enter one event into its request's row."""
     match event:
         case Submitted():

@@ -8,19 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 _HOMES = {
-    "AttentionView": "attention_view",
-    "Claims": "claims",
-    "Compare": "compare",
-    "KernelView": "kernel_view",
+    "AttentionView": "attention.view",
+    "Claims": "claims.view",
+    "Compare": "compare.view",
+    "KernelView": "kernels.view",
     "Live": "live",
-    "MemoryCalculator": "memory_calculator",
-    "PageMap": "page_map",
-    "Playground": "playground",
-    "Roofline": "roofline",
-    "SamplingExplorer": "sampling_explorer",
-    "SpeculationView": "speculation_view",
-    "Timeline": "timeline",
-    "TokenView": "token_view",
+    "MemoryCalculator": "memory.view",
+    "PageMap": "pages.view",
+    "Playground": "playground.view",
+    "Point": "roofline.values",
+    "Roofline": "roofline.view",
+    "SamplingExplorer": "sampling.view",
+    "SpeculationView": "speculation.view",
+    "Timeline": "timeline.view",
+    "TokenView": "tokens.view",
 }
 
 

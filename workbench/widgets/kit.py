@@ -10,11 +10,9 @@ import re
 from collections.abc import Iterable
 from html import escape
 
+from workbench.pixels import CIVIDIS
+
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
-CIVIDIS = (
-    (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115),
-    (138, 134, 120), (165, 156, 116), (195, 179, 105), (225, 204, 85), (254, 232, 56),
-)  # fmt: skip
 
 # Variables of JupyterLab's themes, each with what a page has that is none of its own.
 STYLE = (

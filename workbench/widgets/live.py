@@ -42,7 +42,8 @@ class Asked:
 
     def stop(self) -> None:
         """End the requests soon, wherever they are; each is told as Finished, cancelled. Nothing where all is done."""
-        self._live._put(lambda: self._live._end(self))
+        if not self._done:  # widgets are closed when Python ends, and then no thread can be begun
+            self._live._put(lambda: self._live._end(self))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until all is done, or so many seconds: whether it is. The stop button ends the requests."""
@@ -101,7 +102,7 @@ class Live:
         """Who owns `runner`: made for the first who asks for it; the stop button reaches it."""
         if not isinstance(runner.owner, cls):
             _LIVES.add(cls(runner))
-            _hear_stop_button()
+            hear_stop_button()
         assert isinstance(runner.owner, cls)
         return runner.owner
 
@@ -213,9 +214,10 @@ class Live:
         asked._tell([*asked._box], True, error)
 
 
-def _hear_stop_button() -> None:
+def hear_stop_button() -> None:
     """Under Jupyter, an interrupt while no cell runs ends what the owners are at. (While one runs it ends the cell, and
-    with it what the cell waits for.)"""
+    with it what the cell waits for.) Only where a cell, or a widget's answer, is at it can this be set: who has runners
+    made in another thread calls it before."""
     ipython = sys.modules.get("IPython")
     kernel: Any = getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
     if hasattr(kernel, "saved_sigint_handler"):

@@ -27,6 +27,7 @@ function render({ model, el }) {
 
   const leave = () => {
     model.off("change:content", draw);
+    model.off("msg:custom", grow);
     tip.remove();
   };
   let seen = false;
@@ -62,6 +63,16 @@ function render({ model, el }) {
     const all = [...view.querySelectorAll("[data-key]")];
     all[all.indexOf(event.target) + (step ?? 0)]?.focus();
   });
+  // A place in the picture that only gets longer is told what is new: pieces of one element each, from place `at` on.
+  const grow = ({ into, at, pieces }) => {
+    const place = view.querySelector(`[data-grows="${CSS.escape(into)}"]`);
+    if (!place || place.childElementCount < at) return model.send("all"); // something was missed
+    const around = place.closest("[data-scroll]");
+    const low = around && around.scrollTop + around.clientHeight >= around.scrollHeight - 8;
+    place.insertAdjacentHTML("beforeend", pieces.slice(place.childElementCount - at).join(""));
+    if (low) around.scrollTop = around.scrollHeight; // who reads the end sees the end
+  };
+  model.on("msg:custom", grow);
   model.on("change:content", draw);
   draw();
   return leave;

@@ -14,7 +14,8 @@ from workbench.errors import WorkbenchError
 from workbench.records.comparison import Comparison, compare
 from workbench.records.item import items
 from workbench.records.measures import direction
-from workbench.widgets import compare_picture, kit
+from workbench.widgets import kit
+from workbench.widgets.compare import picture as compare_picture
 from workbench.widgets.view import View
 
 WAYS = ("ratios", "table", "two measures")

@@ -15,7 +15,7 @@ from workbench.ledger import tables
 from workbench.ledger.entry import NAME, read_ledger
 from workbench.ledger.rebuild import Records
 from workbench.ledger.registry import CLAIMS, claims_in
-from workbench.widgets import claims_picture
+from workbench.widgets.claims import picture as claims_picture
 from workbench.widgets.job import Job
 from workbench.widgets.view import View
 

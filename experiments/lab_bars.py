@@ -1,0 +1,164 @@
+"""How quick the bench is in a real JupyterLab and a real Chromium: `python -m experiments.lab_bars [--record]`.
+
+Four bars: `import workbench.widgets` and every name in it, beyond torch; from a press on Run to the first token on the
+screen, warm; a redraw of 1,000 pages and 64 requests, in the kernel and in the browser; the size of a notebook in which
+2,000 tokens were generated.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+
+from workbench.lab.browser import Browser
+from workbench.lab.page import Lab, NotebookPage
+from workbench.lab.server import LabServer
+from workbench.study.dated_record import write_dated
+from workbench.study.environment import environment
+
+ROUNDS = 5
+BARS = {"import_s": 2.0, "first_token_s": 1.0, "redraw_ms": 100.0, "notebook_bytes": 5_000_000}
+IMPORTS = """
+import time, torch
+began = time.perf_counter()
+from workbench import widgets
+[getattr(widgets, name) for name in dir(widgets)]
+print(time.perf_counter() - began)
+"""
+PLAYGROUND = '''
+# %%
+from workbench import widgets
+playground = widgets.Playground(prompt="def fibonacci(n):\\n")
+playground
+
+# %%
+playground.experiment
+'''
+PAGES = """
+# %%
+import workbench
+from workbench import widgets
+runner = workbench.load("demo", lane="eager", max_num_seqs=64, pages=1000, page_size=16)
+pages = widgets.PageMap(runner)
+pages
+
+# %%
+from workbench.request import Request, SamplingParameters
+long = SamplingParameters(max_tokens=12, ignore_eos=True)
+requests = [Request(f"r{n}", tuple(range(5, 235)), long, prompt="") for n in range(64)]
+events = list(runner.stream(requests))
+len(pages.snapshots)
+
+# %%
+timeline = widgets.Timeline(events)
+timeline
+"""
+# From the press to the frame in which the first token stands on the screen.
+PRESS = """async root => {
+  const run = [...root.querySelectorAll("button")].find(b => b.textContent.trim() === "Run");
+  const began = performance.now();
+  run.click();
+  for (;;) {
+    await new Promise(requestAnimationFrame);
+    if (run.disabled && root.querySelector(".wb-tokens [data-grows] b")) return performance.now() - began;
+    if (performance.now() - began > 60000) return null;
+  }
+}"""
+IDLE = "root => ![...root.querySelectorAll('button')].find(b => b.textContent.trim() === 'Run').disabled"
+# What the browser takes to have new markup laid out and painted.
+REDRAW = """async root => {
+  const view = root.querySelector(".wb-picture > div");
+  const markup = view.innerHTML;
+  await new Promise(requestAnimationFrame);
+  const began = performance.now();
+  view.innerHTML = markup;
+  view.getBoundingClientRect();
+  const drawn = performance.now() - began;
+  await new Promise(requestAnimationFrame);
+  return [drawn, markup.length];
+}"""
+
+
+def import_s() -> float:
+    """Seconds beyond torch, in fresh processes."""
+    command = [sys.executable, "-c", IMPORTS]
+    found = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(ROUNDS))
+    return median(map(float, found))
+
+
+def first_token_s(lab: Lab) -> list[float]:
+    """Each press after the first, which warms up."""
+    page = lab.open(lab.write("press.py", PLAYGROUND))
+    page.run_all()
+    root = page.widget("wb-playground").first
+    found = []
+    for _ in range(ROUNDS + 1):
+        found.append(root.evaluate(PRESS) / 1000)
+        page.tab.wait_for_function(IDLE, arg=root.element_handle())
+    return found[1:]
+
+
+def notebook_bytes(lab: Lab, tokens: int = 2000) -> int:
+    """Of a notebook with a playground that has generated so many tokens, as it would be saved; in two samples, as the
+    demo model's context holds 1,024."""
+    page = lab.open(lab.write("long.py", PLAYGROUND))
+    page.run_all()
+    _set(page, tokens)
+    page.ask("playground.run()")
+    while page.ask("playground.running") == "True":
+        time.sleep(0.5)
+    page.settle()
+    made = int(page.ask("playground.played.tokens"))
+    if made < tokens:
+        raise SystemExit(f"only {made} of {tokens} tokens were generated")
+    return len(json.dumps(page.document(), indent=1, ensure_ascii=False).encode())
+
+
+def _set(page: NotebookPage, tokens: int) -> None:
+    change = f'"sampling": {{"n": 2, "max_tokens": {tokens // 2}, "ignore_eos": True, "temperature": 0.8, "seed": 1}}'
+    page.ask(f"playground.settings.write(playground.experiment.model_dump(mode='json') | {{{change}}})")
+
+
+def redraws(lab: Lab) -> dict[str, Any]:
+    """Milliseconds that kernel and browser take for one redraw each, and the markup's letters."""
+    page = lab.open(lab.write("pages.py", PAGES))
+    page.run_all()
+    page.ask("setattr(pages, 'step', pages.snapshots[len(pages.snapshots) // 2].step)")
+    page.settle()
+    found: dict[str, Any] = {}
+    for name, css in (("pages", "wb-pagemap"), ("timeline", "wb-timeline")):
+        kernel = float(page.ask(f"min(__import__('timeit').repeat({name}.picture, number=1, repeat={ROUNDS})) * 1000"))
+        drawn = [page.widget(css).first.evaluate(REDRAW) for _ in range(ROUNDS)]
+        browser = median(ms for ms, _ in drawn)
+        found[name] = {"kernel_ms": kernel, "browser_ms": browser, "both_ms": kernel + browser, "letters": drawn[0][1]}
+    return found
+
+
+def main(record: Annotated[bool, typer.Option("--record", help="keep it in experiments/records")] = False) -> None:
+    found: dict[str, Any] = {"import_s": import_s()}
+    with ExitStack() as stack:
+        server = stack.enter_context(LabServer())
+        lab = Lab(server, stack.enter_context(Browser()))
+        presses = first_token_s(lab)
+        found |= {"first_token_s": median(presses), "first_token_each_s": presses}
+        found["redraw"] = redraws(lab)
+        found["redraw_ms"] = max(each["both_ms"] for each in found["redraw"].values())
+        found["notebook_bytes"] = notebook_bytes(lab)
+    found["bars"] = {name: {"bar": bar, "met": found[name] < bar} for name, bar in BARS.items()}
+    print(json.dumps(found, indent=2))
+    if record:
+        kept = {"date": datetime.now(UTC).isoformat(), "summary": found, "environment": environment()}
+        print(write_dated(kept, Path(__file__).parent / "records", "lab_bars"))
+
+
+if __name__ == "__main__":
+    typer.run(main)

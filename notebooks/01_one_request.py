@@ -1,0 +1,83 @@
+# %% [markdown]
+# # One request: text to tokens to text
+#
+# A small model that continues Python ships with the workbench. Here one request goes all the way through it, and every
+# step on the way can be seen: the text is cut into tokens, the prompt is computed in one step (prefill), then each step
+# computes one token more (decode), and the tokens become text again.
+
+# %%
+import math
+
+import workbench
+from workbench import widgets
+
+runner = workbench.load("demo", lane="eager")
+prompt = "def is_even(number):\n    "
+
+# %% [markdown]
+# ## Text to tokens
+# A model knows no letters, only the numbers of its vocabulary. Point at a piece to see its bytes. On the right the same
+# text one byte at a time: more tokens mean more steps. Type something else, with an umlaut or an emoji.
+
+# %%
+widgets.TokenView(prompt, runner, beside="bytes")
+
+# %% [markdown]
+# ## Prefill, then decode
+# The runner says what happens as it happens. `prefilled` is the prompt, all its tokens in one step; the same step
+# already chooses the first token. From then on each step computes one, because it is chosen knowing those before it.
+
+# %%
+events = list(runner.stream(prompt, max_tokens=6, temperature=0, logprobs=3))
+for event in events:
+    print(f"{1000 * (event.time - events[0].time):7.1f} ms  {event.kind:<9}  {event.text!r}")
+
+# %% [markdown]
+# A step does not look at the whole text again: keys and values of all tokens before are kept (the KV cache, see
+# `03_kv_cache`). This is what each step computed, and what it found.
+
+# %%
+for step in (event for event in events if event.kind == "stepped"):
+    computed, seen = step.prefill_tokens + step.decode_tokens, step.context_tokens
+    print(f"step {step.step}, {step.phase:<7}: {computed} computed, {seen} seen, {step.kv_bytes:,} bytes of cache")
+
+# %% [markdown]
+# ## One step's choice
+# What a step gives is not a token but a probability for each of the vocabulary. Here temperature is 0, so the most
+# probable is taken; how else one may choose is the subject of `05_sampling`.
+
+# %%
+first = next(event for event in events if event.kind == "decoded")
+{runner.tokenizer.decode([token]): f"{math.exp(logprob):.1%}" for token, logprob in first.top_logprobs}
+
+# %% [markdown]
+# ## Tokens to text
+# Text is given out only when it is whole characters: a token may be half of one, and then its text comes with the next.
+
+# %%
+ids = runner.tokenizer.encode("# 👋")
+for count, token in enumerate(ids, 1):
+    print(token, runner.tokenizer.token_bytes(token), repr(runner.tokenizer.decode(ids[:count])))
+
+# %% [markdown]
+# ## All of it, live
+# Press Run. Tokens are shaded by how probable they were; point at one to see what else there was. Every setting of an
+# experiment is below: those of sampling apply at once, others make a new runner. Stop works at any time, and so does
+# the kernel's stop button. "Copy as Python" gives the script that makes the same tokens.
+
+# %%
+play = widgets.Playground(runner, prompt)
+play
+
+# %%
+play.run()
+play.wait(60)
+
+# %% [markdown]
+# ## Try
+# - `temperature` 0, then 1.5: which tokens were probable, and where does it go astray?
+# - `executor`, `uncached`: the same tokens, without the KV cache. Watch TPOT.
+# - `speculate`, `prompt_lookup` on a text that repeats itself: fewer steps than tokens.
+#
+# To read: `workbench/engine/runner.py` (a step is one sentence), `workbench/prompt/detokenize.py`,
+# `workbench/trace/events.py`. Next: `02_prefill_and_decode`.

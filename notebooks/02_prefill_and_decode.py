@@ -1,0 +1,107 @@
+# %% [markdown]
+# # Prefill and decode
+#
+# A prompt is computed at once: that is prefill, and what one waits for is the time to first token (TTFT). Then tokens
+# come one by one: that is decode, and what one waits for is the time per output token (TPOT). The two phases meet
+# different limits of the same machine. [01_one_request](01_one_request.py) showed one request step by step.
+
+# %%
+import workbench
+from workbench import widgets
+
+runner = workbench.load("demo", lane="eager")
+short = "def add(a, b):"
+long = "\n".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(25))
+len(runner.tokenizer.encode(short)), len(runner.tokenizer.encode(long))
+
+# %% [markdown]
+# ## By hand
+# Every event carries the time at which it happened. One throwaway request first, so that nothing is timed that happens
+# only once.
+
+# %%
+list(runner.stream(long, max_tokens=4))
+texts = {"short": short, "long": long}
+events = {name: list(runner.stream(text, max_tokens=32, ignore_eos=True)) for name, text in texts.items()}
+for name, mine in events.items():
+    (arrival,) = (event.arrival for event in mine if event.kind == "submitted")
+    times = [event.time for event in mine if event.kind == "decoded"]
+    ttft, tpot = times[0] - arrival, (times[-1] - times[0]) / (len(times) - 1)
+    print(f"{name:5}  TTFT {1000 * ttft:6.1f} ms  TPOT {1000 * tpot:5.1f} ms  {len(times)} tokens")
+
+# %% [markdown]
+# ## From the summary
+# The same figures as every record has them, derived from the same times. The longer prompt moves TTFT; TPOT hardly
+# knows of it. Try other lengths above.
+
+# %%
+from workbench.study.metrics import summarize
+from workbench.trace.recorder import Recorder
+
+recorder = Recorder()
+for event in [*events["short"], *events["long"]]:
+    recorder.note(event)
+summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens())
+{key: summary[key] for key in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_tokens_per_s")}
+
+# %% [markdown]
+# ## Two roofs
+# A step must compute so many FLOPs and move so many bytes: both follow from the model's shape. It can take no less time
+# than the slower of the two at the best rates of this machine, which are measured here (once, then remembered). Hollow
+# marks are that bound, filled ones what was measured; the table below says which roof binds. Hover over a mark.
+
+# %%
+roofline = widgets.Roofline(runner)
+roofline.measure()
+roofline
+
+# %% [markdown]
+# Nothing stands there yet: the picture listens to the runner. Run the next cell and look up.
+
+# %%
+for text in texts.values():
+    list(runner.stream(text, max_tokens=16, ignore_eos=True))
+roofline.keep()
+
+# %% [markdown]
+# ## Why decode waits for memory
+# One decode step reads every weight to compute one token: about one FLOP for each byte. More sequences in a step share
+# those reads, so that the point walks to the right and up, until arithmetic binds. The next cell decodes one sequence,
+# then 4, then 16 side by side. What do 16 sequences cost, and what does each of them cost?
+
+# %%
+roofline.forget()
+for batch in (1, 4, 16):
+    list(runner.stream([short] * batch, max_tokens=12, ignore_eos=True))
+roofline.keep()
+
+# %%
+for work in roofline.works:
+    took = f"predicted {1000 * work.predicted:7.3f} ms, measured {1000 * work.seconds:7.2f} ms"
+    print(f"{work.name:16} {work.intensity:6.1f} FLOPs a byte, {took}, {work.bound.name} binds")
+
+# %% [markdown]
+# A wide gap between the two is not the machine's limit but what the program adds: the lane `eager` carries out one
+# small operator after another from Python. [06_kernels](06_kernels.py) is about closing it.
+#
+# ## A machine that is not here
+# Only the bound, on an H100's data sheet: where does a step of an 8-billion-parameter model stop waiting for memory?
+
+# %%
+from workbench.model.cost import StepCost
+from workbench.model.shapes import named_shape
+
+cost = StepCost(named_shape("llama-3.1-8b"), block_value=2, head_value=2, cache_value=2)
+steps = {f"decode × {batch}": cost([(1024, 1)] * batch, batch) for batch in (1, 8, 64, 512)}
+steps["prefill 512"] = cost([(0, 512)], 1)
+points = [widgets.Point(name, step.flops, step.bytes, dtype="bfloat16") for name, step in steps.items()]
+widgets.Roofline(points, ceilings="h100")
+
+# %% [markdown]
+# ## Try
+# - `workbench.load("demo")` without a lane takes the fastest that works here: how far do the filled marks rise?
+# - Contexts of 8,192 instead of 1,024 tokens in the last cell: why do decodes of many sequences move left again?
+# - `cache_value=1` or `block_value=0.5` there: what do an 8-bit cache and 4-bit weights do to each point?
+#
+# Read on in `workbench/model/cost.py` (FLOPs and bytes of a step), `workbench/study/ceilings.py` (what is measured),
+# `workbench/study/metrics.py` (every figure of a record); then [03_kv_cache](03_kv_cache.py).

@@ -1,0 +1,94 @@
+# %% [markdown]
+# # The key-value cache
+#
+# Decode reads the keys and values of every earlier token. Kept, they are the cache: bytes that grow with every token
+# and every sequence. This notebook counts them, by formula and in the tensors.
+
+# %%
+import workbench
+from workbench import widgets
+
+runner = workbench.load("demo", lane="eager")
+spec = runner.model.spec
+spec
+
+# %% [markdown]
+# ## The formula
+# A token leaves a key and a value in every layer, for every group of heads. Beside the formula: what the store has
+# allocated, divided by the tokens that it has room for (its null page included).
+
+# %%
+layers, attention = len(spec.layers), spec.layers[0].attention
+by_formula = 2 * layers * attention.groups * attention.dim * runner.model.dtype.itemsize
+room = sum(pages + 1 for pages in runner.store.pages) * runner.store.page_size
+print(f"2 x {layers} layers x {attention.groups} groups x {attention.dim} dim x {runner.model.dtype.itemsize} bytes")
+print(f"= {by_formula:,} bytes a token; allocated: {runner.store.bytes / room:,.0f}")
+
+# %% [markdown]
+# ## Pages
+# The cache is taken in pages, so that sequences of any length share one pool. A page is taken when its first token
+# comes, and all are given back at the end. The map listens to the runner: run the cell below it, then move the slider
+# back through the steps.
+
+# %%
+pages = widgets.PageMap(runner)
+pages
+
+# %%
+texts = ["def f(x):\n" * copies for copies in (2, 10, 30)]
+events = list(runner.stream(texts, max_tokens=40, ignore_eos=True))
+pages.keep()
+
+# %%
+for step in [event for event in events if event.kind == "stepped"][::8]:
+    print(f"{step.context_tokens:4} tokens: {step.pages_used} pages, {step.kv_bytes:9,} bytes")
+
+# %% [markdown]
+# ## Formats
+# Older tokens can be packed: 8 bits or 4 instead of 16 a number, with a scale for each run of numbers; the latest stay
+# in full precision. What does it save, and what does it change? The same text goes through each cache; `kl_mean` is how
+# far the distributions of the next token are from the dense cache's, in nats, `same_top` how often both have the same
+# first choice.
+
+# %%
+from workbench.study.divergence import Distributions, compare
+from workbench.study.forced import Text
+from workbench.study.memory_held import held
+
+text = "\n".join(f"def f{n}(x):\n    return x * {n} + 1\n" for n in range(30))
+ids = tuple(runner.tokenizer.encode(text))[:400]
+dense = Distributions.of(runner, [Text(ids, first=200, prefilled=392)])
+caches = {name: workbench.load("demo", lane="eager", cache=name) for name in ("int8", "int4", "fp8")}
+for name, other in caches.items():
+    found = compare(other, dense).summary(len(text.encode()))
+    print(f"{name}: {other.store.bytes_per_token:5,.0f} bytes a token", end=", ")
+    print(f"KL {found['kl_mean']:.2e} nats, same first choice {found['same_top']:.1%}")
+
+# %% [markdown]
+# ## The calculator
+# Predicted beside measured, for the INT4 cache that was just loaded. Move the sliders, or choose a bar. The formula of
+# what you chose stands below the bars.
+
+# %%
+widgets.MemoryCalculator(runner=caches["int4"])
+
+# %%
+for each in held(caches["int4"]):
+    print(f"{each.what}: predicted {each.predicted:,}, measured {each.measured:,} {each.note}")
+
+# %% [markdown]
+# And for a model that does not fit here: a name, or the path of any `config.json`. How many sequences of 8,192 tokens
+# does an H100 serve, and how many more with an INT8 cache? How long may a single one be?
+
+# %%
+widgets.MemoryCalculator("shape:llama-3.1-8b", context=8192, batch=16, memory="h100")
+
+# %% [markdown]
+# ## Try
+# - `shape:llama-2-13b` beside `shape:llama-3.1-8b`: which of the formula's factors makes the difference?
+# - `attention={"window": 128, "sinks": 4}` in `workbench.load`: what becomes of the pages above?
+#   [04_attention_variants](04_attention_variants.py) says why.
+# - `cache={"format": "int4", "residual": 128}`: more in full precision. Is the text nearer to the dense cache's?
+#
+# The same figures in a terminal: `workbench memory shape:llama-3.1-8b --context 8192 --batch 16 --memory 80GB`. Read on
+# in `workbench/cache/format.py`, `workbench/cache/store.py`, `workbench/model/memory.py`.

@@ -1,0 +1,127 @@
+# %% [markdown]
+# # Attention variants: swap, draw, write your own, check it
+#
+# Attention here is a set of slots: which keys a query may see (a mask), how heads share keys, what becomes of a score.
+# A variant is a few words of configuration; no model file is touched.
+
+# %%
+import tempfile
+from dataclasses import dataclass
+
+import workbench
+from compiled_kernels.masks import Causal, SlidingWindow, picture
+from workbench import widgets
+from workbench.testing import check_attention
+
+TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
+
+# %% [markdown]
+# ## Masks are predicates
+# A query (row) sees the keys (columns) that are filled. A window cuts the past off; sinks keep its first tokens.
+
+# %%
+picture(Causal(), 24)
+
+# %%
+picture(SlidingWindow(window=8, sinks=2), 24)
+
+# %% [markdown]
+# ## Who looks at whom
+# The demo model, with a window in every other layer, goes on with a text; its attention is drawn while it does. Choose
+# layers and heads (or click a small map), hover a cell, zoom with plus and minus; *heads that share keys* stacks them.
+
+# %%
+runner = workbench.load("demo", lane="eager", attention={"window": 16, "sinks": 2, "pattern": ["window", "full"]})
+view = widgets.AttentionView(runner, TEXT, max_tokens=24, temperature=0)
+view
+
+# %% [markdown]
+# A layer without a window: which of its heads look far back? The saved picture is of the whole text.
+
+# %%
+view.wait()
+view.layer, view.head = 3, 1
+view.keep()
+
+# %% [markdown]
+# ## What a variant costs and buys
+# Bytes a token keeps in the cache, how near the next-token distributions stay to those of the unchanged model
+# (`kl_mean`, `same_top`), bits a byte of held-out text, and tokens decoded a second: measured now, briefly. Add one.
+
+# %%
+record = workbench.run(
+    workbench.Experiment.from_yaml("""
+question: What do a window with sinks and fewer key/value heads cost in quality, and what do they save?
+model: {name: demo, dtype: float32}
+lane: eager
+cache: {page_size: 16}
+variants:
+  window and sinks: {attention.window: 64, attention.sinks: 4}
+  one group: {attention.groups: multi_query}
+workload:
+  {kind: quality, windows: 1, context: 256, decode: 4, greedy_prompts: 1, greedy_tokens: 4, copying: null,
+   speed: {contexts: [192], tokens: 2, rounds: 2}, pool: null}
+"""),
+    tempfile.mkdtemp(prefix="workbench-"),
+    "variants",
+)
+record
+
+# %% [markdown]
+# ## Write your own
+# A mask is anything that takes positions of queries and keys and says who sees what. `register` gives it a name that
+# experiments can use.
+
+
+# %%
+@workbench.register("dilated")
+@dataclass(frozen=True)
+class Dilated:
+    """The last `near` tokens, and before them every `step`-th (Longformer, Beltagy et al., 2020)."""
+
+    near: int = 8
+    step: int = 4
+
+    def __call__(self, query, key):
+        return (key <= query) & ((query - key < self.near) | (key % self.step == 0))
+
+
+picture(Dilated(), 24)
+
+# %% [markdown]
+# The conformity kit holds it to the laws that the workbench's own variants obey: what is served batched, in chunks and
+# in pages is what the plain model computes, and nobody sees what comes later.
+
+# %%
+print(check_attention(Dilated, examples=2, lanes=["eager"]))
+
+
+# %% [markdown]
+# A mistake is found, and told by its smallest example: this one reads the future.
+
+
+# %%
+def peeking(query, key):
+    return key <= query + 1
+
+
+print(check_attention(peeking, examples=1, lanes=["eager"]))
+
+# %% [markdown]
+# And in the model, by its name:
+
+# %%
+own = workbench.load("demo", lane="eager", attention={"mask": "dilated"})
+widgets.AttentionView(own, TEXT, max_tokens=0, layer=2)
+
+# %% [markdown]
+# ## Try
+#
+# - `{"groups": "multi_head"}`, `{"position": "alibi"}`, `{"softcap": 20}`: what do the maps and the table say?
+# - A mask that sees blocks of 16 tokens and the first token of each earlier block. Does it keep the laws?
+# - `lanes=["eager", "inductor", "mlir"]` in the check: which lanes can carry out your mask, and how do they refuse?
+#
+# Where to read: `compiled_kernels/masks.py` and `compiled_kernels/scores.py` (masks and score functions),
+# `workbench/model/composition.py` (what a configuration may say), `experiments/own_attention.py` (score functions and
+# whole modules of your own), `experiments/window_span.yaml` (the measurement above, in full). `03_kv_cache` has the
+# bytes, `05_sampling` goes on with what becomes of the logits.

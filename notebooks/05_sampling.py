@@ -1,0 +1,107 @@
+# %% [markdown]
+# # Sampling: from a distribution to a token
+#
+# A model gives a number for every token of its vocabulary; softmax makes probabilities of them, filters remove some,
+# and one uniform number picks the next token. Here each of these can be seen on a real distribution.
+
+# %%
+import workbench
+from workbench import SamplingParameters, widgets
+from workbench.sampling.filters import History
+from workbench.sampling.stages import entropy, stages_of
+
+runner = workbench.load("demo", lane="eager")
+PROMPT = "def read_file(path):\n    with open("
+
+# %% [markdown]
+# ## A distribution, filter by filter
+# Drag `position` along the text, or click a token of it: what could have come there instead? Then move the filters. The
+# table tells in which order they work; bars that are hatched fell, and the number beside says at which filter.
+
+# %%
+explorer = widgets.SamplingExplorer(runner, PROMPT, temperature=0.8, top_k=40, top_p=0.9, seed=1).wait()
+explorer
+
+# %% [markdown]
+# The figures are those of the engine: its own filters, in its own order, with what is between them kept.
+
+# %%
+ids = tuple(runner.tokenizer.encode(PROMPT))
+logits = runner.model.logits(ids)[-1]
+way = SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
+for stage in stages_of(logits, History(ids), way).stages:
+    bits = entropy(stage.probabilities)
+    print(f"{stage.name:<16}{stage.left:>6,} tokens left{stage.kept:>9.2%} kept{bits:>8.2f} bits")
+
+# %% [markdown]
+# ## Sure and unsure
+# Top-k keeps as many tokens wherever it stands (and those that equal the last of them). Top-p and min-p look at how
+# sure the model is: along one text they keep from one token to many.
+
+# %%
+text = runner.model.logits(explorer.ids)  # [token vocab]
+rules = {"top_k": 10, "top_p": 0.9, "min_p": 0.1}
+for position in range(len(ids), len(ids) + 6):
+    row, past = text[position - 1], History(explorer.ids[:position])
+    found = {name: stages_of(row, past, SamplingParameters(**{name: value})) for name, value in rules.items()}
+    kept = {name: each.stages[0].left for name, each in found.items()}
+    print(f"position {position}: {entropy(row.double().softmax(-1)):.2f} bits; tokens left: {kept}")
+
+# %% [markdown]
+# ## The order matters
+# Temperature comes before the filters. A high one spreads the distribution, and top-p then keeps many more tokens for
+# the same `p`; min-p is less disturbed. Press *Draw again*, and compare the drawn with what was expected.
+
+# %%
+hot = widgets.SamplingExplorer(runner, PROMPT, temperature=1.6, top_p=0.9, seed=1).wait()
+hot
+
+# %% [markdown]
+# ## Penalties
+# A penalty looks back: it changes the logits of tokens that stand in the text. Greedy text likes to repeat itself.
+# Raise `frequency penalty` and press *Generate*.
+
+# %%
+greedy = widgets.SamplingExplorer(runner, "x = 0\nx = 1\n", max_tokens=40, temperature=0, ignore_eos=True).wait()
+greedy.position = greedy.children[0].max
+greedy
+
+# %% [markdown]
+# ## Any array
+# Logits of another model, or ones made up, are looked at alike.
+
+# %%
+widgets.SamplingExplorer([2.0, 1.5, 1.5, 0.0, -1.0], texts=["red", "green", "blue", "black", "white"], top_p=0.8)
+
+# %% [markdown]
+# ## Draws are the engine's
+# The number that a token is drawn with depends on the request's seed and the token's position, on nothing else. So the
+# samples of one request are the explorer's draws, whatever batch they are computed in. (Where the model computes in
+# bfloat16, a draw next to the line between two tokens may fall on its other side.)
+
+# %%
+way = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 1}
+samples = [e.token_id for e in runner.stream(PROMPT, max_tokens=1, n=100, **way) if e.kind == "decoded"]
+drawn = widgets.SamplingExplorer(runner, PROMPT, draws=100, max_tokens=1, **way).wait().seen().draws
+for token in sorted(drawn, key=drawn.get, reverse=True)[:5]:
+    print(
+        f"{runner.tokenizer.decode([token])!r:<12}{drawn[token]:>5} drawn here{samples.count(token):>5} by the engine"
+    )
+
+# %% [markdown]
+# ## A filter of your own
+# A class with `__call__(logits, histories)`, named by where it stands; it comes after the others. This one keeps tokens
+# that are about as surprising as the model expects (Meister et al., 2022).
+
+# %%
+own = [{"path": "experiments.own_sampling:Typical", "arguments": {"mass": 0.5}}]
+widgets.SamplingExplorer(runner, PROMPT, filters=own, max_tokens=8, seed=1).wait()
+
+# %% [markdown]
+# ## Try
+# - Find a position at which top-k 5 removes almost nothing, and one at which it removes half of the probability.
+# - Set `min_p` to 0.1 and raise the temperature to 2: how many tokens stay? Do the same with `top_p` 0.9.
+# - `explorer.parameters` are the settings of the sliders: give them to a request of notebook `01_one_request`.
+#
+# Read: `workbench/sampling/filters.py` (every filter in a few lines), `samplers.py`, `stages.py`, and
+# `experiments/own_sampling.py`. How texts change with these settings is measured by `experiments/sampling_texts.yaml`.

@@ -1,0 +1,66 @@
+# %% [markdown]
+# # Kernels: what was fused, from Python to MLIR to machine code
+#
+# An operator of the model is written down once, in a few lines that anybody can read. Four lanes carry it out: `eager`
+# runs it as written, `inductor` and `mlir` compile it for this processor, `triton` for a GPU. Here one of them is taken
+# apart: the sum and norm that stand between the two halves of a block (see `01_one_request` for where it is used).
+
+# %%
+from workbench import widgets
+
+view = widgets.KernelView("add_rms_norm", lane="eager")
+view
+
+# %% [markdown]
+# Every box is a stage, with the number of its lines; choose one, or go from one to the next with the arrow keys. The
+# lanes are compiled when they are asked for: `mlir` and `triton` now, `inductor` with its graph below. Triton's code is
+# compiled ahead of time, down to PTX, so no GPU is needed to read it.
+
+# %%
+view.make("mlir", "triton")
+view.lane = "mlir"
+view.keep()
+
+# %% [markdown]
+# ## What was fused
+#
+# Inductor's scheduler tells which operations became one loop: the same letter marks them in every stage. Two letters:
+# the compiler counts the operation to both loops, as `mean` here, which is summed up in the one and divided in the
+# other. Follow a letter from `post_grad` over `fused_ir` to `cpp`.
+
+# %%
+fused = widgets.KernelView("add_rms_norm", lane="inductor", lanes=("eager", "inductor"), stage="post_grad")
+fused
+
+# %%
+fused.stage = "fusion"
+print(fused.text)
+
+# %% [markdown]
+# ## How fast are the lanes?
+#
+# Measured now, on this machine, in a process of its own: the median and its spread. The button *time the lanes* also
+# measures what memory can deliver and the cores can compute: how near is a lane to the limit that binds it?
+
+# %%
+timed = widgets.KernelView("add_rms_norm", case="16x576 float32", lanes=("eager", "mlir"))
+timed.measure(seconds=0.1, ceilings=False)
+timed
+
+# %%
+timed.wait()
+timed.keep()
+
+# %% [markdown]
+# Such figures depend on who else uses the machine: the line under the table says so. To keep them, with everything that
+# is needed to compare them later: `workbench kernels bench --out experiments/records`.
+#
+# ## Try
+#
+# - Choose `512x2048 float32` above and press *time the lanes*: from where on do the lanes differ?
+# - Choose the operator `gated_silu`, then `paged_attention`: which of them becomes one loop?
+# - `workbench kernels show decode_step --lane mlir` shows a whole step of the model as one function.
+#
+# Where to read: `compiled_kernels/rms_norm/` (one folder an operator: `reference.py` is the specification),
+# `compiled_kernels/mlir/schedule.py` (how loops are tiled and vectorized), `compiled_kernels/inductor_code/watch.py`
+# (how the compiler is watched). `07_many_requests` goes on with what the runner does with quick kernels.

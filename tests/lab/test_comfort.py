@@ -1,0 +1,63 @@
+"""Errors, interrupts and values in a cell, in a real JupyterLab."""
+
+from __future__ import annotations
+
+import re
+
+from tests.browser import browser
+from workbench.lab.page import Lab
+
+pytestmark = browser
+
+CELLS = """# %%
+import workbench
+runner = workbench.load("demo", lane="eager")
+runner
+
+# %%
+text = ""
+for event in runner.stream(["def fib(n):"] * 4, max_tokens=900, temperature=1.0, ignore_eos=True):
+    text += event.text
+    seen = event
+
+# %%
+runner.load = workbench.load("dmo")
+
+# %%
+print("".join(event.text for event in runner.stream("def fib(n):", max_tokens=4, temperature=0)))
+stream = runner.stream("def fib(n):", max_tokens=4)
+kept = next(event for event in stream if event.kind == "decoded")
+looked = runner.inspect(kept.request_id, rows=range(3))
+stream.close()
+looked
+
+# %%
+workbench.Experiment(question="What does <INT8> cost?", workload={"kind": "random"}, cache={"format": "int8"})
+
+# %%
+%tb
+"""
+
+
+def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: Lab) -> None:
+    page = lab.open(lab.write("comfort.py", CELLS))
+    page.run_cell(1)
+    page.tab.evaluate("bench.runCell(1)")  # the second, which is not waited for
+    page.tab.wait_for_timeout(2500)
+    page.interrupt()
+    page.tab.wait_for_function("bench.kernel().status === 'idle'")
+    (error,) = page.errors()
+    assert error.name == "KeyboardInterrupt"
+    assert page.ask("seen is not None and len(text) > 0") == "True"
+    assert "0 requests run, 0 wait, 0 of" in page.ask("runner")
+    page.run_cell(3)
+    told = [output for output in page.document()["cells"][2]["outputs"] if output["output_type"] == "error"]
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in told[0]["traceback"]]
+    assert len(plain) == 1 and plain[0].startswith("WorkbenchError: no model 'dmo': not a folder here, nor one of demo")
+    for cell in (4, 5, 6):
+        page.run_cell(cell)
+    assert page.root.locator(".wb-shown").count() == 3 and page.root.locator(".wb-shown img").count() == 24
+    assert page.root.locator(".wb-shown details").count() == 1
+    shown = [output for output in page.document()["cells"][5]["outputs"] if output["output_type"] == "error"]
+    assert "engine/load.py" in "".join(shown[0]["traceback"])
+    assert page.console_errors == [] and page.outside_requests == []

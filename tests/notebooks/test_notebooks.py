@@ -1,0 +1,42 @@
+"""Every notebook runs from its first cell to its last, with no browser: a cell that fails is named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.browser import ROOT
+from workbench.lab.execute import execute
+from workbench.lab.folder import notebooks_in
+from workbench.lab.needs import lacks_lab
+
+NOTEBOOKS = notebooks_in(ROOT / "notebooks")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    if lacking := lacks_lab():
+        pytest.skip(lacking)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs(path: Path) -> None:
+    assert execute(path) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_saving_in_jupyterlab_leaves_the_percent_file_as_it_is(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from jupytext.cli import jupytext
+
+    jupytext([str(path), "--to", "py:percent", "--output", "-"])
+    assert capsys.readouterr().out == path.read_text()
+
+
+def test_a_failing_cell_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text("# %% [markdown]\n# Prose.\n\n# %%\nx = 1\n\n# %%\n# a comment\nx / 0\n\n# %%\nx = 2\n")
+    assert [str(error) for error in execute(path)] == ["cell 2 (# a comment): ZeroDivisionError: division by zero"]

@@ -1,0 +1,100 @@
+"""A run that is interrupted at any moment leaves nothing that anybody takes for a whole one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.interrupted import interrupted, lines_of
+from workbench.errors import WorkbenchError
+from workbench.records import open_runs
+from workbench.study import comparison, pareto
+from workbench.study import run as study_run
+from workbench.study.experiment import Experiment
+from workbench.study.intact import MARKER, condition
+from workbench.study.record import Record
+from workbench.study.run import run
+from workbench.study.run_folder import RunFolder, writing
+
+REQUESTS = {"kind": "random", "requests": 1, "prompt_tokens": 3, "output_tokens": 2}
+BRIEF = {"warmup": 0, "ceilings": False}
+KINDS = {
+    "requests": {"workload": REQUESTS},
+    "variants": {"workload": REQUESTS, "variants": {"a": {}, "b": {"cache.page_size": 16}}},
+}
+
+
+def experiment(kind: str) -> Experiment:
+    return Experiment.of(
+        {"question": "?", "model": {"name": "shape:tiny"}, "lane": "eager", "measure": BRIEF, **KINDS[kind]}
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """What takes long and writes nothing is left out: asking for the surroundings, drawing."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (study_run, comparison):
+            patch.setattr(module, "environment", dict)
+        patch.setattr(pareto, "plotting_problem", lambda: "not now")
+        yield
+
+
+@pytest.fixture(scope="module")
+def lengths(quick: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    found = {}
+    for kind in KINDS:
+        run(experiment(kind), tmp_path_factory.mktemp(kind), progress=False)  # what is done once is not counted
+        place = tmp_path_factory.mktemp(kind)
+        found[kind] = lines_of(lambda kind=kind, place=place: run(experiment(kind), place, progress=False))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_any_moment(kind: str, lengths: dict[str, int]) -> None:
+    @settings(max_examples=4, deadline=None)
+    @given(st.one_of(st.integers(0, lengths[kind]), st.integers(0, 300), st.integers(1, 600).map(lambda n: -n)))
+    def at(line: int) -> None:
+        with TemporaryDirectory() as place:
+            left = interrupted(lambda: run(experiment(kind), place, progress=False), line % lengths[kind])
+            here = [path for path in Path(place).iterdir() if not path.name.startswith(".")]
+            assert len(here) <= 1
+            for path in here:
+                state = condition(path).state
+                assert state in ("complete", "killed"), "nobody writes it any more"
+                if state == "complete":
+                    Record.open(path).verify()
+                else:
+                    assert left
+                    with pytest.raises(WorkbenchError, match="killed or interrupted"):
+                        Record.open(path)
+            if here:
+                states = open_runs(place).select(["run", "state"]).to_pylist()
+                assert [row["state"] == "complete" for row in states] == [condition(here[0]).state == "complete"]
+            again = run(experiment(kind), place, progress=False)
+            assert again.complete and again.path not in here
+
+    at()
+
+
+def test_a_folder_that_is_left_says_so_and_one_that_is_whole_stays(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), writing(tmp_path, "left") as folder:
+        assert condition(folder.path).state == "running"
+        raise ZeroDivisionError
+    assert condition(folder.path).state == "killed" and "not finished." in (folder.path / MARKER).read_text()
+    with pytest.raises(ZeroDivisionError), writing(tmp_path, "whole") as folder:
+        folder.finish()
+        raise ZeroDivisionError
+    assert condition(folder.path).state == "complete"
+
+
+def test_the_law_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: dict[str, int]) -> None:
+    monkeypatch.setattr(RunFolder, "give_up", lambda self: None)
+    assert interrupted(lambda: run(experiment("requests"), tmp_path, progress=False), lengths["requests"] // 2)
+    (path,) = tmp_path.iterdir()
+    assert condition(path).state == "running"

@@ -1,0 +1,78 @@
+"""Long work says which stage it is at, and how long it will still take."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from workbench.progress import Progress
+from workbench.stages import Counted, Stage, stages
+from workbench.study import comparison, pareto
+from workbench.study.comparison import run_comparison
+from workbench.study.experiment import Experiment
+
+TWO: dict[str, dict] = {"a": {}, "b": {"cache.page_size": 16}}
+
+
+def test_the_time_that_is_left_follows_from_the_stages(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10**6, 10))
+    monkeypatch.setattr(Progress, "_time", staticmethod(lambda: next(clock)), raising=False)
+    with stages() as tell:
+        tell("looking")
+        work = Counted(tell, 4)
+        for name in ("load", "one", "two", "three", "more than was thought"):
+            work(name)
+    told = [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if line.strip()]
+    assert told[0].strip().startswith("[00:") or "looking" in told[1]
+    shares = [int(found[1]) for line in told if (found := re.search(r"(\d+)%", line))]
+    assert shares == sorted(shares) and {0, 25, 50, 75, 100} <= set(shares)
+    assert "left" in told[-1] and "100%" in told[-1]
+
+
+def test_a_stage_is_a_line_as_any_other() -> None:
+    told: list[str] = []
+    work = Counted(told.append, 2)
+    for name in "abc":
+        work(name)
+    assert told == ["a", "b", "c"]
+    assert [(each.done, each.total) for each in told if isinstance(each, Stage)] == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("workload", "variants"),
+    [
+        ({"kind": "random", "requests": 1, "prompt_tokens": 4, "output_tokens": 2}, TWO),
+        ({"kind": "shared_prefix", "requests": 1, "prefix_tokens": 8, "own_tokens": 2, "output_tokens": 2}, TWO),
+    ],
+    ids=["side by side", "shared prefix"],
+)
+def test_as_many_stages_are_told_as_were_counted(workload, variants, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Counted] = []
+    begin = Counted.__init__
+
+    def noted(self: Counted, *args) -> None:
+        begin(self, *args)
+        counted.append(self)
+
+    monkeypatch.setattr(Counted, "__init__", noted)
+    monkeypatch.setattr(pareto, "plotting_problem", lambda: "not now")
+    monkeypatch.setattr(comparison, "environment", dict)
+    whole = Experiment.of({
+        "question": "?", "model": {"name": "shape:tiny"}, "lane": "eager", "workload": workload, "variants": variants,
+        "measure": {"warmup": 0, "rounds": 2 if workload["kind"] == "random" else 1, "ceilings": False},
+    })  # fmt: skip
+    run_comparison(whole, tmp_path, progress=False)
+    assert counted and all(each._done == each._total for each in counted)
+
+
+def test_nothing_warns_in_a_terminal(capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
+    with stages() as tell:
+        tell("once")
+    told = capsys.readouterr()
+    assert told.out == "" and "IProgress" not in told.err and not recwarn.list
+    with stages(False) as tell:
+        tell("to nobody")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,204 @@
+"""Attention as it is seen: rows that sum to one, nothing before its time, windows and sinks as the model has them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.tiny import VOCAB, layer, model_of, own_specs, request, runner_of, spec_of
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.model.spec import ModelSpec
+from workbench.request import Request
+from workbench.widgets import AttentionView, Live
+from workbench.widgets.attention.cells import LayerCells, encode
+from workbench.widgets.attention.source import Arrays, OfText
+
+WINDOWED = spec_of(layer(4, 2, window=5, sinks=2), layer(4, 4))
+IDS = tuple(n % VOCAB for n in range(7, 27))
+
+
+@pytest.fixture(scope="module")
+def demo() -> Runner:
+    return load("demo", lane="eager")
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    made = runner_of(model_of(WINDOWED))
+    yield made
+    Live.of(made).stop()
+
+
+def elements(picture: str, name: str) -> list[ET.Element]:
+    return list(ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}" + name))
+
+
+@settings(max_examples=10)
+@given(own_specs, st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20))
+def test_rows_sum_to_one_and_nothing_is_seen_outside_window_and_sinks(spec: ModelSpec, ids: list[int]) -> None:
+    view = AttentionView(runner_of(model_of(spec)), ids, max_tokens=0)
+    for number, kind in enumerate(spec.layers):
+        view.layer, attention = number, kind.attention
+        for view.head in range(attention.heads):
+            weights, row = view.weights(), np.arange(len(ids))[:, None]
+            column = np.arange(len(ids))[None]
+            unseen = column > row
+            if attention.window is not None:
+                unseen = unseen | ((column <= row - attention.window) & (column >= attention.sinks))
+            assert not weights[unseen].any()
+            total = weights.sum(-1)
+            assert (total < 1 + 1e-5).all()
+            if not attention.sink_logits and attention.mask is None:
+                assert (abs(total - 1) < 1e-5).all()
+            cells = view.map.tiles if not view.pulse.flush() and view._last == (number, (view.head,)) else None
+            assert cells is not None and not cells.tile(0, 0, 0)[unseen].any()
+    view.close()
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30))
+def test_bytes_keep_the_order_of_weights_and_part_unseen_from_zero(weights: list[float]) -> None:
+    ordered = np.sort(np.array(weights))
+    cells = encode(ordered, np.ones(len(ordered), bool))
+    assert (np.diff(cells.astype(int)) >= 0).all() and cells.min() >= 1
+    assert abs(((cells - 1.0) / 254) ** 2 - ordered).max() < 0.005
+    assert not encode(ordered, np.zeros(len(ordered), bool)).any()
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.data())
+def test_rows_of_stacked_heads_are_those_of_the_heads(rows: int, groups: int, share: int, data: st.DataObject) -> None:
+    weights = np.random.default_rng(0).random((groups * share, rows, rows + 2))
+    cells = LayerCells(Arrays({0: weights}, groups={0: groups}), 0)
+    first = share * data.draw(st.integers(0, groups - 1))
+    stacked = cells.of(tuple(range(first, first + share)))
+    expected = encode(weights[first : first + share], weights[first : first + share] > 0).reshape(-1, rows + 2)
+    begin = data.draw(st.integers(0, len(expected) - 1))
+    end = data.draw(st.integers(begin + 1, len(expected)))
+    assert np.array_equal(stacked._read(begin, end), expected[begin:end])
+    assert np.array_equal(stacked.tile(0, 0, 0), expected)
+
+
+def test_a_text_is_followed_while_it_is_generated(runner: Runner) -> None:
+    asked = Request("a", IDS[:6], request("x", 1, 12).sampling)
+    view = AttentionView(runner, asked)
+    assert view.wait(60) and view.source.columns == 18 and view.map.rows == 18
+    alone = AttentionView(runner, view.source.token_ids, max_tokens=0)
+    for number in range(2):
+        view.layer = alone.layer = number
+        assert abs(view.weights() - alone.weights()).max() < 1e-5
+        small, large = (each._of(number, (0,)).reduced(256) for each in (view, alone))
+        assert abs(small.astype(int) - large).max() <= 1
+    view.close()
+
+
+def test_an_inspection_shows_the_rows_that_were_asked_for() -> None:
+    runner = runner_of(model_of(WINDOWED), page_size=64)
+    runner.submit(request("a", 20, 12))
+    while runner.served.sequences["a"].computed < 22:
+        runner.step()
+    found = runner.inspect("a", (21, 19))
+    view = AttentionView(runner, found, layer=1, head=2)
+    assert torch.equal(torch.tensor(view.weights()), found.weights[1][2])
+    assert view.map.row_numbers == [21, 19] and view.map.rows == 2 and view.source.groups(1) == 4
+    plain = AttentionView(found)
+    assert (plain.weights() == found.weights[0][0].numpy()).all()
+
+
+def test_heads_that_share_keys_are_banded_and_stacked(runner: Runner) -> None:
+    view = AttentionView(runner, IDS, max_tokens=0, head=3)
+    texts = [each.text for each in elements(view.picture(), "text")]
+    assert [text for text in texts if text and text.startswith("keys")] == ["keys 0", "keys 1"]
+    view.stacked = True
+    view.pulse.flush()
+    assert view._last == (0, (2, 3)) and view.map.rows == 2 * len(IDS) and view.weights().shape == (2, 20, 20)
+    view.layer = 1
+    view.pulse.flush()
+    assert view._last == (1, (3,))
+
+
+def test_window_and_sinks_bound_what_is_seen(runner: Runner) -> None:
+    """The lines run along the cells that are first seen: on their left nothing is, sinks apart."""
+    view = AttentionView(runner, IDS, max_tokens=0)
+    (_, *steps), (dash, (s0, _), (s1, _)) = view.map.marks
+    assert s0 == s1 == 2 and dash and len(steps) == 2 * (len(IDS) - 5)
+    cells = view.map.tiles.tile(0, 0, 0)
+    for (edge, row), (same, below) in zip(steps[::2], steps[1::2], strict=True):
+        assert same == edge and below == row + 1
+        assert cells[row, edge] and cells[row, :2].all() and not cells[row, 2:edge].any()
+    view.layer = 1
+    view.pulse.flush()
+    assert view.map.marks == []
+
+
+def test_a_head_is_picked_and_a_cell_told(runner: Runner) -> None:
+    view = AttentionView(runner, IDS, max_tokens=0)
+    view.shown.picked = "head 2"
+    view.map.pointed = [9, 3]
+    assert view.head == 2 and "not looked at" in view.map.told
+    view.map.pointed = [9, 8]
+    weight = view.weights()[9, 8]
+    assert view.map.told == f"head 2: from 9 to 8: weight {weight:.4f}"
+
+
+def test_the_demo_models_tokens_stand_on_the_axes_escaped(demo: Runner) -> None:
+    view = AttentionView(demo, "a <b>&\n\t  c", max_tokens=0)
+    names = view.map.column_names
+    assert "".join(names).replace("·", " ").replace("⏎", "\n").replace("⇥", "\t") == "a <b>&\n\t  c"
+    shown = [each.text for each in elements(view.picture(), "text")]
+    assert all(name in shown for name in names)
+    assert "image/svg+xml" in view._repr_mimebundle_() and len(view.picture()) < 60_000
+
+
+def test_a_long_map_is_sent_in_parts_and_drawn_small() -> None:
+    size, read = 2048, []
+    weights = np.tril(np.full((1, size, size), 1 / size, dtype=np.float32))
+    view = AttentionView({3: weights})
+    view.map.send = lambda content, buffers=None: read.append(len(buffers[0]))  # type: ignore[method-assign]
+    view.map._handle_custom_msg({"want": [[view.map.top, 0, 0], [0, 7, 7]], "stamp": view.map.stamp}, [])
+    assert read == [256 * 256] * 2 and len(view.picture()) < 60_000
+    assert view.map.get_state(["row_names"]) and view.layer == 3
+
+
+def test_packed_caches_and_evictions_are_told() -> None:
+    packed = runner_of(model_of(spec_of(layer(dim=8))), page_size=8, cache=None)
+    assert AttentionView(packed, IDS, max_tokens=0)._noted == ""
+    quantized = load("shape:tiny", cache="int8", lane="eager")
+    assert "packed cache" in AttentionView(quantized, range(5), max_tokens=0).picture()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda runner: AttentionView(runner), "a prompt is missing"),
+        (lambda runner: AttentionView(runner, "text"), "no tokenizer"),
+        (lambda runner: AttentionView(runner, ()), "the prompt is empty"),
+        (lambda runner: AttentionView(runner, IDS, max_tokens=0, layer=2), "no layer 2; known: 0, 1"),
+        (lambda runner: AttentionView(runner, IDS, max_tokens=0, head=4), "no head 4; layer 0 has 0 to 3"),
+        (lambda runner: AttentionView(np.ones((1, 2, 3, 2, 2))), r"weights are \[layer, head, row, context\]"),
+        (lambda runner: AttentionView(np.ones((1, 3, 2, 2)), groups=2), "cannot share 2 groups"),
+        (lambda runner: AttentionView(np.ones((1, 1, 2, 2)), "text"), "a prompt needs a runner"),
+        (lambda runner: AttentionView(runner, IDS, n=2), "follows one text"),
+    ],
+)
+def test_what_is_wrong_is_told(runner: Runner, make, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        make(runner)
+
+
+def test_a_source_of_text_grows_with_it(runner: Runner) -> None:
+    from workbench.engine.whole_text import WholeText
+
+    text = WholeText(runner.model, IDS[:4])
+    cells = LayerCells(OfText(text), 0)
+    before = cells.rows(1, 0, 4).copy()
+    text.extend(IDS[4:9])
+    after = cells.rows(1, 0, 9)
+    assert after.shape == (9, 9) and np.array_equal(after[:4, :4], before)

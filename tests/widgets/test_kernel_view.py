@@ -1,0 +1,176 @@
+"""An operator's stages as they are seen: what was fused is marked, what cannot be made says why."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from workbench.errors import WorkbenchError
+from workbench.widgets import KernelView
+from workbench.widgets.kernels import stages as kernel_stages
+from workbench.widgets.kernels.code_lines import LANGUAGES, code_lines
+from workbench.widgets.kernels.fused import marked, summary
+from workbench.widgets.kernels.picture import Shown, drawn
+from workbench.widgets.kernels.timing import timed
+
+OPERATOR = "add_rms_norm"
+
+
+class Text(HTMLParser):
+    def __init__(self, markup: str):
+        super().__init__()
+        self.text, self.keys = "", []
+        self.feed(markup)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.keys += [value for name, value in attrs if name == "data-key"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def view() -> KernelView:
+    return KernelView(OPERATOR).make("mlir")
+
+
+@pytest.fixture(scope="module")
+def inductor() -> KernelView:
+    """One compilation for all that is asked of it."""
+    return KernelView(OPERATOR, lane="inductor", stage="post_grad")
+
+
+@example('x = "<i>&amp;" # </b>', "source")
+@given(st.text(max_size=60), st.sampled_from([*LANGUAGES, "fusion"]))
+def test_code_is_what_it_was_line_by_line(text: str, stage: str) -> None:
+    text = text.replace("\r", "")  # a lexer reads it as an end of line
+    lines = code_lines(text, stage)
+    assert len(lines) == text.count("\n") + 1
+    assert "\n".join(Text(line).text for line in lines) == text
+
+
+def test_the_specification_is_there_at_once_and_lanes_are_made_when_they_are_chosen(view: KernelView) -> None:
+    fresh = KernelView(OPERATOR)
+    assert "def add_rms_norm(x: Tensor" in fresh.text and fresh.stage == "source"
+    found = Text(fresh.picture())
+    assert "eager/source" in found.keys and not any(key.startswith(("inductor/", "mlir/")) for key in found.keys)
+    fresh.shown.picked = "eager/api"
+    fresh.lane = "mlir"
+    assert fresh.wait(60) and fresh.stage == "linalg" and "linalg.generic" in fresh.text
+    fresh.close()
+
+
+def test_every_operation_of_the_graph_is_in_a_kernel(inductor: KernelView) -> None:
+    made = inductor._of("inductor")
+    fusion, texts = kernel_stages.fusion(made) or {}, inductor._texts("inductor")
+    letters = {group.letter for group in marked("inductor", "post_grad", inductor.text, fusion).groups}
+    for stage in ("decomposed", "post_grad"):
+        found = marked("inductor", stage, texts[stage], fusion)
+        for number, line in enumerate(texts[stage].split("\n")):
+            assert bool(found.of(number)) == ("torch.ops." in line)
+            assert set(found.of(number)) <= letters
+    assert len(letters) == sum(len(kernel["fused"]) for kernel in fusion["kernels"])
+    for stage, most in (
+        ("graph", letters),
+        ("ir", letters),
+        ("fused_ir", letters),
+        ("cpp", letters),
+        ("python", letters),
+    ):
+        found = marked("inductor", stage, texts[stage], fusion, texts["post_grad"])
+        assert set("".join((found.letters or {}).values())) == most, stage
+
+
+def test_nodes_and_loops_are_marked_by_what_the_scheduler_made_of_them(inductor: KernelView) -> None:
+    fusion, texts = kernel_stages.fusion(inductor._of("inductor")) or {}, inductor._texts("inductor")
+    (kernel,) = fusion["kernels"]
+    home = {part: "AB"[n] for n, parts in enumerate(kernel["fused"]) for part in parts}
+    lines, found = texts["ir"].split("\n"), marked("inductor", "ir", texts["ir"], fusion)
+    for number, line in enumerate(lines):
+        if node := re.match(r"(?:class )?(op\d+)", line):
+            assert found.of(number) == home[node.group(1)]
+    cpp = marked("inductor", "cpp", texts["cpp"], fusion)
+    loops = [cpp.of(n) for n, line in enumerate(texts["cpp"].split("\n")) if "for(int64_t" in line]
+    assert loops == ["A", "B"]
+    assert summary("inductor", texts, fusion).endswith("2 loop nests → 1 kernel")
+
+
+def test_loops_of_mlir_are_marked_to_their_ends(view: KernelView) -> None:
+    texts = view._texts("mlir")
+    for stage, begin in (("linalg", "linalg.generic"), ("bufferized", "scf.for")):
+        found = marked("mlir", stage, texts[stage])
+        lines = texts[stage].split("\n")
+        begun = [n for n, line in enumerate(lines) if begin in line]
+        assert [found.of(n) for n in begun] == [group.letter for group in found.groups]
+        assert all("}" in lines[n] for n in found.letters or {} if not found.of(n + 1))
+        assert not any("return" in lines[n] for n in found.letters or {})
+    assert "arith.addf" in marked("mlir", "linalg", texts["linalg"]).groups[0].told
+    assert summary("mlir", texts, None).endswith("3 loop nests → 1 function")
+
+
+def test_the_picture_holds_every_stage_its_size_and_the_text(view: KernelView) -> None:
+    view.lane, view.stage = "mlir", "transformed"
+    found = Text(view.picture())
+    assert [key for key in found.keys if key.startswith("mlir/")] == [f"mlir/{name}" for name in view._texts("mlir")]
+    for line in view.text.split("\n")[:20]:
+        assert line in found.text
+    assert "not made yet" in found.text and view.picture() == view._repr_mimebundle_()["text/html"]
+
+
+def test_a_lane_that_cannot_make_it_says_why_and_the_others_go_on() -> None:
+    lacking = KernelView("expert_linear", lanes=("eager", "mlir")).make()
+    assert "cannot be made here" in Text(lacking.picture()).text and lacking.text
+    lacking.lane = "mlir"
+    assert lacking.wait(30) and lacking.text == "" and "cannot be made here" in lacking.picture()
+
+
+def test_a_timing_is_stopped_and_says_so() -> None:
+    view = KernelView("rotary", lanes=("eager",))
+    assert "being timed" in view.measure().picture()
+    view.stop()
+    assert view.wait(60) and 'role="alert">the timing was stopped' in view.picture()
+    view.close()
+
+
+def test_lanes_are_timed_apart_from_what_this_process_does() -> None:
+    """Which figures there are, not what they say."""
+    job = {"operator": OPERATOR, "case": "1x1 float32", "lanes": ["eager"], "seconds": 0.01}
+    record = timed({**job, "ceilings": False})
+    (row,) = record["rows"]
+    assert row["p10_seconds"] <= row["seconds"] <= row["p90_seconds"] and row["speedup_over_eager"] == 1
+    assert record["environment"]["cpu"] and record["date"]
+
+
+def test_times_stand_beside_with_what_they_are_measured_by() -> None:
+    ok = {"seconds": 2e-6, "p10_seconds": 1e-6, "p90_seconds": 3e-6, "speedup_over_eager": 2.5, "bound": "read"}
+    rows = ({"lane": "mlir", **ok, "share_of_ceiling": 0.5}, {"lane": "triton", "reason": "no <GPU>"})
+    shown = Shown(
+        "a <b>", "eager", "source", "x < 1", marked("eager", "source", ""), {"eager": {"source": 1}}, rows=rows
+    )
+    text = Text(drawn(shown)).text
+    assert all(told in text for told in ("a <b>", "2.0", "2.50", "50.0% (memory)", "not timed: no <GPU>", "x < 1"))
+
+
+def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
+    other = KernelView(OPERATOR, lanes=("eager",))
+    other.operator = "gated_silu"
+    assert other.wait(30) and other.case in kernel_stages.cases("gated_silu") and "gate_up" in other.text
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"operator": "add_norm"}, "unknown operator 'add_norm'"),
+        ({"case": "1x1 int3"}, "unknown case of add_rms_norm"),
+        ({"lanes": ("mlri",)}, "did you mean 'mlir'"),
+        ({"stage": "ptx"}, "unknown stage of add_rms_norm on eager 'ptx'"),
+    ],
+)
+def test_what_is_wrong_is_told(asked: dict, told: str) -> None:
+    with pytest.raises(WorkbenchError, match=told):
+        KernelView(**asked)

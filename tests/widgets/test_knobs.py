@@ -1,0 +1,222 @@
+"""Every setting of a schema has a control, and what the controls say is what was said to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import ipywidgets
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from tests.study import test_experiment as experiments
+from workbench.errors import WorkbenchError
+from workbench.study.experiment import Experiment
+from workbench.widgets.knobs.field_comments import comments_of
+from workbench.widgets.knobs.knobs import Knobs
+from workbench.widgets.knobs.values import one_line
+from workbench.widgets.playground.knobs import LEFT, known
+
+BESIDES = {"question": "q", "workload": {"kind": "prompts", "prompts": ["a"]}}
+
+
+@pytest.fixture(scope="module")
+def knobs() -> Knobs:
+    return Knobs(Experiment, LEFT, known())
+
+
+def schema_leaves(node: dict[str, Any], defs: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The same paths by another way: pydantic's JSON schema."""
+    node = defs[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    kinds = [each for each in node.get("anyOf", ()) if each.get("type") != "null"]
+    if "oneOf" in node:
+        yield ()
+        for each in node["oneOf"]:
+            inner = defs[each["$ref"].rpartition("/")[2]]
+            label = inner["properties"]["kind"]["const"]
+            yield from ((label, *path) for path in schema_leaves(inner, defs) if path)
+    elif len(kinds) == 1:
+        yield from schema_leaves(kinds[0], defs)
+    elif "properties" in node:
+        for name, each in node["properties"].items():
+            if "const" not in each:
+                yield from ((name, *path) for path in schema_leaves(each, defs))
+    else:
+        yield ()
+
+
+def test_every_leaf_of_the_schema_that_one_played_request_has_is_a_control(knobs: Knobs) -> None:
+    schema = Experiment.model_json_schema()
+    paths = {".".join(path) for path in schema_leaves(schema, schema["$defs"])}
+    left = tuple(each.replace(":", ".") for each in LEFT)
+    wanted = {path for path in paths if not any(path == each or path.startswith(f"{each}.") for each in left)}
+    assert set(knobs.leaves()) == wanted and len(wanted) > 100
+    assert len(knobs.leaves()) == len(wanted)
+
+
+more = st.fixed_dictionaries(
+    {},
+    optional={
+        "speculate": st.sampled_from(["none", "prompt_lookup", {"kind": "draft", "lane": "eager"}]),
+        "compile": st.sampled_from(["block", "step"]),
+        "executor": st.sampled_from([{"kind": "real"}, {"kind": "uncached", "oracle": True}]),
+    },
+)
+caches = st.fixed_dictionaries(
+    {"format": st.sampled_from(["dense", "int8", "int4"])},
+    optional={
+        "keys": st.none() | st.just("fp8"),
+        "group": st.sampled_from([8, 64]),
+        "layers": st.dictionaries(st.integers(0, 9), st.just({"format": "int8"}), max_size=2),
+        "evict": st.none() | st.just({"kind": "snapkv", "budget": 99}) | st.just({"kind": "window", "ratio": 0.5}),
+    },
+)
+schedules = st.fixed_dictionaries(
+    {"policy": st.sampled_from(["fcfs", "mine.py:policy", {"kind": "priority", "patience": 3}])},
+    optional={"chunk_tokens": st.none() | st.just(7), "set_back": st.sampled_from(["auto", "recompute"])},
+)
+
+
+@settings(max_examples=40)
+@given(experiments.values, more, caches, schedules)
+def test_from_settings_to_controls_and_back_is_equal(
+    knobs: Knobs, values: dict, more: dict, cache: dict, schedule: dict
+) -> None:
+    cache, schedule = {**values.get("cache", {}), **cache}, {**values.get("schedule", {}), **schedule}
+    if more.get("speculate", "none") != "none":
+        cache.pop("evict", None)  # which exclude each other
+    whole = Experiment.of({**values, **more, "cache": cache, "schedule": schedule})
+    knobs.write(whole.model_dump(mode="json"))
+    besides = whole.model_dump(mode="json", include={"question", "workload", "measure"})
+    assert knobs.checked(besides) == whole
+
+
+class Inner(BaseModel):
+    """A group."""
+
+    kind: Literal["inner"] = "inner"
+    # from zero
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    names: tuple[str, ...] = ()  # who
+
+
+class Other(BaseModel):
+    kind: Literal["other"] = "other"
+
+
+class Outer(BaseModel):
+    count: Annotated[int, Field(ge=2, lt=9, multiple_of=2)] = 4
+    word: str | None = Field(default=None, description="said by the field itself")
+    part: Annotated[Inner | Other, Field(discriminator="kind")] = Inner()
+    size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
+    switch: bool | Literal["never"] = False
+
+
+def control(knobs: Knobs, name: str) -> Any:
+    """The control called so, wherever it is now."""
+
+    def inside(box: Any) -> Iterator[Any]:
+        for each in getattr(box, "children", ()):
+            yield each
+            yield from inside(each)
+
+    panels = (panel.widget for panel in knobs.panels.values())
+    return next(each for panel in panels for each in inside(panel) if getattr(each, "description", "") == name)
+
+
+def test_types_have_controls_of_their_own_with_their_limits() -> None:
+    knobs = Knobs(Outer)
+    count, share = control(knobs, "count"), control(knobs, "share")
+    assert isinstance(count, ipywidgets.BoundedIntText) and (count.min, count.max, count.step) == (2, 8, 2)
+    assert isinstance(share, ipywidgets.FloatSlider) and (share.min, share.max, share.value) == (0, 1, 0.5)
+    assert isinstance(control(knobs, "word"), ipywidgets.Checkbox)
+    assert isinstance(control(knobs, "part"), ipywidgets.Dropdown)
+    assert [label for label, _ in control(knobs, "switch").options] == ["false", "true", "never"]
+    assert [label for label, _ in control(knobs, "size").options] == ["not set", "auto", "a number"]
+
+
+def test_what_the_source_says_of_a_field_is_its_tooltip() -> None:
+    assert comments_of(Inner) == {"share": "from zero", "names": "who"}
+    assert comments_of(Outer) == {"word": "said by the field itself"}
+    knobs = Knobs(Outer)
+    assert control(knobs, "share").tooltip == "from zero"
+    assert control(knobs, "word").tooltip == "said by the field itself"
+
+
+def test_a_change_by_hand_is_told_once_and_read() -> None:
+    told: list[dict] = []
+    knobs = Knobs(Outer, changed=lambda: told.append(knobs.values))
+    control(knobs, "word").value = True
+    control(knobs, "part").value = 1
+    control(knobs, "size").value = 2
+    assert len(told) == 3
+    assert told[-1] == {"count": 4, "word": "", "part": {"kind": "other"}, "size": 1, "switch": False}
+    knobs.write({"part": {"kind": "inner", "share": 0.25, "names": ["a, b", "c"]}})
+    assert len(told) == 4 and told[-1]["part"]["names"] == ["a, b", "c"] and told[-1]["size"] == 1
+
+
+def test_what_is_wrong_is_said_at_its_control_in_one_line() -> None:
+    knobs = Knobs(Outer)
+    control(knobs, "share").value = 0
+    knobs.buttons.value = "part"
+    assert knobs.checked({}) is None
+    (line,) = (each.value for each in told_alerts(knobs))
+    assert 'role="alert"' in line and "part.share: Input should be greater than 0" in line
+    above = [control for control, below in pairs(knobs) if getattr(below, "value", "") == line]
+    assert [control.description for control in above] == ["share"]
+    control(knobs, "share").value = 0.5
+    control(knobs, "names").value = "a: ["
+    assert knobs.checked({}) is None and "part.names: not YAML" in next(told_alerts(knobs)).value
+    control(knobs, "names").value = "a, 'b <b>'"
+    assert knobs.checked({}) == Outer(part=Inner(names=("a", "b <b>"))) and not list(told_alerts(knobs))
+
+
+def told_alerts(knobs: Knobs) -> Iterator[Any]:
+    def inside(box: Any) -> Iterator[Any]:
+        for each in getattr(box, "children", ()):
+            yield from inside(each)
+            if isinstance(each, ipywidgets.HTML) and "alert" in each.value:
+                yield each
+
+    return inside(knobs.widget)
+
+
+def pairs(knobs: Knobs) -> Iterator[tuple[Any, Any]]:
+    """What stands right above what, in one box."""
+
+    def inside(box: Any) -> Iterator[tuple[Any, Any]]:
+        children = getattr(box, "children", ())
+        yield from zip(children, children[1:], strict=False)
+        for each in children:
+            yield from inside(each)
+
+    return inside(knobs.widget)
+
+
+def test_what_is_wrong_out_of_sight_is_said_above() -> None:
+    knobs = Knobs(Experiment, LEFT)
+    knobs.write({"sampling": {"beams": 2, "stop": ["x"]}})
+    knobs.buttons.value = "cache"
+    assert knobs.checked(BESIDES) is None
+    assert "beam search ends texts at tokens" in next(told_alerts(knobs)).value
+
+
+def test_a_value_without_a_control_is_refused_in_words() -> None:
+    with pytest.raises(WorkbenchError, match="executor: there is no control for"):
+        Knobs(Experiment, LEFT).write({"executor": {"kind": "simulated", "gpus": 2}})
+
+
+plain = st.recursive(
+    experiments.words.filter(lambda word: "\ud800" not in word) | st.booleans() | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(experiments.names, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.lists(plain, max_size=3))
+def test_a_list_is_written_on_one_line_and_read_back(value: list) -> None:
+    from workbench.study import yaml_text
+
+    assert "\n" not in one_line(value) and yaml_text.read(one_line(value)) == value

@@ -1,0 +1,191 @@
+"""The memory calculator says what `workbench memory` says, draws it to scale, and holds it against a loaded model."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.model.test_memory_report import DEEPSEEK_V3
+from workbench.cache.format import FORMATS
+from workbench.engine.load import load
+from workbench.errors import WorkbenchError
+from workbench.model.memory import longest_context
+from workbench.model.shapes import named_shape
+from workbench.study.memory_held import held, parts_of_runner, step_bytes
+from workbench.study.memory_report import of_name, of_spec, spec_and_remarks
+from workbench.study.memory_terms import terms
+from workbench.trace.events import Formed, Stepped
+from workbench.widgets import MemoryCalculator
+from workbench.widgets.memory.picture import PARTS, Stack, bars, scale_of
+
+NAMES = st.sampled_from(["demo", "shape:tiny", "shape:llama-3.1-8b"])
+SETTINGS = st.fixed_dictionaries({
+    "context": st.integers(1, 300_000), "batch": st.integers(1, 300), "dtype": st.sampled_from(["bfloat16", "float32"]),
+    "weights": st.sampled_from(["dense", "int8", "int4"]), "cache": st.sampled_from(FORMATS),
+    "step_tokens": st.integers(1, 2048), "page_size": st.sampled_from([1, 16, 64]),
+})  # fmt: skip
+WINDOWS = st.sampled_from([(), ("attention.window=96", "attention.sinks=4")])
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def calculator() -> MemoryCalculator:
+    return MemoryCalculator()
+
+
+def svg_of(picture: str) -> ET.Element:
+    return ET.fromstring(picture[picture.index("<svg") : picture.index("</svg>") + 6])
+
+
+@settings(max_examples=25)
+@given(NAMES, SETTINGS, st.sampled_from(["h100", "h200", "24GiB"]))
+def test_it_says_what_the_command_says(
+    calculator: MemoryCalculator, name: str, chosen: dict[str, Any], memory: str
+) -> None:
+    for trait, value in ({"model": name, "memory": memory} | chosen).items():
+        setattr(calculator, trait, value)
+    size = {"h100": "80GB", "h200": "141GB"}.get(memory, memory)
+    found = calculator.found
+    assert found == of_name(name, memory=size, **chosen)
+    assert found["total_bytes"] == found["weight_bytes"] + found["cache_bytes"] + found["activation_bytes"]
+    picture = calculator.picture()
+    for part in ("weight_bytes", "cache_bytes", "activation_bytes", "total_bytes"):
+        assert f"{found[part]:,}" in picture
+
+
+@settings(max_examples=60)
+@given(NAMES, SETTINGS, WINDOWS)
+def test_the_formula_is_the_cache(name: str, chosen: dict[str, Any], changes: tuple[str, ...]) -> None:
+    spec = spec_and_remarks(name)[0]
+    counted = of_spec(spec, changes=changes, **chosen)
+    found = terms(counted)
+    assert -1e-6 < counted.memory.sequence_bytes - sum(term.bytes for term in found) < 1
+    for term in found:
+        product = 1.0
+        for number in re.findall(r"(?:^|× )([\d,.]+)", str(term)):
+            product *= float(number.replace(",", ""))
+        assert product == pytest.approx(term.bytes, rel=1e-9)
+
+
+@settings(max_examples=60)
+@given(NAMES, SETTINGS, WINDOWS, st.integers(1, 50_000), st.integers(0, 50))
+def test_more_tokens_and_more_sequences_take_more(
+    name: str, chosen: dict[str, Any], changes: tuple[str, ...], tokens: int, sequences: int
+) -> None:
+    if changes:  # a window may lie on one page, or one group of packed tokens, more or less as it moves
+        chosen |= {"page_size": 1, "cache": "dense"}
+    spec = spec_and_remarks(name)[0]
+    less = of_spec(spec, changes=changes, **chosen).memory
+    more = {"context": chosen["context"] + tokens, "batch": chosen["batch"] + sequences}
+    assert of_spec(spec, changes=changes, **chosen | more).memory.total_bytes >= less.total_bytes
+    if not changes and chosen["cache"] == "dense" and chosen["page_size"] == 1:  # others take a page, a group at once
+        assert of_spec(spec, **chosen | {"context": more["context"]}).memory.total_bytes >= less.total_bytes + tokens
+
+
+@settings(max_examples=60)
+@given(NAMES, SETTINGS, WINDOWS, st.integers(10**6, 10**12), st.floats(0, 1))
+def test_the_longest_context_fits_and_one_token_more_does_not(
+    name: str, chosen: dict[str, Any], changes: tuple[str, ...], room: int, share: float
+) -> None:
+    spec = spec_and_remarks(name)[0]
+    counted = of_spec(spec, changes=changes, **chosen)
+    longest = longest_context(counted.memory, counted.parts, room, chosen["page_size"])
+
+    def total(context: int) -> int:
+        asked: dict[str, Any] = chosen | {"context": context}
+        return of_spec(spec, changes=changes, **asked).memory.total_bytes
+
+    if longest is None:
+        assert changes and total(round(2**40 * share) + 1) <= room
+    else:
+        assert longest == 0 or (total(longest) <= room and total(round((longest - 1) * share) + 1) <= room)
+        steady = chosen["cache"] == "dense" and (not changes or chosen["page_size"] == 1)
+        assert not steady or total(longest + 1) > room
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 10**12)] * 3), min_size=1, max_size=4), st.integers(1, 10**13))
+def test_bars_are_to_scale(sizes: list[tuple[int, int, int]], available: int) -> None:
+    stacks = [Stack(str(number), each) for number, each in enumerate(sizes)]
+    across, root = scale_of(stacks, available), ET.fromstring(bars(stacks, available, "bars"))
+    drawn = [e for e in root.iter(f"{SVG}rect") if e.attrib["class"][0] == "c"]
+    assert len(drawn) == 3 * len(stacks)
+    for place, (rect, size) in enumerate(zip(drawn, [part for each in sizes for part in each], strict=True)):
+        assert rect.attrib["class"] == f"c{place % 3}" and PARTS[place % 3] in rect.attrib["data-tip"]
+        assert float(rect.attrib["width"]) == pytest.approx(across(size) - across(0), abs=0.011)
+        if place % 3:
+            before = drawn[place - 1].attrib
+            assert float(rect.attrib["x"]) == pytest.approx(float(before["x"]) + float(before["width"]), abs=0.021)
+        assert float(rect.attrib["x"]) + float(rect.attrib["width"]) <= across.end + 0.02
+
+
+@pytest.mark.parametrize("cache", FORMATS)
+@pytest.mark.parametrize("weights", ["dense", "int4"])
+def test_a_loaded_model_takes_what_was_predicted(cache: str, weights: str) -> None:
+    runner = load("demo", lane="eager", cache=cache, weights=weights, pages=40, note=(events := []).append)
+    view = MemoryCalculator(runner=runner)
+    assert (view.cache, view.weights, view.context) == (cache, weights, 1024)
+    rows = held(runner)
+    told = of_name("demo", cache=cache, weights=weights)
+    assert rows[0].predicted == told["weight_bytes"] and rows[2].measured == told["cache_bytes_per_token"]
+    counted = of_spec(runner.model.spec, cache=cache)
+    pages = sum(41 * 64 * part.bytes_per_token for part in counted.parts)  # 40, and the null page
+    assert rows[1].predicted == rows[1].measured == pages
+    assert rows[0].measured - rows[0].predicted == sum(buffer.nbytes for buffer in runner.model.buffers())
+    for row in rows:
+        assert f"{row.measured:,.10g}" in view.picture()
+    list(runner.stream("def f(x):" * 30, max_tokens=4))
+    view.pulse.flush()
+    assert f"{view._last['stepped'].kv_bytes:,}</td>" in view.shown.content
+    view.close()
+    formed = [event for event in events if isinstance(event, Formed)]
+    stepped = [event for event in events if isinstance(event, Stepped)]
+    for before, after in zip(formed, stepped, strict=True):
+        spans = [(span.start, span.tokens) for span in before.spans]
+        assert step_bytes(parts_of_runner(runner), spans, 64) == after.kv_bytes
+
+
+def test_what_is_not_there_is_told_and_nothing_is_lost() -> None:
+    view = MemoryCalculator("shape:tiny")
+    before = view.found
+    view.model = "no-<b>such"
+    assert "no-&lt;b&gt;such" in view.picture() and 'role="alert"' in view.picture() and view.found == before
+    view.model = "demo"
+    assert not view.error and "alert" not in view.picture() and view.found["model"] == "target"
+    view.memory = "80 cows"
+    assert "such as 80GB" in view.picture()
+    for bad in ({"model": "no-such"}, {"memory": "much"}, {"contxt": 3}, {"cache": "int5"}, {"dtype": "float17"}):
+        with pytest.raises(WorkbenchError):
+            MemoryCalculator(**bad)
+
+
+def test_latent_attention_has_a_formula_and_no_packed_form(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    view = MemoryCalculator(tmp_path, context=1000)
+    assert "61 layers × 576 dim (512 latent + 64 rotary) × 2 bytes × 1,000 tokens" in view.picture()
+    view.cache = "int8"
+    assert "not possible: cache: layer 0 keeps latent rows" in view.picture() and 'role="alert"' in view.picture()
+
+
+def test_controls_and_bars_set_the_state() -> None:
+    view = MemoryCalculator(named_shape("llama-3.1-8b"), batch=3)
+    labels = {control.description: control for row in view.children for box in getattr(row, "children", ())
+              for control in (box, *getattr(box, "children", ())) if getattr(control, "description", "")}  # fmt: skip
+    labels["context"].value = 2.0**12
+    labels["cache"].value = "int4"
+    labels["batch"].value = 2.0**2.25
+    assert (view.context, view.cache, view.batch) == (4096, "int4", 5)
+    view.batch = 7
+    assert view.batch == 7 and labels["batch"].value == 7
+    view.shown.picked = "fp8"
+    assert view.cache == labels["cache"].value == "fp8"
+    labels["model"].value = "shape:tiny"
+    assert view.found["model"] == "tiny"
+    groups = svg_of(view.picture()).iter(f"{SVG}g")
+    assert [group.attrib["data-key"] for group in groups if "data-key" in group.attrib] == [*FORMATS]

@@ -1,0 +1,60 @@
+"""In a real JupyterLab: the memory calculator's slider and bars, and a roofline that is hovered and listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.browser import browser
+from workbench.lab.page import Lab
+
+pytestmark = browser
+
+CELLS = """# %%
+import workbench
+from workbench.widgets import MemoryCalculator, Point, Roofline
+
+view = MemoryCalculator("shape:llama-3.1-8b", context=1024)
+view
+
+# %%
+runner = workbench.load("demo", lane="eager")
+roofline = Roofline(runner, Point("mine", 1e9, 1e8, 0.5, dtype="bfloat16"), ceilings="h100")
+roofline
+
+# %%
+_ = list(runner.stream("def f(x):", max_tokens=4))
+"""
+
+
+def test_a_slider_a_bar_and_a_point(lab: Lab, tmp_path: Path) -> None:
+    page = lab.open(lab.write("memory.py", CELLS))
+    page.run_all()
+    assert page.errors() == []
+    calculator = page.widget("wb-memorycalculator")
+    before = page.ask("view.found['cache_bytes']")
+    handle = calculator.locator(".widget-slider .noUi-handle").first
+    handle.focus()
+    handle.press("ArrowRight")
+    page.settle()
+    assert int(page.ask("view.context")) > 1024 and int(page.ask("view.found['cache_bytes']")) > int(before)
+    bar = calculator.locator("[data-key=int4]")
+    bar.click()
+    page.settle()
+    assert page.ask("view.cache") == "'int4'" and "settled as int4" in calculator.inner_text()
+    field = calculator.locator("input[type=text]").first
+    calculator.locator("select").first.select_option("a config.json or a folder with one")
+    field.fill("no-such-model")
+    field.press("Enter")
+    page.settle()
+    assert "no config.json there" in calculator.locator("[role=alert]").inner_text()
+    page.screenshot(tmp_path / "calculator.png", calculator)
+
+    roofline = page.widget("wb-roofline")
+    assert "decode × 1" in roofline.inner_text() and "h100 memory" in roofline.inner_text()
+    roofline.locator("[data-key='0']").focus()
+    assert "mine: 1G" in page.tab.locator(".wb-tip:visible").inner_text()
+    page.tab.keyboard.press("Enter")
+    page.settle()
+    assert page.ask("roofline.chosen") == "0"
+    page.screenshot(tmp_path / "roofline.png", roofline)
+    assert page.console_errors == [] and page.outside_requests == []

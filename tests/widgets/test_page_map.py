@@ -1,0 +1,267 @@
+"""A page map shows every page once, as the pools have it, under random histories of scheduler, index and host."""
+
+from __future__ import annotations
+
+import random
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine import many_histories
+from tests.engine.history import LAYOUTS, POLICIES, STOPS, History
+from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from workbench.cache.format import CacheFormat
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.widgets import PageMap
+from workbench.widgets.live import Live
+from workbench.widgets.pages.cells import letters
+from workbench.widgets.pages.log import PageLog
+from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
+from workbench.widgets.pages.picture import page_map
+from workbench.widgets.pages.snapshot import Snapshot, plain_panels, snapshot
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Watched(History):
+    """A history of which snapshots are taken where a step is formed and between steps."""
+
+    def watch(self) -> None:
+        self.log, self.panels = PageLog(), plain_panels(self.holdings)
+        plan = self.scheduler.plan
+
+        def planned(*given: Any) -> Any:
+            made = plan(*given)
+            if made is not None:
+                self.take({span.sequence.request_id: span.end for span in made.spans})
+            return made
+
+        self.scheduler.plan = planned  # type: ignore[method-assign]
+
+    def take(self, ends: dict[str, int] | None = None) -> None:
+        seen = snapshot(self.scheduler, self.panels, ends, self.log.snapshots[-1] if self.log.snapshots else None)
+        self.law(seen)
+        self.log.add(seen)
+
+    def law(self, seen: Snapshot) -> None:
+        pools = (*self.holdings.pools, *self.holdings.host.rooms)
+        for panel, pool in enumerate(pools):
+            names = Counter(page for owner in seen.owners for page in owner.pages[panel] if page)
+            assert not seen.references[panel][0] and not seen.kept[panel][0], "the null page is nobody's"
+            free, held, idle = [], [], []
+            for page in range(1, pool.pages + 1):
+                kept = bool(seen.kept[panel][page])
+                assert seen.references[panel][page] == names[page] + kept == pool.holders(page)
+                assert seen.census[panel].owners[page] == names[page]
+                full = pool.page_size * (kept and names[page] > 0)
+                assert full <= seen.census[panel].tokens[page] <= pool.page_size
+                (held if names[page] else idle if kept else free).append(page)
+            assert seen.free(panel) == len(free) == pool.free
+            assert seen.idle(panel) == len(idle)
+            assert len(free) + len(held) + len(idle) == pool.pages == seen.panels[panel].pages
+            if panel < len(self.holdings.pools):
+                assert idle == sorted(pool.idle) and len(held) == pool.used
+            assert sum(seen.alone(panel)) + seen.shared(panel) == len(held)
+        tables = self.holdings.tables
+        by_name = {owner.name: number for number, owner in enumerate(seen.owners)}
+        for s in (*self.scheduler.running, *self.scheduler.waiting):
+            assert (s.request_id in by_name) == any(map(any, s.pages)) or s.saved is not None
+            for t, pages in enumerate(s.pages if s.request_id in by_name else ()):
+                number = by_name[s.request_id]
+                assert seen.owners[number].pages[t] == tuple(pages)
+                assert seen.before[number, t] == tables[t].settled(s.held) <= seen.tokens[number, t]
+                assert seen.tokens[number, t] <= len(pages) * pools[t].page_size or seen.resting
+
+    def check(self) -> None:
+        super().check()
+        self.take()
+
+
+@given(st.integers(0, 10**6), st.sampled_from(LAYOUTS), st.booleans(), st.sampled_from([0, 6, 20]))
+@settings(max_examples=60, deadline=None)
+def test_every_page_is_one_thing_and_the_picture_says_which(seed: int, tables: Any, prefix: bool, host: int) -> None:
+    draw, history = random.Random(seed), Watched()
+    history.begin(
+        policy=draw.choice(POLICIES), tables=tables, pages=draw.randint(10, 16), prefix=prefix,
+        saves=draw.random() < 0.7, host=host, ttl=draw.choice([None, 5.0]), seed=seed,
+    )  # fmt: skip
+    history.watch()
+    for _ in range(draw.randint(1, 20)):
+        many_histories.move(history, draw)
+        history.check()
+    log = history.log
+    for seen in draw.sample(log.snapshots, min(2, len(log.snapshots))):
+        for arranged in ARRANGED:
+            shows(page_map(seen, log.snapshots, log.numbers, arranged), seen, log, arranged == ARRANGED[0])
+
+
+def crowded(prefix: bool) -> Watched:
+    history = Watched()
+    history.begin("continuous fcfs", LAYOUTS[0], 10, prefix, True, 20, None, 0)
+    history.watch()
+    return history
+
+
+def test_pages_that_the_index_has_on_the_host_are_accounted_for_until_they_are_back() -> None:
+    history = crowded(prefix=True)
+    for again in (False, True):
+        history.submit(16, 1, 1, 1, False, "", 0)
+        history.step(1)
+        assert bool(history.holdings.host.fetched) == again
+        history.check()
+        history.step(20)
+        assert history.holdings.prefix is not None
+        history.holdings.prefix.evict(0, 10, history.holdings.moves)
+        history.check()
+    assert any(each.idle(1) for each in history.log.snapshots)
+
+
+def test_what_was_on_its_way_back_when_its_sequence_ended_is_accounted_for() -> None:
+    history = crowded(prefix=False)
+    for _ in range(3):
+        history.submit(14, 2, 10, 1, False, "", 0)
+    while not history.holdings.host.loaded:
+        history.step(1)
+    (order,) = history.holdings.host.loaded
+    history.end(next(each for each in history.open if each.order == order), STOPS[0])
+    history.check()
+    assert [each.name for each in history.log.snapshots[-1].owners][-1] == f"(ended {order})"
+    history.finish()
+
+
+def shows(picture: str, seen: Snapshot, log: PageLog, whole: bool) -> None:
+    """What is read from the picture is what `seen` says."""
+    rects = (rect.attrib for rect in ET.fromstring(picture).iter(f"{SVG}rect"))
+    cells = {each["data-key"]: each for each in rects if "data-key" in each}
+    expected = set()
+    for panel, about in enumerate(seen.panels):
+        ever = max(each.last_used[panel] for each in log.snapshots)
+        for page in range(1, about.pages + 1):
+            key, names = f"{panel}.{page}", holders(seen, panel, page)
+            kept = bool(seen.kept[panel][page])
+            if key not in cells:
+                assert page > ever if whole else not (names or kept)
+                continue
+            expected.add(key)
+            kinds, tip = cells[key]["class"].split(), cells[key]["data-tip"]
+            assert f"page {page} of table" in tip or f"place {page} of host" in tip
+            if not names:
+                assert kinds == (["id"] if kept else ["fr"]) and ("idle" if kept else "free") in tip
+                continue
+            shown = [letters(log.numbers[name]) for name in names]
+            assert kinds[0] == (f"c{log.numbers[names[0]] % 7}" if len(names) == 1 else "sh")
+            assert re.findall(r"^([A-Z]+) ", tip, re.M) == shown[:6] and tip.count("its page") == len(shown[:6])
+            tokens = int(seen.census[panel].tokens[page])
+            assert f"{tokens} of {about.page_size} tokens" in tip and ("lo" in kinds) == (tokens < about.page_size)
+            assert f"{seen.references[panel][page]} reference" in tip and ("the prefix index" in tip) == kept
+    assert set(cells) == expected
+
+
+def holders(seen: Snapshot, panel: int, page: int) -> list[str]:
+    return [owner.name for owner in seen.owners if page in owner.pages[panel]]
+
+
+def test_a_log_is_bounded_and_keeps_the_newest() -> None:
+    history = Watched()
+    history.begin("continuous fcfs", LAYOUTS[0], 12, True, True, 0, None, 0)
+    seen = snapshot(history.scheduler, plain_panels(history.holdings))
+    log = PageLog([replace(seen, step=step) for step in range(1000)], most=64)
+    steps = [each.step for each in log.snapshots]
+    assert len(steps) <= 64 and steps[0] == 0 and steps[-32:] == list(range(968, 1000))
+    assert len(steps) + log.thinned == 1000
+    assert [log.at(step).step for step in (-1, 0, 999, 5000)] == [0, 0, 999, 999]
+    assert all(log.at(step).step <= step for step in range(1000))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    model = model_of(spec_of(layer(dim=8), layer(dim=8, window=9)))
+    packed = CacheFormat(format="int4", group=8, columns=8, residual=8)
+    return runner_of(model, cache=packed, page_size=8, pages=14, prefix="radix", offload="memory")
+
+
+@pytest.fixture
+def view(runner: Runner) -> Iterator[PageMap]:
+    view = PageMap(runner)
+    yield view
+    Live.of(runner).stop()
+    view.close()
+
+
+def run(runner: Runner) -> None:
+    asked = Live.of(runner).ask([request(f"r<{n}>", 17, 8) for n in range(3)])
+    assert asked.wait(60)
+
+
+@pytest.fixture(scope="module")
+def seen(runner: Runner) -> tuple[Snapshot, ...]:
+    """A run's, quantized, with a prefix index and a host."""
+    view = PageMap(runner)
+    run(runner)
+    view.close()
+    return view.snapshots
+
+
+def test_a_map_of_a_runner_follows_it_but_does_not_carry_off_who_looks_back(runner: Runner, view: PageMap) -> None:
+    before = view.step
+    run(runner)
+    view.pulse.flush()
+    assert view.follow and view.step == view.snapshots[-1].step > before + 7
+    assert view.snapshots[-1].resting and not view.snapshots[-1].owners
+    assert {owner.name for seen in view.snapshots for owner in seen.owners} == {f"r<{n}>" for n in range(3)}
+    assert view._repr_mimebundle_()["image/svg+xml"] == view.picture() == view.shown.content
+    middle = view.snapshots[len(view.snapshots) // 2]
+    view.step = middle.step
+    assert not view.follow
+    run(runner)
+    view.pulse.flush()
+    assert view.step == middle.step and f"what step {middle.step} is computed on" in view.shown.content
+    view.follow = True
+    view.pulse.flush()
+    assert view.step == view.snapshots[-1].step
+    view.close()
+    count = len(view.snapshots)
+    run(runner)
+    assert len(view.snapshots) == count, "a closed map hears nothing"
+
+
+def test_panels_say_what_is_quantized_and_what_is_not_yet(seen: tuple[Snapshot, ...]) -> None:
+    titles = [panel.title for panel in seen[0].panels]
+    full, rest, windowed = (title.split(" · ")[1:] for title in titles[:3])
+    assert full == ["layers 0", "quantized: int4"]
+    assert rest == ["layers 0", "residual, in full precision: not quantized yet"]
+    assert windowed[0] == "layers 1" and "window 9" in windowed
+    assert [panel.host for panel in seen[0].panels] == [False] * (len(titles) // 2) + [True] * (len(titles) // 2)
+    assert any(each.tokens[:, 1].any() for each in seen) and any(each.idle(0) for each in seen)
+
+
+def test_what_is_picked_stands_out(seen: tuple[Snapshot, ...]) -> None:
+    view = PageMap(list(seen))
+    assert not view.follow
+    busy = max(seen, key=lambda each: len(each.owners))
+    view.step = busy.step
+    owner = busy.owners[0]
+    panel = 0 if any(owner.pages[0]) else 1
+    page = next(page for page in owner.pages[panel] if page)
+    view.shown.picked = f"{panel}.{page}"
+    assert view.chosen == owner.name and ' dm"' in view.picture()
+    view.shown.picked = f"@{owner.name}"
+    assert view.chosen == "" and ' dm"' not in view.picture()
+
+
+def test_what_cannot_be_shown_says_what_can(seen: tuple[Snapshot, ...]) -> None:
+    for wrong in ("runs/mine", [], [1]):
+        with pytest.raises(WorkbenchError, match="give a runner, or the snapshots"):
+            PageMap(wrong)
+    with pytest.raises(WorkbenchError, match="each step once"):
+        PageMap([seen[0], seen[0]])
+    with pytest.raises(WorkbenchError, match="of different caches"):
+        PageMap([seen[0], replace(seen[0], step=10**6, panels=seen[0].panels[:1])])

@@ -1,0 +1,205 @@
+"""What is played is what the runner gives; it can be stopped, changed, taken away, and is never lost in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.study.experiment import Experiment
+from workbench.trace.events import Decoded
+from workbench.widgets import Playground
+from workbench.widgets.playground.experiment_text import differing
+
+PROMPT = "def f(x):\n"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Runner:
+    return load("demo", lane="eager")
+
+
+@pytest.fixture
+def play(demo: Runner) -> Iterator[Playground]:
+    play = Playground(demo, PROMPT)
+    play.settings.write({"sampling": {"max_tokens": 20}})
+    yield play
+    play.close()
+    play.wait(30)
+    demo.owner, demo.instruments.listener = None, None
+
+
+def texts(picture: str) -> str:
+    """What is read in the picture of a text: its pieces, without the prompt and the legend."""
+    (inside,) = re.findall(r'<span data-grows="s0">(.*?)</span>(.*?)</div>', picture, re.S)
+    return html.unescape(re.sub(r"<[^>]*>", "", "".join(inside)))
+
+
+def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner) -> None:
+    play.run()
+    assert play.wait(60)
+    ids = [piece.id for piece in play.played.pieces[0]]
+    events = list(demo.stream(PROMPT, max_tokens=20))
+    assert ids == [event.token_id for event in events if isinstance(event, Decoded)]
+    text = "".join(event.text for event in events)
+    assert play.played.text() == text == texts(play.picture())
+    figures = re.sub(r"<[^>]*>", " ", play.shown.content)
+    assert "20 tokens" in figures and "length" in figures and re.search(r"\d ms", figures) and "KiB" in figures
+    assert play.text.content.count("data-tip") == 20 and 'class="p' in play.text.content
+
+
+def test_every_token_has_its_chance_and_the_others_there_were(play: Playground) -> None:
+    play.settings.write({"sampling": {"temperature": 0.0, "logprobs": 7}})
+    play.run()
+    assert play.wait(60)
+    for piece in play.played.pieces[0]:
+        shares = [share for _, share in piece.others]
+        assert len(shares) == 7 and shares == sorted(shares, reverse=True) and piece.chance == shares[0]
+
+
+def test_settings_of_sampling_take_effect_without_another_runner(play: Playground) -> None:
+    play.run()
+    assert play.wait(60)
+    first, runners = play.played.text(), list(play._runners._kept.values())
+    play.settings.write({"sampling": {"seed": 7}})
+    play.run()
+    assert play.wait(60) and play.played.text() != first
+    assert list(play._runners._kept.values()) == runners
+
+
+def test_other_settings_make_a_runner_and_few_are_kept(play: Playground) -> None:
+    for size in (16, 32, 64, 8):
+        play.settings.write({"cache": {"page_size": size}, "sampling": {"max_tokens": 2}})
+        play.run()
+        assert play.wait(120) and not play._alert.value
+    kept = list(play._runners._kept.values())
+    assert [runner.store.page_size for runner in kept] == [32, 64, 8]
+
+
+def test_stop_ends_it_within_a_step_or_two(play: Playground) -> None:
+    play.settings.write({"sampling": {"max_tokens": 1000, "ignore_eos": True}})
+    play.run()
+    while play.played.tokens < 3:
+        time.sleep(0.001)
+    assert play.running and play._go.disabled and not play._halt.disabled
+    play.stop()
+    seen = play.played.tokens
+    assert play.wait(30) and play.played.ends == {0: "cancelled"} and play.played.tokens <= seen + 3
+    assert not play._go.disabled and play._halt.disabled and "cancelled" in play.shown.content
+
+
+def test_reset_is_as_it_was_made(play: Playground) -> None:
+    before = play.experiment
+    play.settings.write({"sampling": {"top_k": 3}, "cache": {"format": "int8"}})
+    play.prompt = "class A:"
+    play.run()
+    play.reset()
+    play.settings.write({"sampling": {"max_tokens": 20}})
+    assert play.experiment == before and play.prompt == PROMPT and not play.played.tokens
+    assert play.text.content.count("<b ") == 0
+
+
+def test_what_is_wrong_is_told_and_cannot_be_run(play: Playground) -> None:
+    play.settings.write({"sampling": {"beams": 3, "stop": ["x"]}})
+    assert play._go.disabled and play.experiment is None
+    play.run()
+    assert not play.played.tokens
+    play.settings.write({"sampling": {"beams": 0, "stop": []}})
+    assert not play._go.disabled
+
+
+def test_what_cannot_be_carried_out_is_said_in_the_widget(play: Playground) -> None:
+    play.prompt = ""
+    play.run()
+    assert play.wait(60) and "the prompt is empty" in play._alert.value
+    play.prompt = PROMPT
+    play.settings.write({"cache": {"format": "int8", "page_size": 32}})
+    play.run()
+    assert play.wait(60) and 'role="alert"' in play._alert.value
+    assert "groups of 64 tokens do not divide pages of 32" in play._alert.value
+    assert "cache.group" in "".join(each.value for each in play.settings.panels["cache"]._alerts.values())
+
+
+def ids_of(printed_by: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(printed_by, {})
+    return out.getvalue()
+
+
+def test_what_was_played_can_be_taken_away(play: Playground) -> None:
+    play.settings.write(
+        {
+            "sampling": {"temperature": 0.8, "seed": 11, "stop": ["zzz"], "logit_bias": {"5": -1.5}},
+            "speculate": {"kind": "prompt_lookup"},
+            "cache": {"prefix": {"kind": "radix"}, "format": "int8"},
+        }
+    )
+    play.run()
+    assert play.wait(120) and play.played.tokens == 20
+    assert Experiment.from_yaml(play.copied.yaml.text) == play.last == play.experiment
+    assert ids_of(play.copied.python.text) == play.played.text()
+
+
+def test_samples_are_shown_apart(play: Playground) -> None:
+    play.settings.write({"sampling": {"n": 3, "max_tokens": 5}})
+    play.run()
+    assert play.wait(60) and set(play.played.pieces) == {0, 1, 2}
+    assert all(f'data-grows="s{n}"' in play.text.content and f"sample {n}" in play.text.content for n in range(3))
+    play.settings.write({"sampling": {"n": 1, "beams": 2}})
+    play.run()
+    assert play.wait(60) and len(play.played.pieces[0]) == 5 and not play._alert.value
+    assert play.played.ends == {0: "length", 1: "not_chosen"} and "sample 1 not_chosen" in play.picture()
+
+
+def test_what_grows_is_sent_once(play: Playground) -> None:
+    sent: list[Any] = []
+    play.text.send = lambda message, *_: sent.append(message)  # type: ignore[method-assign]
+    play.run()
+    assert play.wait(60)
+    pieces = [piece for message in sent for piece in message["pieces"]]
+    places = [message["at"] for message in sent]
+    assert places == sorted(set(places)) and all(piece in play.text.content for piece in pieces)
+    assert sum(len(message["pieces"]) for message in sent) <= 20
+
+
+def test_what_a_model_says_is_not_markup(play: Playground, demo: Runner) -> None:
+    assert demo.tokenizer is not None
+    (sign,) = demo.tokenizer.encode("<")
+    play.prompt = "<script>alert(1)</script>"
+    play.settings.write({"sampling": {"logit_bias": {str(sign): 100.0}, "max_tokens": 4, "temperature": 0.0}})
+    play.run()
+    assert play.wait(60) and play.played.text() == "<<<<" == texts(play.picture())
+    assert "<script" not in play.picture() and "&lt;script&gt;" in play.picture() and "<<" not in play.picture()
+
+
+def test_only_what_differs_is_said_and_its_kind_with_it() -> None:
+    plain = {"a": {"kind": "x", "n": 1, "m": 1}, "b": {"kind": "x"}, "c": {}, "d": 1}
+    values = {"a": {"kind": "x", "n": 2, "m": 1}, "b": {"kind": "y", "n": 1}, "c": {"k": 1}, "d": True, "e": None}
+    short = {"a": {"kind": "x", "n": 2}, "b": {"kind": "y", "n": 1}, "c": {"k": 1}, "d": True, "e": None}
+    assert differing(values, plain) == short and differing(plain, plain) == {}
+
+
+def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
+    file = tmp_path / "mine.yaml"
+    workload = {"kind": "prompts", "prompts": ["a", "b"]}
+    given = Experiment.of({"question": "q", "sampling": {"seed": 3}, "lane": "eager", "workload": workload})
+    file.write_text(given.to_yaml())
+    assert Playground(given).experiment == Playground(str(file)).experiment
+    assert Playground(given).prompt == "a" and Playground(given).experiment.question == "q"
+    assert Playground("demo-draft").experiment.model.name == "demo-draft"
+    assert Playground(demo).experiment.lane == "eager"
+    with pytest.raises(WorkbenchError, match="give an Experiment, a YAML file"):
+        Playground(3)
+    simulated = Experiment.of({**given.model_dump(mode="json"), "executor": {"kind": "simulated"}})
+    with pytest.raises(WorkbenchError, match="computes no tokens"):
+        Playground(simulated)

@@ -1,0 +1,95 @@
+"""The playground and the token view as a person has them: in a real JupyterLab, with mouse and keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.browser import browser
+from workbench.lab.page import Lab, NotebookPage
+from workbench.study.experiment import Experiment
+
+pytestmark = browser
+
+NOTEBOOK = r"""
+# %%
+import torch
+torch.set_num_threads(1)
+from workbench import widgets
+view = widgets.TokenView("a", beside="bytes")
+view
+
+# %%
+play = widgets.Playground(prompt="def f(x):\n")
+play
+"""
+GROWN = "count => document.querySelectorAll('.wb-playground .wb-tokens b').length >= count"
+IDLE = """() => [...document.querySelectorAll(".wb-playground button")].some(
+  button => button.innerText.trim() === "Stop" && button.disabled)"""
+
+
+def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
+    page = lab.open(lab.write("playground.py", NOTEBOOK))
+    page.run_all()
+    typed(page)
+    play = page.widget("wb-playground")
+    many = play.get_by_label("max_tokens", exact=True)
+    many.fill("900")
+    many.press("Tab")
+    run, stop = play.get_by_role("button", name="Run"), play.get_by_role("button", name="Stop")
+
+    run.press("Enter")
+    page.tab.wait_for_function(GROWN, arg=5)
+    stop.click()
+    page.tab.wait_for_function(IDLE)
+    page.settle()
+    said = page.ask("play.played.text()")
+    tokens = int(page.ask("play.played.tokens"))
+    assert page.ask("play.played.ends") == "{0: 'cancelled'}" and 5 <= tokens < 900 and run.is_enabled()
+    shown = play.locator(".wb-tokens b").all_text_contents()
+    assert len(shown) == tokens and repr("".join(shown) + page_rest(page)) == said
+    first = play.locator(".wb-tokens b").first
+    first.hover()
+    assert "id " in page.tab.locator(".wb-tip:visible").inner_text()
+    first.focus()
+    first.press("ArrowRight")
+    assert page.tab.evaluate("document.activeElement.dataset.key") == "0.1"
+
+    run.click()
+    page.tab.wait_for_function(GROWN, arg=5)
+    page.interrupt()  # no cell runs: the kernel's stop button ends what plays
+    page.tab.wait_for_function(IDLE)
+    assert page.ask("play.played.ends") == "{0: 'cancelled'}"
+    page.settle()
+
+    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    play.get_by_role("button", name="Copy as YAML").click()
+    play.get_by_text("copied", exact=True).wait_for()
+    yaml = page.tab.evaluate("navigator.clipboard.readText()")
+    assert Experiment.from_yaml(yaml).sampling.max_tokens == 900 and repr(yaml) == page.ask("play.last.to_yaml()")
+
+    play.get_by_label("beams", exact=True).fill("2")
+    stops = play.get_by_label("stop", exact=True).and_(page.tab.locator("input"))
+    stops.fill("x")
+    stops.press("Tab")
+    play.get_by_role("alert").wait_for()
+    assert "give stop_token_ids" in play.get_by_role("alert").inner_text() and run.is_disabled()
+    play.get_by_role("button", name="Reset").click()
+    page.settle()
+    assert run.is_enabled() and play.locator(".wb-tokens b").count() == 0
+    page.screenshot(tmp_path / "playground.png", play)
+    assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
+
+
+def typed(page: NotebookPage) -> None:
+    """Letters typed into the token view are cut up by the kernel."""
+    view = page.widget("wb-tokenview")
+    view.locator("textarea").press("End")
+    view.locator("textarea").press_sequentially("é = 1")
+    page.tab.wait_for_function("() => document.querySelectorAll('.wb-tokenview .wb-side b').length >= 8")
+    page.settle()
+    assert page.ask("view.text") == repr("aé = 1")
+    assert view.locator(".wb-side").nth(1).locator("b").count() == len("aé = 1".encode())
+
+
+def page_rest(page: NotebookPage) -> str:
+    return page.ask("play.played.rest.get(0, '')").strip("'")

@@ -1,0 +1,224 @@
+"""A roofline is drawn to scale: nothing measured stands above its roof unless it was quicker, predictions lie on it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.records.small_folders import run_folder
+from workbench.engine.load import load
+from workbench.errors import WorkbenchError
+from workbench.fleet.hardware import HARDWARE
+from workbench.request import Request, SamplingParameters
+from workbench.study import ceilings as study_ceilings
+from workbench.study.ceilings import Ceilings, ceilings_for, kept_ceilings
+from workbench.study.measure_ceilings import Ceiling
+from workbench.trace.events import Stepped
+from workbench.trace.recorder import Recorder
+from workbench.widgets import Roofline
+from workbench.widgets.roofline.picture import drawing, scales, table
+from workbench.widgets.roofline.points import of_steps
+from workbench.widgets.roofline.values import Point, Roof, Roofs
+
+SVG = "{http://www.w3.org/2000/svg}"
+RECORDS = Path(__file__).resolve().parents[2] / "experiments" / "records"
+POSITIVE = st.floats(-3, 3).map(lambda power: 10.0**power)
+POINTS = st.builds(
+    Point,
+    name=st.text("ab<&\"' ", max_size=12),
+    flops=POSITIVE.map(lambda x: x * 1e9),
+    bytes=POSITIVE.map(lambda x: x * 1e8),
+    seconds=POSITIVE.map(lambda x: x * 1e-2),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    series=st.integers(0, 3),
+)
+ROOFS = st.builds(
+    lambda reads, gemms: Roofs(
+        tuple(Roof(f"level {n}", rate * 1e10, 1e6 * 8**n) for n, rate in enumerate(reads)),
+        tuple(Roof(name, rate * 1e11) for name, rate in zip(("float32", "bfloat16"), gemms, strict=False)),
+    ),
+    st.lists(POSITIVE, min_size=1, max_size=3),
+    st.lists(POSITIVE, min_size=1, max_size=2),
+)
+
+
+def near(a: float, b: float) -> bool:
+    return abs(a - b) <= 0.03  # coordinates have two decimals
+
+
+def drawn(picture: str) -> tuple[list[dict[str, tuple[float, float]]], list[tuple[tuple[float, float], ...]]]:
+    """Of each point the places of its marks; and the ends of each roof."""
+    root = ET.fromstring(picture)
+    points = [
+        {
+            c.attrib["data-mark"]: (float(c.attrib["cx"]), float(c.attrib["cy"]))
+            for c in g.iter(f"{SVG}circle")
+            if "data-mark" in c.attrib
+        }
+        for g in root.iter(f"{SVG}g")
+    ]
+    lines = [e.attrib["points"] for e in root.iter(f"{SVG}polyline") if "data-roof" in e.attrib]
+    return points, [tuple(tuple(map(float, end.split(","))) for end in line.split()) for line in lines]  # type: ignore[misc]
+
+
+@settings(max_examples=80)
+@given(st.lists(POINTS, min_size=1, max_size=5), ROOFS)
+def test_predictions_lie_on_a_roof_and_no_slower_work_above_it(given_points: list[Point], roofs: Roofs) -> None:
+    points = [point.under(roofs) for point in given_points]
+    marks, lines = drawn(drawing(points, roofs))
+    across, up = scales(points, roofs)
+    for point, mark in zip(points, marks, strict=True):
+        assert point.predicted is not None and point.seconds is not None and point.predicted_rate is not None
+        (x, allowed), (_, found) = mark["predicted"], mark["measured"]
+        assert near(x, across(point.intensity)) and near(allowed, up(point.predicted_rate))
+        if point.seconds >= point.predicted:
+            assert found >= allowed - 0.01  # down is more
+        else:
+            assert found <= allowed + 0.01
+        if point.predicted_rate >= up.low:
+            assert any(
+                start[0] - 0.02 <= x <= end[0] + 0.02
+                and near(allowed, start[1] + (end[1] - start[1]) * (x - start[0]) / max(end[0] - start[0], 1e-9))
+                for start, end in lines
+            )
+
+
+@settings(max_examples=40)
+@given(POINTS, st.builds(lambda roofs: Roofs(roofs.reads[:1], roofs.gemms[:1]), ROOFS))
+def test_under_one_roof_it_is_that_one(point: Point, roofs: Roofs) -> None:
+    """The algebra: min(gemm, read x intensity), read off the picture."""
+    point = point.under(roofs)
+    ((mark,), _), (across, up) = drawn(drawing([point], roofs)), scales([point], roofs)
+    intensity, rate = (back(scale, place) for scale, place in zip((across, up), mark["predicted"], strict=True))
+    assert rate == pytest.approx(min(roofs.gemms[0].rate, roofs.reads[0].rate * intensity), rel=0.003)
+    assert back(up, mark["measured"][1]) == pytest.approx(point.flops / (point.seconds or 1), rel=0.003)
+    assert intensity == pytest.approx(point.flops / point.bytes, rel=0.003)
+
+
+def back(scale: Any, place: float) -> float:
+    """From a pixel to a value."""
+    share = (place - scale.begin) / (scale.end - scale.begin)
+    return scale.low * (scale.high / scale.low) ** share
+
+
+STEPS = st.tuples(st.sampled_from(["prefill", "decode", "mixed"]), st.integers(1, 9), POSITIVE, st.booleans())
+
+
+@given(st.lists(STEPS, max_size=30))
+def test_steps_alike_are_one_point(told: list[tuple[str, int, float, bool]]) -> None:
+    rows, compiles = [], 0
+    for phase, size, seconds, compiling in told:
+        compiles += compiling
+        rows.append(asdict(Stepped(
+            0.0, phase=phase, requests=size, prefill_tokens=size, forward_seconds=seconds, predicted_flops=10.0 * size,
+            predicted_bytes=5.0, compiles=compiles,
+        )))  # fmt: skip
+    points = of_steps(rows, "float32")
+    assert {p.name.split()[0] for p in points} == {phase for phase, *_ in told}
+    assert len({p.name for p in points}) == len(points)
+    for point in points:
+        if point.name.startswith("decode"):
+            size = int(point.name.split()[-1])
+            mine = [(s, c) for phase, n, s, c in told if (phase, n) == ("decode", size)]
+            counted = [s for s, c in mine if not c] or [s for s, _ in mine]
+            assert point.flops == 10.0 * size and point.note.startswith(f"{len(counted)} steps")
+            assert min(counted) <= (point.seconds or 0) <= max(counted)
+
+
+def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load("demo", lane="eager")
+    monkeypatch.setattr(study_ceilings, "ceilings_for", lambda *sizes, **_: measured(*sizes))
+    view = Roofline(runner)
+    assert not view.ceilings.reads and "not known yet" in view.picture()
+    view.measure()
+    few = SamplingParameters(max_tokens=4, ignore_eos=True)
+    for batch in (1, 2, 8):
+        list(runner.stream([Request(f"{batch}-{n}", tuple(range(5, 45)), few) for n in range(batch)]))
+    decodes = {p.name: p for p in view.works if p.name.startswith("decode")}
+    assert list(decodes) == ["decode × 1", "decode × 2", "decode × 8"]
+    walk = [point.intensity for point in decodes.values()]
+    assert walk == sorted(walk) and walk[2] > 6 * walk[0]
+    prefill = next(p for p in view.works if p.name.startswith("prefill"))
+    assert prefill.bound == view.ceilings.gemms[1] and decodes["decode × 1"].bound in view.ceilings.reads
+    assert prefill.gemm is not None and prefill.gemm.name == "bfloat16"
+    view.pulse.flush()
+    assert "decode × 8" in view.shown.content
+    view.shown.picked = "0"
+    assert view.chosen == 0 and "▸ <b>prefill" in view.picture()
+    view.forget()
+    assert view.works == []
+    view.close()
+
+
+def measured(*sizes: int) -> Ceilings:
+    def ceiling(kind: str, value: float, dtype: str = "", size: int = 1) -> Ceiling:
+        return Ceiling(kind, value, "", "way", 1, 3, 1.0, size, "cache" if size < 2**25 else "DRAM", size, dtype)
+
+    reads = tuple(ceiling("read", 1e11 if size < 2**25 else 2e10, size=size) for size in sizes)
+    return Ceilings(reads, (ceiling("gemm", 1e11, "float32"), ceiling("gemm", 4e11, "bfloat16")))
+
+
+def test_what_goes_wrong_in_measuring_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no <clock>")
+
+    monkeypatch.setattr(study_ceilings, "ceilings_for", broken)
+    view = Roofline(Point("work", 1e9, 1e8, 1.0), ceilings="h100")
+    with pytest.raises(WorkbenchError, match="no <clock>"):
+        view.measure()
+    assert "no &lt;clock&gt;" in view.picture() and not view.measuring
+    assert view.works[0].read is not None and view.works[0].read.rate == HARDWARE["h100"].bandwidth
+
+
+def test_what_was_measured_before_is_known_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"measure_read_bandwidth": lambda size, *_: measured(size).reads[0],
+             "measure_gemm_rate": lambda dtype, *_: measured().gemms[dtype == "bfloat16"]}  # fmt: skip
+    for name, fake in found.items():
+        monkeypatch.setattr(study_ceilings, name, fake)
+    assert kept_ceilings(2**20, cache_dir=tmp_path) == Ceilings((), ())
+    before = ceilings_for(2**20, 2**27, cache_dir=tmp_path)
+    for name in found:
+        monkeypatch.delattr(study_ceilings, name)
+    assert kept_ceilings(2**20, 2**27, cache_dir=tmp_path) == before
+    assert kept_ceilings(2**24, cache_dir=tmp_path).reads == ()
+
+
+@pytest.mark.parametrize("name", ["kernels-20261121-093442", "bench-smollm2-135m-20261121-093042"])
+def test_a_record_brings_its_ceilings(name: str) -> None:
+    rows = [row for row in json.loads((RECORDS / f"{name}.json").read_text())["rows"] if row["status"] == "ok"]
+    view = Roofline(RECORDS / f"{name}.json", ceilings="h100")
+    assert len(view.works) == len(rows)
+    for point, row in zip(view.works, rows, strict=True):
+        share = row.get("share_of_ceiling") or row["share_of_roofline"]
+        assert (point.predicted or 0) / (point.seconds or 1) == pytest.approx(share)
+        assert "bound" not in row or (point.bound == point.read) == (row["bound"] == "read")
+    assert "h100" not in view.picture()  # nothing of theirs stands under it
+
+
+def test_a_run_and_points_stand_side_by_side(tmp_path: Path) -> None:
+    recorder = Recorder()
+    for phase in ("prefill", "decode"):
+        recorder.note(Stepped(1.0, phase=phase, requests=3, prefill_tokens=7, wall_seconds=0.3, forward_seconds=0.2,
+                              predicted_flops=8.0, predicted_bytes=4.0))  # fmt: skip
+    record = run_folder(tmp_path, recorder=recorder)
+    view = Roofline(record, [Point("mine <b>", 1e9, 1e8, 0.5, dtype="float32")], ceilings="h200")
+    assert [point.name for point in view.works[:2]] == [f"{record.name} prefill 7", f"{record.name} decode × 3"]
+    assert "mine &lt;b&gt;" in view.picture() and view.works[1].dtype == "bfloat16"
+    assert Roofline(str(record.path)).points == Roofline(record).points
+    moves = [Point("moves", 0.0, 1e8, 0.5, Roof("r", 1e9), Roof("g", 1e9))]
+    assert "moves" not in drawing(moves, Roofs()) and "<td>1</td>" in table(moves) and "100 ms" in table(moves)
+
+
+@pytest.mark.parametrize("bad", [3, {"rows": [{}]}, {"x": 1}, "no-such.json", "no-such-run", ["text"]])
+def test_what_is_no_source_is_refused(bad: Any) -> None:
+    with pytest.raises(WorkbenchError):
+        Roofline(bad)

@@ -1,0 +1,66 @@
+"""The next token's distribution and speculation in a real JupyterLab: a slider, a token and a check, touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.browser import browser
+from workbench.lab.page import Lab
+
+pytestmark = browser
+CELLS = """# %%
+import workbench
+from workbench.widgets import SamplingExplorer, SpeculationView
+
+runner = workbench.load("demo", lane="eager")
+w = SamplingExplorer(runner, "def f(x):\\n    return", max_tokens=6, top_k=40).wait()
+w
+
+# %%
+PROMPT = "def read(path):\\n    with open(path) as f:\\n        return f.read()\\n\\ndef write(path):\\n"
+s = SpeculationView(runner, PROMPT, speculate="prompt_lookup", max_tokens=24, rounds=1).wait()
+s
+"""
+
+
+def test_a_slider_a_token_and_a_check(lab: Lab, tmp_path: Path) -> None:
+    page = lab.open(lab.write("sampling.py", CELLS))
+    page.run_all()
+    assert page.errors() == []
+    explorer = page.widget("wb-samplingexplorer")
+    readouts = explorer.locator(".widget-readout").all_inner_texts()
+    assert "40" in readouts and explorer.get_by_text("top k 40").count() == 1
+    handle = explorer.locator(".noUi-handle").nth(2)  # position, temperature, top k
+    handle.focus()
+    handle.press("ArrowLeft")
+    page.settle()
+    assert page.ask("w.top_k") == "39" and explorer.get_by_text("top k 39").count() == 1
+    explorer.locator("[data-key='t3']").click()
+    page.settle()
+    assert page.ask("w.position") == "3" and explorer.get_by_text("Position 3:").count() == 1
+    row = explorer.locator("[data-key^='c']").first
+    row.hover()
+    assert "after filter 1" in page.tab.locator(".wb-tip:visible").first.inner_text()
+    row.click()
+    page.settle()
+    assert int(page.ask("w.token")) >= 0
+    explorer.get_by_role("button", name="Draw again").click()
+    page.settle()
+    assert page.ask("w.seed") == "1000"
+
+    view = page.widget("wb-speculationview")
+    last = int(page.ask("s.check"))
+    assert view.get_by_text(f"Check {last} of {last}").count() == 1 and last > 1
+    handle = view.locator(".noUi-handle").first
+    handle.focus()
+    handle.press("ArrowLeft")
+    page.settle()
+    assert page.ask("s.check") == str(last - 1) and view.get_by_text(f"Check {last - 1} of {last}").count() == 1
+    view.locator("[data-key='k1']").first.click()
+    page.settle()
+    assert page.ask("s.check") == "1"
+    for theme in ("dark", "light"):
+        lab.theme(theme)
+        page.screenshot(tmp_path / f"explorer-{theme}.png", explorer)
+        page.screenshot(tmp_path / f"view-{theme}.png", view)
+    assert page.console_errors == [] and page.outside_requests == []

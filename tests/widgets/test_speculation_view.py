@@ -1,0 +1,229 @@
+"""What the view says of drafted tokens is what the runner did with them."""
+
+from __future__ import annotations
+
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.engine.load import load
+from workbench.engine.runner import Runner
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.study.acceptance import acceptance
+from workbench.study.run_folder import RunFolder
+from workbench.trace.events import Event, Finished, Stepped, Verified
+from workbench.trace.recorder import Recorder
+from workbench.widgets import Live, SpeculationView
+from workbench.widgets.speculation.seen import Check, Drafted, pieces, speeds
+
+PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
+IN_TEXT = ("plain", "accepted", "corrected", "bonus")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    runner = load("demo", lane="eager", speculate={"kind": "prompt_lookup", "num_speculative_tokens": 3})
+    yield runner
+    Live.of(runner).stop()
+    runner.owner, runner.instruments.listener = None, None
+
+
+@pytest.fixture(scope="module")
+def events(runner: Runner) -> list[Event]:
+    """Two requests together, recorded."""
+    recorder = Recorder()
+    leave = Live.of(runner).listen(recorder.note)
+    way = SamplingParameters(max_tokens=24, temperature=0, ignore_eos=True)
+    ids = runner.read(PROMPT, {})[0].prompt_ids
+    list(runner.stream([Request("first", ids, way), Request("second", ids[:-4], way)]))
+    leave()
+    return recorder.events
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[int], list[Check]]:
+    """An output and its checks, as a runner could have made them: the last may be cut off by the request's end."""
+    output: list[int] = []
+    checks: list[Check] = []
+    for step in range(draw(st.integers(0, 6))):
+        drafted = draw(st.lists(st.integers(0, 9), max_size=4))
+        if not drafted:
+            output.append(draw(st.integers(0, 9)))
+            continue
+        accepted = draw(st.integers(0, len(drafted)))
+        given = [*drafted[:accepted], draw(st.integers(10, 19))]
+        checks.append(Check(step, tuple(drafted), accepted, len(output), tuple(given)))
+        output += given
+    if checks and draw(st.booleans()):
+        last = checks.pop()
+        kept = draw(st.integers(1, len(last.given)))
+        output = [*output[: last.index], *last.given[:kept]]
+        checks.append(Check(last.step, last.token_ids, last.accepted, last.index, last.given[:kept]))
+    return output, checks
+
+
+@given(histories())
+def test_every_token_is_in_its_place(made: tuple[list[int], list[Check]]) -> None:
+    output, checks = made
+    found = pieces(output, checks)
+    assert [piece.token for piece in found if piece.kind in IN_TEXT] == output
+    for number, check in enumerate(checks, 1):
+        mine = [piece for piece in found if piece.check == number]
+        assert [p.token for p in mine if p.place] == list(check.token_ids)  # the whole draft, in its order
+        count = {kind: sum(p.kind == kind for p in mine) for kind in (*IN_TEXT, "rejected", "untried", "unused")}
+        assert count["accepted"] + count["unused"] == check.accepted
+        assert count["rejected"] == (check.accepted < len(check.token_ids))
+        assert count["accepted"] + count["corrected"] + count["bonus"] == len(check.given)
+        assert not (count["rejected"] and count["bonus"]) and not count["plain"]
+    assert [piece.check for piece in found if piece.check] == sorted(piece.check for piece in found if piece.check)
+
+
+def test_of_events_it_shows_each_request_and_the_runs_figures(runner: Runner, events: list[Event]) -> None:
+    view = SpeculationView(events, tokenizer=runner.tokenizer)
+    ends = {event.request_id: event.token_ids for event in events if isinstance(event, Finished)}
+    checks = [event for event in events if isinstance(event, Verified)]
+    told = view.figures
+    assert told["checks"] == len(checks) and told["drafted_tokens"] == sum(len(e.token_ids) for e in checks)
+    assert told["accepted_tokens"] == sum(e.accepted_tokens for e in events if isinstance(e, Stepped)) > 0
+    for name in ("first", "second"):
+        view.sequence = name
+        found = pieces(view.token_ids, view._run.checks_of(name))
+        assert tuple(p.token for p in found if p.kind in IN_TEXT) == ends[name] == tuple(view.token_ids)
+        drafted = [token for e in checks if e.request_id == name for token in e.token_ids]
+        assert [p.token for p in found if p.place] == drafted
+        assert view.check == len(view._run.checks_of(name)) == view._step.value
+    with pytest.raises(WorkbenchError, match="this run has first, second"):
+        view.sequence = "third"
+
+
+def test_one_goes_through_the_checks(runner: Runner, events: list[Event]) -> None:
+    view = SpeculationView(events, tokenizer=runner.tokenizer)
+    count, checks = view.check, view._run.checks_of(view.sequence)
+    lengths = []
+    for number in range(count + 1):
+        view._step.value = number
+        assert view.check == number
+        picture = view.picture()
+        lengths.append(picture.count('data-tip="check '))
+        assert (f"Check {number} of {count}" in picture) == (number > 0)
+        assert f'data-key="k{number + 1}"' not in picture and (number == 0 or f'data-key="k{number}"' in picture)
+    assert lengths == sorted(lengths) and lengths[0] == 0
+    assert lengths[-1] == sum(len(c.token_ids) + len(c.given) - min(c.accepted, len(c.given)) for c in checks)
+    view.shown.picked = "k2"
+    assert view.check == view._step.value == 2
+    ET.fromstring(picture.replace("<br>", "").replace("&nbsp;", " "))
+
+
+def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.events = events
+    folder = RunFolder.create(tmp_path, "one")
+    for name in ("tokens", "steps", "checks"):
+        folder.write_table(f"{name}.parquet", getattr(recorder, name)())
+    path = folder.finish()
+    assert 0 < sum(row["accepted"] for row in recorder.checks()) < sum(row["drafted"] for row in recorder.checks())
+    there, here = SpeculationView(path), SpeculationView(events)
+    assert there.picture() == here.picture() and there.figures == here.figures
+    assert there.figures == acceptance(recorder.checks(), recorder.steps())
+    older = RunFolder.create(tmp_path, "older")  # its checks say how many, and not which
+    rows = [{k: v for k, v in row.items() if k != "token_ids"} for row in recorder.checks()]
+    for name, table in (("tokens", recorder.tokens()), ("steps", recorder.steps()), ("checks", rows)):
+        older.write_table(f"{name}.parquet", table)
+    view = SpeculationView(older.finish())
+    assert "?</span>" in view.picture() and view.figures == here.figures
+
+
+def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
+    drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=24, rounds=1)
+    view.wait(60)
+    assert view._problem == "" and runner.drafts is drafts
+    assert len(view.token_ids) == 24 and view.token_ids == view.plain_token_ids
+    assert "the same 24 as plain" in view.shown.content
+    assert view.figures["accepted_tokens"] > 0 and view.check > 0
+    found = view.speeds
+    assert found is not None and not found.own and found.measured > 0 and found.predicted is not None
+    assert "predicted speed-up" in view.picture()
+
+
+def test_other_drafts_are_lent_to_the_runner(runner: Runner) -> None:
+    drafts = runner.drafts
+    view = SpeculationView(
+        runner, PROMPT, speculate={"kind": "draft", "num_speculative_tokens": 2}, rounds=0, max_tokens=9
+    )
+    view.wait(60)
+    assert runner.drafts is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
+    assert max(len(check.token_ids) for check in view._run.checks_of("speculation")) == 2
+    assert view.plain_token_ids is None and "nothing was timed" in view.picture()
+
+
+def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
+    drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
+    view.stop()
+    view.wait(60)
+    assert runner.drafts is drafts and view.speeds is None and "not known" in view.picture()
+    other = SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
+    while not other._trial.both.seen and other._trial.working:  # type: ignore[union-attr]
+        time.sleep(0.01)
+    Live.of(runner).stop()  # as the kernel's stop button does
+    other.wait(60)
+    assert runner.drafts is drafts and other.speeds is None and 0 < len(other.token_ids) < 400
+
+
+def row(step: int, wall: float, drafted: int, given: int) -> dict:
+    phase = "decode" if step else "prefill"
+    return {
+        "step": step, "phase": phase, "requests": 1, "wall_seconds": wall, "drafted_tokens": drafted,
+        "decode_tokens": given, "draft_seconds": 0.0,
+    }  # fmt: skip
+
+
+def test_the_prediction_is_leviathans_and_time_is_of_steps_that_decode() -> None:
+    """Two tokens drafted in four of five steps, a third of which stand where tried; steps take three plain ones. Not
+    counted are the prefill and the first decode of every stretch, all of which take nine."""
+    steps = ((0, 9.0, 0, 1), (1, 9.0, 2, 2), (2, 3.0, 2, 2), (3, 3.0, 0, 1), (4, 3.0, 2, 2), (7, 9.0, 2, 2))
+    mine = [row(*each) for each in (*steps, (8, 3.0, 2, 1), (9, 3.0, 2, 2))]
+    checks = [{"drafted": 2, "accepted": accepted} for accepted in (1, 1, 0, 0)]
+    found = speeds(Drafted(checks, [], mine), Drafted([], [], [row(n, 1.0, 0, 1) for n in range(6)]))
+    assert found is not None
+    chance = 2 / 6  # two stood of six that were tried
+    assert found.cost == 3 and found.predicted == pytest.approx((0.8 * (1 + chance + chance**2) + 0.2) / 3)
+    assert found.tokens_per_s == pytest.approx(8 / 15) and found.measured == pytest.approx(8 / 15)
+    assert speeds(Drafted(checks, [], mine), None) is None  # one step without a check is too few to know its time
+    more = [row(n, 1.0, 0, 1) for n in range(10, 15)]
+    own = speeds(Drafted(checks, [], [*mine, *more]), None)
+    assert own is not None and own.own and own.plain_tokens_per_s == pytest.approx(6 / 8)
+
+
+def test_names_are_escaped(events: list[Event]) -> None:
+    class Evil:
+        vocab = 10**6
+
+        def token_bytes(self, id: int) -> bytes:
+            return b"<b onclick=x>"
+
+    picture = SpeculationView(events, tokenizer=Evil()).picture()
+    assert "<b " not in picture and "&lt;b" in picture
+
+
+def test_mistakes_are_told(runner: Runner, tmp_path: Path) -> None:
+    plain = load("demo", lane="eager")
+    for source, more, told in (
+        (plain, {"prompt": "a"}, "it drafts nothing"),
+        (runner, {}, "prompt: a runner needs one"),
+        (runner, {"prompt": "a", "n": 2}, "one sample"),
+        (runner, {"prompt": "a", "speculate": "none"}, "none drafts nothing"),
+        (runner, {"prompt": "a", "speculate": "lookup"}, "speculate: "),
+        ([], {"prompt": "a"}, "go with a runner"),
+        (["no event"], {}, "events: give what a runner streams"),
+        (tmp_path / "nothing", {}, "nothing"),
+    ):
+        with pytest.raises(WorkbenchError, match=told):
+            SpeculationView(source, **more)
+    empty = SpeculationView([])
+    assert "Nothing was drafted" in empty.picture()

@@ -1,0 +1,191 @@
+"""A timeline's bars are the events of the Perfetto export: none more, none less, wherever it is looked at."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.tiny import model_of, request, runner_of, spec_of
+from tests.study.runs import small_recorder, write_run
+from tests.trace.histories import recorders
+from workbench.errors import WorkbenchError
+from workbench.records.svg import Scale
+from workbench.study.record import Record
+from workbench.trace.events import Event, Finished, Stepped, Submitted
+from workbench.trace.perfetto import ENGINE, REQUESTS, chrome_trace, read_trace
+from workbench.trace.recorder import Recorder
+from workbench.trace.tracks import Tracks
+from workbench.widgets import Timeline
+from workbench.widgets.live import Live
+from workbench.widgets.timeline.bars import bars, near, steps
+from workbench.widgets.timeline.picture import LEFT, RIGHT, WIDTH, timeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+CLASSES = {"queue": "qu", "prefill": "pf", "decode": "de", "set back": "sb", "chunk": "ch"}
+SHARES = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_size=2).map(sorted)
+
+
+def tracks_of(recorder: Recorder) -> Tracks:
+    tracks = Tracks()
+    for event in recorder.events:
+        tracks.note(event)
+    return tracks
+
+
+def slices(recorder: Recorder) -> dict[tuple[int, str], list[dict]]:
+    """What Perfetto is given, but for the slices of whole requests: by track, 0 of the steps, and name."""
+    found = defaultdict(list)
+    for event in chrome_trace(recorder)["traceEvents"]:
+        if event["ph"] == "X" and event["pid"] == ENGINE:
+            found[0, "step"].append(event)
+        elif event["ph"] == "X" and event["name"] in CLASSES:
+            found[event["tid"], event["name"]].append(event)
+    return found
+
+
+@given(recorders(), SHARES)
+def test_no_bar_is_lost_where_neighbours_are_drawn_as_one(recorder: Recorder, shares: list[float]) -> None:
+    tracks, exported = tracks_of(recorder), slices(recorder)
+    assume(tracks.steps)
+    begin, length = tracks.begin, tracks.end - tracks.begin
+    across = Scale(begin + shares[0] * length, begin + shares[1] * length + 1e-6, 0, 100)
+    for number, track in enumerate(tracks.requests, start=1):
+        for name in CLASSES:
+            mine = [s for s in (*tracks.phases(track)[1:], *tracks.inner(track)) if s.name == name]
+            shown = [s for bar in bars(mine, across) for s in bar.slices]
+            assert shown == [s for s in mine if s.end >= across.low and s.begin <= across.high]
+            assert [(e["ts"], e["args"]) for e in exported[number, name]] == [
+                (pytest.approx((s.begin - begin) * 1e6, abs=2e-3), s.args) for s in sorted(mine, key=lambda s: s.begin)
+            ]
+        assert sum(len(found) for _, found in near(track.moments, across)) == sum(
+            across.low <= moment.time <= across.high for moment in track.moments
+        )
+    shown = [s for bar in steps(tracks, across) for s in bar.slices]
+    assert shown == [s for s in tracks.steps if s.end >= across.low and s.begin <= across.high]
+    told = sorted((event["args"] for event in exported[0, "step"]), key=lambda args: args["step"])
+    assert [s.args for s in tracks.steps] == told
+
+
+@given(recorders(), SHARES)
+@settings(max_examples=60)
+def test_every_bar_in_the_picture_is_an_exported_event_and_every_event_a_bar(recorder: Recorder, shares: list) -> None:
+    tracks, exported = tracks_of(recorder), slices(recorder)
+    assume(tracks.steps)
+    length = (tracks.end - tracks.begin) * 1e3
+    low, high = shares[0] * length, max(shares[1] * length, shares[0] * length + 0.05)
+    across = Scale(low, high, LEFT, WIDTH - RIGHT)
+    drawn = defaultdict(list)
+    side = 17.0
+    for rect in ET.fromstring(timeline(tracks, low, high)).iter(f"{SVG}rect"):
+        kind, y = rect.attrib["class"].split()[0], float(rect.attrib["y"])
+        if "data-tip" in rect.attrib:
+            track = 0 if kind == "hit" else 1 + int(y // side)
+            x = float(rect.attrib["x"])
+            drawn[track, kind].append((x, x + float(rect.attrib["width"])))
+    classes = {**CLASSES, "step": "hit"}
+    for (track, name), events in exported.items():
+        ends = [(e["ts"] / 1e3, (e["ts"] + e["dur"]) / 1e3) for e in events]
+        clear = [(a, b) for a, b in ends if b >= low + 1e-6 and a <= high - 1e-6]  # of others floats may think either
+        maybe = [(a, b) for a, b in ends if b >= low - 1e-6 and a <= high + 1e-6]
+        seen = [(across(max(a, low)), across(min(b, high))) for a, b in maybe]
+        mine = drawn.pop((track, classes[name]), [])
+        for left, right in ((across(max(a, low)), across(min(b, high))) for a, b in clear):
+            assert any(x <= left + 0.06 and right <= end + 0.06 for x, end in mine), "an event has no bar"
+        for x, end in mine:
+            assert any(abs(x - left) < 0.06 for left, _ in seen), "a bar begins where nothing does"
+            assert end - x <= 0.86 or any(abs(end - right) < 0.06 for _, right in seen), "a bar ends where nothing does"
+    assert not any(drawn.values()), "bars of nothing"
+
+
+@given(recorders())
+@settings(max_examples=40)
+def test_a_trace_that_was_written_is_read_as_it_was(recorder: Recorder) -> None:
+    tracks, read = tracks_of(recorder), read_trace(chrome_trace(recorder))
+    assert len(read.requests) == len(tracks.requests)
+    for mine, its in zip(tracks.requests, read.requests, strict=True):
+        for kind in ("phases", "inner"):
+            ours, theirs = (sorted(getattr(t, kind)(r), key=lambda s: (s.name, s.begin, -s.end))
+                            for t, r in ((tracks, mine), (read, its)))  # fmt: skip
+            assert [(s.name, s.args) for s in ours] == [(s.name, s.args) for s in theirs]
+            assert [s.end - tracks.begin for s in ours] == pytest.approx([s.end for s in theirs], abs=2e-9)
+        assert [m.args for m in mine.moments] == [m.args for m in its.moments]
+        assert list(its.token_times) == pytest.approx([t - tracks.begin for t in mine.token_times], abs=2e-9)
+    assert [s.args for s in tracks.steps] == [s.args for s in sorted(read.steps, key=lambda s: s.args["step"])]
+
+
+def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
+    runner = runner_of(model_of(spec_of()), pages=9)
+    heard: list[Event] = []
+    Live.of(runner).listen(heard.append)
+    view = Timeline(runner)
+    assert "Timeline of 0 requests" in view.picture() and view.follow
+    assert Live.of(runner).ask([request(f"r<{n}>", 9, 14) for n in range(4)]).wait(60)
+    view.pulse.flush()
+    again = Timeline(heard)
+    assert view.picture() == again.picture() == view._repr_mimebundle_()["image/svg+xml"]
+    assert not again.follow and view.window == (0.0, view.length) and view.length > 0
+    picture = view.picture()
+    assert "gives way" in picture and "prefill chunk of" in picture and "not admitted" in picture
+    number = next(n for n, track in enumerate(view.tracks.requests) if track.row["set_backs"])
+    view.shown.picked = f"@{number}"
+    assert view.chosen == number and f"Decisions on r&lt;{number}&gt;" in view.picture()
+    view.window = (0.0, view.length / 2)
+    assert not view.follow, "who looks back is not carried off"
+    assert Live.of(runner).ask([request("later", 5, 5)]).wait(60)
+    view.pulse.flush()
+    assert view.window[1] == pytest.approx(again.length / 2) and len(view.tracks.requests) == 5
+    view.close()
+    assert Live.of(runner).ask([request("unheard", 5, 5)]).wait(60)
+    assert len(view.tracks.requests) == 5
+
+
+def some(count: int) -> list[Event]:
+    events: list[Event] = []
+    for n in range(count):
+        events += [Submitted(n, f"r{n}", arrival=float(n)), Stepped(n + 0.5, step=n, wall_seconds=0.4)]
+        events.append(Finished(n + 0.6, f"r{n}", reason="length"))
+    return events
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.5, 2.0, 1.0]), st.sampled_from([-0.5, 0.0, 0.5])), max_size=12))
+@settings(max_examples=20)
+def test_what_is_seen_stays_within_the_run(moves: list[tuple[float, float]]) -> None:
+    view = Timeline(some(3))
+    for factor, by in moves:
+        view.zoom(factor, by)
+        low, high = view.window
+        assert 0 <= low < high <= view.length + 1e-6
+    view.close()
+
+
+def test_many_requests_are_scrolled_and_those_out_of_sight_left_out() -> None:
+    view = Timeline(some(100))
+    picture = view.picture()
+    assert picture.startswith("<div") and 'data-scroll="rows"' in picture and "text/html" in view._repr_mimebundle_()
+    assert len(re.findall(r'data-key="@\d+"', picture)) == 100
+    view.window = (10_000.0, 12_700.0)
+    assert set(re.findall(r'data-key="@(\d+)"', view.picture())) == {"10", "11", "12"}
+    assert "3 of 100 requests" in view.picture()
+    view.close()
+
+
+def test_a_record_is_shown_from_its_trace(tmp_path: Path) -> None:
+    record = Record.open(write_run(tmp_path, small_recorder()))
+    view, exported = Timeline(record), record.read_json("trace.json")["traceEvents"]
+    requests = [e for e in exported if e["name"] == "thread_name" and e["pid"] == REQUESTS]
+    assert requests and len(view.tracks.requests) == len(requests)
+    assert len(view.tracks.steps) == sum(e["ph"] == "X" and e["pid"] == ENGINE for e in exported)
+    assert 'class="de"' in view.picture()
+    view.close()
+
+
+def test_what_cannot_be_shown_says_what_can() -> None:
+    for wrong in ("runs/mine", [1], 7):
+        with pytest.raises(WorkbenchError, match="give a runner, a record"):
+            Timeline(wrong)

@@ -1,0 +1,95 @@
+"""A text as its tokens: nothing of it is lost, and nothing of it becomes markup."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from workbench.engine.load import DEMO, SHIPPED
+from workbench.errors import WorkbenchError
+from workbench.prompt.tokenizer import Tokenizer
+from workbench.widgets import TokenView
+from workbench.widgets.tokens.picture import MOST, Cut, Side, picture
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def view() -> TokenView:
+    return TokenView(tokenizer="demo", beside="bytes")
+
+
+@given(TEXTS)
+@example("")
+@example("<b>& \"'</b>")
+@example("naïve 你好 👋🏽\n\tx<|end|>")
+def test_the_pieces_of_both_are_the_text(view: TokenView, text: str) -> None:
+    view.text = text
+    demo, single = view.sides
+    for side in (demo, single):
+        assert b"".join(cut.bytes for cut in side.cuts) == text.encode()
+        assert not any(cut.control for cut in side.cuts)
+    assert len(single.cuts) == len(text.encode()) and all(len(cut.bytes) == 1 for cut in single.cuts)
+    if text:
+        assert demo.characters_a_token == len(text) / len(demo.cuts)
+        assert demo.characters_a_token >= (single.characters_a_token or 0) and single.bytes_a_token == 1
+
+
+@given(TEXTS)
+@example("é")
+@example("<script>x</script>")
+def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) -> None:
+    view.text = text
+    for place, drawn in enumerate(re.findall(r'<div class="wb-side".*?</div>', view.picture(), re.S)):
+        pieces = re.findall(r"<b [^>]*>(<u>|<span>)(.*?)</(?:u|span)><i>(\d+)</i></b>", drawn, re.S)
+        cuts = view.sides[place].cuts
+        assert [int(number) for _, _, number in pieces] == [cut.id for cut in cuts]
+        for (mark, told, _), cut in zip(pieces, cuts, strict=True):
+            assert "<" not in told
+            if cut.text is None:
+                assert mark == "<u>" and bytes.fromhex(told) == cut.bytes
+            else:
+                signs = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
+                assert mark == "<span>" and html.unescape(told) == cut.text.translate(signs)
+
+
+def test_ids_are_those_of_the_tokenizer(view: TokenView) -> None:
+    view.text = "def f(x):\n    return x"
+    tokenizer = Tokenizer.from_folder(SHIPPED["demo"])
+    assert tokenizer is not None and [cut.id for cut in view.sides[0].cuts] == tokenizer.encode(view.text)
+    view.pulse.flush()
+    assert view.shown.content == view.picture() and view.shown.content.count("<br>") == 2
+
+
+def test_a_tokenizer_may_be_given_in_several_ways() -> None:
+    tokenizer = Tokenizer.from_folder(DEMO / "bytes")
+    assert tokenizer is not None
+    ways = (tokenizer, DEMO / "bytes", str(DEMO / "bytes"), "bytes")
+    assert len({TokenView("né", way).sides[0].cuts for way in ways}) == 1
+    with pytest.raises(WorkbenchError, match="has no tokenizer"):
+        TokenView("a", "shape:llama-3.2-1b")
+    with pytest.raises(WorkbenchError, match="has no tokenizer"):
+        TokenView("a", 3)
+    with pytest.raises(WorkbenchError, match="no model 'nowhere'"):
+        TokenView("a", "nowhere")
+
+
+def test_a_text_that_is_none_is_told_and_nothing_is_lost(view: TokenView) -> None:
+    view.text = "a\ud800"
+    assert 'role="alert"' in view.picture() and "lone surrogate" in view.picture()
+    view.text = "a"
+    assert "alert" not in view.picture()
+
+
+def test_a_long_text_is_drawn_as_far_as_can_be_read() -> None:
+    drawn = picture([Side("x", 9, 3000, (Cut(1, b"a", "a"),) * (MOST + 1000))])
+    assert drawn.count("<b ") == MOST and "and 1,000 more" in drawn and "3,000" in drawn
+
+
+def test_a_control_token_has_its_name() -> None:
+    drawn = picture([Side("x", 9, 5, (Cut(0, b"<|end|>", "<|end|>", True),))])
+    assert "<u>&lt;|end|&gt;</u>" in drawn

@@ -1,0 +1,34 @@
+"""A notebook run by nbclient, with no browser: the quick half of the check."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.lab.cells import CellError, cell_errors
+
+
+def execute(path: Path, keep: Path | None = None) -> list[CellError]:
+    """Run a percent file or .ipynb with this interpreter, in its own folder, up to the first cell that fails.
+
+    The executed notebook is written to `keep`. The widgets' state is not stored in it: their pictures are, and an
+    export would prefer the state.
+    """
+    import jupytext
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    document = jupytext.read(path)
+    client = NotebookClient(
+        document,
+        kernel_name="python3",
+        timeout=None,
+        resources={"metadata": {"path": str(path.parent)}},
+        store_widget_state=False,
+    )
+    with suppress(CellExecutionError):  # it stands in the cell's outputs
+        client.execute()
+    if keep is not None:
+        nbformat.write(document, keep)
+    return list(cell_errors(document))

@@ -1,0 +1,128 @@
+"""What each filter does to one row of logits: the engine's own filters, in the engine's order, looked at in between."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+import torch
+from torch import Tensor
+
+from workbench.errors import WorkbenchError
+from workbench.request import Request, SamplingParameters
+from workbench.sampling.admitted import Admitted, admit, choose_own, own_filtered
+from workbench.sampling.choice import Choice, fault
+from workbench.sampling.filters import REMOVED, History
+from workbench.sampling.samplers import Greedy
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One filter, `logits` [vocab] as they leave it and the tokens it `removed`. Of all probability, `mass` fell here,
+    and so much was `kept` here and before: by what each filter takes from the distribution that it is given."""
+
+    name: str
+    logits: Tensor
+    removed: Tensor
+    mass: float
+    kept: float
+
+    @property
+    def left(self) -> int:
+        return int((self.logits > REMOVED).sum())
+
+    @property
+    def probabilities(self) -> Tensor:
+        """[vocab], float64."""
+        return self.logits.double().softmax(-1)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """`model` [vocab] are the logits as they came. `stages` are in the order in which they are applied; at temperature
+    0 the last is `greedy`, which leaves one token."""
+
+    model: Tensor
+    stages: tuple[Stage, ...]
+    way: Admitted
+    sampled: Tensor  # what the sampler is given
+
+    @property
+    def logits(self) -> Tensor:
+        return self.stages[-1].logits if self.stages else self.model
+
+    @property
+    def probabilities(self) -> Tensor:
+        """What the next token is drawn from: [vocab], float64."""
+        return self.logits.double().softmax(-1)
+
+    @property
+    def kept(self) -> float:
+        """The share of all probability that no filter removed; with the masses of the stages it is 1."""
+        return self.stages[-1].kept if self.stages else 1.0
+
+    def draw(self, uniforms: Sequence[float]) -> list[int]:
+        """A token for each of these numbers in [0, 1), by the sampler of the request."""
+        if self.way.sampler is None:
+            return [self._own(number) for number in uniforms]
+        found = self.way.sampler.choose_rows(self.sampled[None], uniforms)
+        return found if len(found) == len(uniforms) else found * len(uniforms)  # greedy looks at no number
+
+    def _own(self, number: float) -> int:
+        choice = choose_own(self.model, self.sampled, replace(self.way), number)  # each begins from the same state
+        if choice.error:
+            raise WorkbenchError(choice.error)
+        return choice.token_id
+
+
+@torch.no_grad()
+def stages_of(logits: Tensor, history: History, sampling: SamplingParameters) -> Stages:
+    """What becomes of `logits` [vocab] after `history` under `sampling`. WorkbenchError where the engine would fail."""
+    scores = logits.float()
+    _check(scores, "the model's logits")
+    way = admit(Request("", tuple(history.prompt_ids), sampling), len(scores))
+    found: list[Stage] = []
+    left = scores
+    for rule in way.filters:
+        left = _entered(found, left, rule(left[None], [history])[0], _name(rule))
+        _check(left, "after the filters the logits")
+    for part, rule in zip(sampling.filters, way.own_filters, strict=True):
+        alone = replace(way.request, sampling=sampling.model_copy(update={"filters": (part,)}))
+        after = own_filtered(left, replace(way, request=alone, own_filters=(rule,)), history)
+        if isinstance(after, Choice):
+            raise WorkbenchError(after.error)
+        left = _entered(found, left, after, part.path)
+    if isinstance(way.sampler, Greedy):
+        alone = torch.full_like(left, REMOVED)
+        token = way.sampler.choose_rows(left[None], [0.0])[0]
+        alone[token] = left[token]
+        _entered(found, left, alone, "greedy")
+    return Stages(scores, tuple(found), way, left)
+
+
+def entropy(probabilities: Tensor) -> float:
+    """Bits."""
+    some = probabilities[probabilities > 0]
+    return max(0.0, -float((some * some.log2()).sum()))
+
+
+def _entered(found: list[Stage], before: Tensor, after: Tensor, name: str) -> Tensor:
+    removed = ((after == REMOVED) & (before > REMOVED)).nonzero()[:, 0]
+    whole, share = (found[-1].kept if found else 1.0), float(before.double().softmax(-1)[removed].sum())
+    found.append(Stage(name, after, removed, whole * share, whole * (1 - share)))
+    return after
+
+
+def _check(row: Tensor, what: str) -> None:
+    largest = float(row.amax())
+    if not math.isfinite(largest):
+        raise WorkbenchError(f"{what} {fault(largest)}")
+
+
+def _name(rule: object) -> str:
+    """`top k 40`: a filter's class and its one number."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(rule).__name__).lower()
+    values = [getattr(rule, each.name) for each in fields(rule)] if is_dataclass(rule) else []
+    return f"{words} {values[0]:g}" if len(values) == 1 and isinstance(values[0], (int, float)) else words

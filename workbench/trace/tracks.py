@@ -1,0 +1,142 @@
+"""A run as slices and moments on tracks, kept up to date with every event: what Perfetto and the timeline show.
+
+    a request   | queue | prefill: chunk, chunk | decode ..... [set back] [chunk] ..... |      a moment a token, and
+    the engine  | step | step | step | step | step | step | step | step | step | step |      one a decision
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped
+from workbench.trace.recorder import Numbers, empty_row, enter
+
+STEPS = 0  # the track of the steps; those of requests are 1, 2, ... as they came
+STEP_ARGUMENTS = (
+    "step", "requests", "prefill_tokens", "decode_tokens", "pages_used", "pages_idle", "wall_seconds",
+    "forward_seconds", "kernel_seconds", "note_seconds", "predicted_flops", "predicted_bytes", "compiles",
+    "drafted_tokens", "accepted_tokens", "draft_seconds", "padding_rows",
+)  # fmt: skip
+KNOWN = (
+    "prompt_tokens", "cut_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages",
+    "finish_reason", "error", "set_backs",
+)  # fmt: skip
+
+
+class Slice(NamedTuple):
+    """From `begin` to `end`, in seconds on the runner's clock."""
+
+    name: str
+    begin: float
+    end: float
+    args: dict[str, Any]
+
+
+class Moment(NamedTuple):
+    name: str
+    time: float
+    args: dict[str, Any]
+
+
+@dataclass
+class Track:
+    """One request: `phases` are the whole, queue, prefill and decode, once it has ended; `inner` its chunks and
+    set-backs; `moments` its decisions, `tokens` those of its tokens, with their times once more in `token_times`."""
+
+    row: dict[str, Any]
+    phases: list[Slice] = field(default_factory=list)
+    inner: list[Slice] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    tokens: list[Moment] = field(default_factory=list)
+    token_times: array[float] = field(default_factory=lambda: array("d"))
+    away: SetBack | None = None  # set back, and not admitted again
+    last: float = float("-inf")  # when something was told of it
+
+
+class Tracks:
+    """`note` takes every event, in order. `begin` and `end` are the first and last moment known."""
+
+    def __init__(self) -> None:
+        self.steps: list[Slice] = []
+        self.step_times = array("d")  # when each began
+        self.requests: list[Track] = []
+        self.begin, self.end = float("inf"), float("-inf")
+        self._numbers = Numbers()
+        self._chunks: list[tuple[Track, Prefilled, float]] = []  # of the step under way, and since when at most
+
+    def note(self, event: Event) -> None:
+        self.begin, self.end = min(self.begin, event.time), max(self.end, event.time)
+        if isinstance(event, Stepped):
+            self._step(event)
+        number = self._numbers.of(event)
+        if number is None:
+            return
+        if number == len(self.requests):
+            self.requests.append(Track(empty_row(event.request_id, event.sample)))
+        track = self.requests[number]
+        enter(track.row, event)
+        if (arrival := track.row["arrival"]) is not None:
+            self.begin, self.end = min(self.begin, arrival), max(self.end, arrival)
+        self._happens(track, event)
+        track.last = event.time
+
+    def phases(self, track: Track) -> list[Slice]:
+        """The request as one slice, and in it queue, prefill and decode as far as it came."""
+        return track.phases or _phases(track.row, self.end)
+
+    def inner(self, track: Track) -> list[Slice]:
+        """Its chunks and set-backs, the one that lasts included."""
+        return track.inner if track.away is None else [*track.inner, _set_back(track.away, self.end)]
+
+    def _step(self, event: Stepped) -> None:
+        # One step follows another, whatever the rounding of a difference says.
+        start = max(event.time - event.wall_seconds, self.steps[-1].end if self.steps else float("-inf"))
+        self.begin = min(self.begin, event.time - event.wall_seconds)
+        args = {name: getattr(event, name) for name in STEP_ARGUMENTS}
+        self.steps.append(Slice(event.phase or "step", start, max(start, event.time), args))
+        self.step_times.append(start)
+        for track, chunk, since in self._chunks:
+            if chunk.step == event.step:
+                told = {"step": chunk.step, "tokens": chunk.tokens, "computed": chunk.computed}
+                track.inner.append(Slice("chunk", min(max(start, since), chunk.time), chunk.time, told))
+        self._chunks.clear()
+
+    def _happens(self, track: Track, event: Event) -> None:
+        admitted = isinstance(event, Planned) and event.action == "admitted"
+        if track.away is not None and (admitted or isinstance(event, (Prefilled, Decoded, Finished))):
+            track.inner.append(_set_back(track.away, event.time))
+            track.away = None
+        match event:
+            case SetBack():
+                if track.away is not None:
+                    track.inner.append(_set_back(track.away, event.time))
+                track.away = event
+            case Prefilled():
+                self._chunks.append((track, event, max(track.last, track.row["arrival"] or track.last)))
+            case Decoded():
+                told = {name: getattr(event, name) for name in ("index", "token_id", "text", "step")}
+                track.tokens.append(Moment("token", event.time, told))
+                track.token_times.append(event.time)
+            case Planned():
+                told = {"step": event.step, "reason": event.reason}
+                track.moments.append(Moment(event.action, event.time, told))
+            case Finished():
+                track.phases = _phases(track.row, event.time)
+
+
+def _set_back(event: SetBack, end: float) -> Slice:
+    return Slice("set back", event.time, end, {"step": event.step, "reason": event.reason})
+
+
+def _phases(row: dict[str, Any], end: float) -> list[Slice]:
+    finished = end if row["finished"] is None else row["finished"]
+    began = finished if row["arrival"] is None else row["arrival"]
+    marks = [began, row["first_scheduled"], row["first_token"], finished]
+    name = f"{row['request_id']}#{row['sample']}" if row["sample"] else row["request_id"]
+    out = [Slice(name, began, finished, {name: row[name] for name in KNOWN})]
+    for phase, start, stop in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
+        if start is not None:
+            out.append(Slice(phase, start, finished if stop is None else stop, {}))
+    return out

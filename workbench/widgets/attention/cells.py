@@ -1,0 +1,66 @@
+"""Attention weights as bytes to be drawn: 0 where a query does not look, else 1 to 255 by the root of the weight."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from workbench.widgets.attention.source import Weights
+from workbench.widgets.attention.tiles import Tiles
+
+STRIP = 256  # rows read at once, of all heads
+KEPT = 128 * 2**20
+
+
+def encode(weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Weights of 0 to 1 as uint8. The root, because most weights of a long context are small."""
+    return np.where(seen, 1 + np.rint(254 * np.sqrt(np.clip(weights, 0, 1))), 0).astype(np.uint8)
+
+
+class LayerCells:
+    """One layer's weights as bytes, read as they are wanted, the rows used last kept. Threads may share it."""
+
+    def __init__(self, source: Weights, layer: int, kept: int = KEPT):
+        self._source, self._layer, self._most = source, layer, kept
+        self._strips: OrderedDict[int, np.ndarray] = OrderedDict()  # [head, row, column]
+        self._lock = threading.Lock()
+
+    def rows(self, head: int, begin: int, end: int) -> np.ndarray:
+        """[row, column] of rows begin to end, as wide as the last of them is."""
+        parts = []
+        with self._lock:
+            for number in range(begin // STRIP, -(-end // STRIP)):
+                first = number * STRIP
+                parts.append(self._strip(number, end)[head, max(begin - first, 0) : end - first])
+        columns = max((part.shape[1] for part in parts), default=0)
+        wide = [np.pad(part, [(0, 0), (0, columns - part.shape[1])]) for part in parts]
+        return np.concatenate(wide) if wide else np.zeros((0, 0), np.uint8)
+
+    def of(self, heads: tuple[int, ...]) -> Tiles:
+        """A map of some heads, one below the other."""
+        source = self._source
+
+        def read(begin: int, end: int) -> np.ndarray:
+            count = len(source.positions) if len(heads) == 1 else tiles.rows // len(heads)
+            cut = [begin, *(n for n in range(0, len(heads) * count, count or 1) if begin < n < end), end]
+            runs = zip(cut, cut[1:], strict=False)
+            parts = [self.rows(heads[a // count], a % count, a % count + b - a) for a, b in runs]
+            wide = max(part.shape[1] for part in parts)
+            return np.concatenate([np.pad(part, [(0, 0), (0, wide - part.shape[1])]) for part in parts])
+
+        tiles = Tiles(len(heads) * len(source.positions), source.columns, read)
+        return tiles
+
+    def _strip(self, number: int, end: int) -> np.ndarray:
+        """One that was read when the text was shorter is read again where rows are missing."""
+        found = self._strips.get(number)
+        rows = min(STRIP, len(self._source.positions) - number * STRIP)
+        if found is None or found.shape[1] < min(STRIP, end - number * STRIP):
+            weights, seen = self._source.read(self._layer, number * STRIP, number * STRIP + rows)
+            found = self._strips[number] = encode(weights, seen)
+        self._strips.move_to_end(number)
+        while sum(strip.nbytes for strip in self._strips.values()) > self._most and len(self._strips) > 1:
+            self._strips.popitem(last=False)
+        return found

@@ -1,0 +1,75 @@
+"""A heat map of any size on a canvas: tiles of bytes go to the browser when they come into sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets
+
+from workbench import pixels
+from workbench.widgets.attention.tiles import SIDE, Tiles
+
+HERE = Path(__file__).parent
+
+
+class HeatMap(anywidget.AnyWidget):
+    """What `tiles` hold, to be moved and zoomed with mouse and keyboard.
+
+    `marks` are lines over it, each [dash, [x, y], [x, y], ...] in cells; `row_names` and `column_names` stand beside
+    it where there is room, else some of `row_numbers` and columns' numbers. `pointed` is the cell under the pointer or
+    the keyboard's cursor, [row, column] or empty; `tell` says what the line below tells of it.
+    """
+
+    _esm = HERE / "heat_map.js"
+    _css = HERE / "heat_map.css"
+    rows = traitlets.Int(0).tag(sync=True)
+    columns = traitlets.Int(0).tag(sync=True)
+    side = traitlets.Int(SIDE).tag(sync=True)
+    top = traitlets.Int(0).tag(sync=True)
+    stamp = traitlets.Int(0).tag(sync=True)  # tiles of another are old
+    frame = traitlets.Int(0).tag(sync=True)  # of another map altogether: it is shown whole again
+    colours = traitlets.Bytes(b"").tag(sync=True)
+    row_names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    row_numbers = traitlets.List(traitlets.Int()).tag(sync=True)
+    column_names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    row_title = traitlets.Unicode("").tag(sync=True)
+    column_title = traitlets.Unicode("").tag(sync=True)
+    marks = traitlets.List().tag(sync=True)
+    pointed = traitlets.List(traitlets.Int()).tag(sync=True)
+    told = traitlets.Unicode("").tag(sync=True)
+    label = traitlets.Unicode("heat map").tag(sync=True)
+
+    def __init__(self, tell: Callable[[int, int], str] = "row {}, column {}".format, **traits: Any):
+        super().__init__(colours=pixels.indexed(), **traits)
+        self.tiles = Tiles(0, 0, lambda begin, end: np.zeros((end - begin, 0), np.uint8))
+        self.tell = tell
+        self.on_msg(self._asked)
+        self.observe(self._tell, ["pointed"])
+        self.add_class("wb-heatmap")
+
+    def put(self, tiles: Tiles, fresh: bool = True, **traits: Any) -> None:
+        """Show `tiles`, at once with other traits. Not `fresh`: the map that was shown, which has grown or changed."""
+        self.tiles = tiles
+        with self.hold_sync():
+            self.set_trait("rows", tiles.rows)
+            self.set_trait("columns", tiles.columns)
+            self.top, self.stamp = tiles.top, self.stamp + 1
+            for name, value in traits.items():
+                self.set_trait(name, value)
+            if fresh:
+                self.frame += 1
+        self._tell()
+
+    def _asked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        for level, row, column in content.get("want", ()):
+            cells = np.ascontiguousarray(self.tiles.tile(level, row, column))
+            told = {"tile": [level, row, column], "size": list(cells.shape), "stamp": content.get("stamp")}
+            self.send(told, [cells.tobytes()])
+
+    def _tell(self, _: object = None) -> None:
+        inside = len(self.pointed) == 2 and self.pointed[0] < self.rows and self.pointed[1] < self.columns
+        self.told = self.tell(*self.pointed) if inside else ""

@@ -1,0 +1,123 @@
+"""Attention drawn: a layer's heads side by side, banded by the keys they share, and one map with its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.pixels import data_uri
+from workbench.widgets import kit
+
+THUMB, GAP, SIDE, LEFT = 60, 8, 460, 92
+WIDTH = 640
+NAMED = 64  # tokens at most whose names stand on an axis
+HATCH = (
+    '<defs><pattern id="wb-unseen" width="6" height="6" patternUnits="userSpaceOnUse">'
+    '<path class="grid" d="M-1 7L7 -1"/></pattern></defs>'
+)
+TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Thumb:
+    head: int
+    group: int
+    cells: np.ndarray  # uint8, small
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Map:
+    """`cells` are all of a map of `rows` x `columns`, reduced or not; names, numbers and `marks` as in HeatMap."""
+
+    cells: np.ndarray
+    rows: int
+    columns: int
+    row_names: Sequence[str]
+    row_numbers: Sequence[int]
+    column_names: Sequence[str]
+    marks: Sequence[Sequence]
+
+
+def heads(thumbs: Sequence[Thumb], caption: Sequence[str]) -> tuple[str, float]:
+    """Markup and height: every head as a small map that can be picked, under a bracket for each group."""
+    each, across = THUMB + GAP, max(1, (WIDTH - 8) // (THUMB + GAP))
+    parts = [kit.text(4, 14 + 15 * n, line, class_=None if n == 0 else "faint") for n, line in enumerate(caption)]
+    top = 15 * len(caption) + 10
+    for place, thumb in enumerate(thumbs):
+        x, y = 4 + each * (place % across), top + (THUMB + 34) * (place // across)
+        begins = place % across == 0 or thumbs[place - 1].group != thumb.group
+        if begins:
+            alike = [t for t in thumbs[place : place - place % across + across] if t.group == thumb.group]
+            end = x + each * len(alike) - GAP
+            parts.append(kit.path([(x, y + 12), (x, y + 7), (end, y + 7), (end, y + 12)]))
+            parts.append(kit.text(x + 1, y + 4, f"keys {thumb.group}", font_size=10))
+        parts.append(kit.rect(x, y + 15, THUMB, THUMB, fill="url(#wb-unseen)"))
+        parts.append(_image(x, y + 15, THUMB, THUMB, thumb.cells))
+        parts.append(
+            kit.rect(
+                x, y + 15, THUMB, THUMB, key=f"head {thumb.head}", fill="transparent", stroke="currentColor",
+                stroke_width=3 if thumb.chosen else 0.5, tabindex=0 if thumb.chosen else -1, role="button",
+                aria_label=f"head {thumb.head}", tip=f"head {thumb.head} reads keys and values {thumb.group}",
+            )
+        )  # fmt: skip
+        weight = "bold" if thumb.chosen else None
+        told = f"head {thumb.head}" + (" ◂" if thumb.chosen else "")
+        parts.append(kit.text(x, y + THUMB + 27, told, font_size=10, font_weight=weight))
+    height = top + (THUMB + 34) * -(-len(thumbs) // across) + 2
+    return HATCH + "".join(parts), height
+
+
+def legend(y: float) -> tuple[str, float]:
+    """What the colours say."""
+    x, wide = 4.0, 240.0
+    bars = [kit.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=kit.shade(n / 47)) for n in range(48)]
+    ticks = [kit.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=9, text_anchor="middle") for t in TICKS[1:]]
+    zero = kit.text(x, y + 21, "0", font_size=9)
+    unseen = kit.rect(x + wide + 22, y, 22, 10, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.5)
+    said = kit.text(x + wide + 50, y + 9, "not looked at", font_size=10)
+    return "".join([*bars, zero, *ticks, unseen, said]), 30
+
+
+def large(shown: Map, y: float) -> tuple[str, float]:
+    """The map with its axes; every cell is a token's, or the largest weight of several."""
+    cell = min(SIDE / max(shown.columns, 1), 1.5 * SIDE / max(shown.rows, 1), 20.0)
+    named = shown.columns <= NAMED and cell >= 7
+    room = 78 if named else 40
+    wide, high, top = cell * shown.columns, cell * shown.rows, y + room
+    parts = [
+        kit.rect(LEFT, top, wide, high, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.4),
+        _image(LEFT, top, wide, high, shown.cells),
+    ]
+    for dash, *points in shown.marks:
+        at = [(LEFT + cell * a, top + cell * b) for a, b in points]
+        told = " ".join(map(str, dash)) or None
+        parts.append(kit.path(at, stroke_width=2.6, style="stroke:#000", stroke_dasharray=told))
+        parts.append(kit.path(at, stroke_width=1.2, style="stroke:#fff", stroke_dasharray=told))
+    size = min(10.0, max(7.0, cell))
+    for n, name in _labels(shown.row_names, shown.row_numbers, cell, named):
+        where = top + cell * (n + 0.5) + 3
+        parts.append(kit.text(LEFT - 5, where, name[-13:], text_anchor="end", font_size=size))
+    for n, name in _labels(shown.column_names, range(shown.columns), cell, named):
+        turned = f"translate({kit.num(LEFT + cell * (n + 0.5) + 3)},{kit.num(top - 5)}) rotate(-90)"
+        parts.append(kit.tag("g", kit.text(0, 0, name[:11], font_size=size), transform=turned))
+    parts.append(kit.text(4, y + 12, "from ↓  to →", class_="faint", font_size=10))
+    return "".join(parts), room + high + 8
+
+
+def _labels(names: Sequence[str], numbers: Sequence[int], cell: float, named: bool) -> list[tuple[int, str]]:
+    if named:
+        return list(enumerate(names))
+    step = next(n for n in (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10**9) if n * cell >= 28)
+    return [(n, str(number)) for n, number in enumerate(numbers) if number % step == 0]
+
+
+def _image(x: float, y: float, width: float, height: float, cells: np.ndarray) -> str:
+    if not cells.size:
+        return ""
+    return kit.tag(
+        "image", x=float(x), y=float(y), width=float(width), height=float(height), href=data_uri(cells),
+        preserveAspectRatio="none", style="image-rendering:pixelated",
+    )  # fmt: skip

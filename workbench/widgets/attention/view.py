@@ -1,0 +1,207 @@
+"""Who looks at whom: attention weights of a layer and head, of texts being generated too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from workbench.errors import WorkbenchError
+from workbench.widgets import kit
+from workbench.widgets.attention import picture as drawn
+from workbench.widgets.attention.cells import LayerCells
+from workbench.widgets.attention.follow import Follow
+from workbench.widgets.attention.heat_map import HeatMap
+from workbench.widgets.attention.labels import Labels, spelled
+from workbench.widgets.attention.source import Arrays, Weights, inspected
+from workbench.widgets.attention.tiles import Tiles
+from workbench.widgets.view import View
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+
+STACKED = (("one head", False), ("heads that share keys", True))
+
+
+class AttentionView(View):
+    """Attention weights [row, context] of one layer and head, or of all heads that share keys, stacked.
+
+    `source` is a runner with a `prompt` (text, ids or a Request, continued by `max_tokens` tokens in the background,
+    `sampling` as in `stream`; 0 continues nothing) or with an `Inspection`; an `Inspection` alone; or weights
+    [layer, head, row, context] or {layer: [head, row, context]}, whose rows are the last positions of the context, with
+    `groups` of heads that share keys and the `tokens`' names. The map is sent in tiles when they come into sight; what
+    a query does not look at is hatched, windows and sinks are bounded by lines.
+    """
+
+    layer = traitlets.Int(0)
+    head = traitlets.Int(0)
+    stacked = traitlets.Bool(False)
+    problem = traitlets.Unicode("")
+
+    def __init__(
+        self,
+        source: Runner | Any,
+        prompt: Any = None,
+        *,
+        max_tokens: int = 32,
+        layer: int | None = None,
+        head: int = 0,
+        stacked: bool = False,
+        groups: int | None = None,
+        tokens: Sequence[str] = (),
+        **sampling: Any,
+    ):
+        super().__init__()
+        self.map = HeatMap(tell=self._told, row_title="from", column_title="to")
+        self._follow: Follow | None = None
+        self._tokenizer = getattr(source, "tokenizer", None)
+        self._tokens, self._noted = tuple(tokens), ""
+        self.source = self._read(source, prompt, groups, max_tokens, sampling)
+        self.layer, self.head, self.stacked = self.source.layers[0] if layer is None else layer, head, stacked
+        self._check()
+        self._cells: dict[int, LayerCells] = {}
+        self._tiles: dict[tuple[int, tuple[int, ...]], Tiles] = {}
+        self._stop = ipywidgets.Button(description="stop", tooltip="end the generation")
+        self._last: tuple[int, tuple[int, ...]] | None = None  # what the large map shows
+        self.watch("layer", "head", "stacked", "problem")
+        self.shown.observe(self._picked, ["picked"])
+        self.show(self._controls(), below=(self.map,))
+        if self._follow is not None:
+            self._follow.start(self.pulse.mark)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until the text is generated, or so many seconds: whether it is. The saved picture is then of the whole."""
+        done = self._follow is None or self._follow.wait(seconds)
+        self.pulse.flush()
+        self.keep()
+        return done
+
+    def stop(self) -> None:
+        """End the generation soon."""
+        if self._follow is not None:
+            self._follow.stop()
+
+    def weights(self) -> Any:
+        """What is shown, as numbers: float32 [row, context], or [head, row, context] where heads are stacked."""
+        found, _ = self.source.read(self.layer, 0, len(self.source.positions))
+        return found[list(self._heads())] if self.stacked else found[self.head]
+
+    def close(self) -> None:
+        self.stop()
+        self.map.close()
+        super().close()
+
+    def redraw(self) -> None:
+        """The heads as a picture, the large map by its tiles."""
+        self._take()
+        labels, key = self._labels(), (self.layer, self._heads())
+        markup, height = self._heading(labels.title)
+        self.shown.content = kit.svg(drawn.WIDTH, height, markup, title=labels.title)
+        rows, numbers, columns = labels.axes
+        named = {"row_names": rows, "row_numbers": numbers, "column_names": columns}
+        self.map.put(self._of(*key), fresh=key != self._last, marks=labels.marks, label=labels.title, **named)
+        self._last = key
+
+    def picture(self) -> str:
+        """Heads, legend and map."""
+        labels, tiles = self._labels(), self._of(self.layer, self._heads())
+        markup, height = self._heading(labels.title)
+        shown = drawn.Map(tiles.reduced(256), tiles.rows, tiles.columns, *labels.axes, labels.marks)
+        large, tall = drawn.large(shown, height + 8)
+        return kit.svg(drawn.WIDTH, height + tall + 8, markup, large, title=labels.title)
+
+    def _read(self, source: Any, prompt: Any, groups: int | None, most: int, sampling: dict[str, Any]) -> Weights:
+        if hasattr(source, "model"):
+            if prompt is None:
+                raise WorkbenchError("AttentionView(runner, prompt): a prompt is missing: text, ids or an Inspection")
+            if hasattr(prompt, "weights"):
+                return inspected(prompt, source.model.spec)
+            self._follow = Follow(source, prompt, most, sampling)
+            self._noted = self._follow.note
+            return self._follow.weights
+        if prompt is not None or sampling:
+            raise WorkbenchError("AttentionView: a prompt needs a runner: AttentionView(workbench.load(...), prompt)")
+        if hasattr(source, "weights"):
+            return inspected(source, None)
+        layers = dict(source) if isinstance(source, Mapping) else dict(enumerate(source))
+        return Arrays(layers, groups=None if groups is None else dict.fromkeys(layers, groups))
+
+    def _check(self) -> None:
+        if self.layer not in self.source.layers:
+            known = ", ".join(map(str, self.source.layers))
+            raise WorkbenchError(f"AttentionView: there is no layer {self.layer}; known: {known}")
+        count, groups = self.source.heads(self.layer), self.source.groups(self.layer)
+        if not 0 <= self.head < count:
+            told = f"layer {self.layer} has 0 to {count - 1}"
+            raise WorkbenchError(f"AttentionView: there is no head {self.head}; {told}")
+        if count % groups:
+            raise WorkbenchError(f"AttentionView: {count} heads cannot share {groups} groups of keys evenly")
+
+    def _controls(self) -> ipywidgets.Widget:
+        layer = ipywidgets.SelectionSlider(options=list(self.source.layers), description="layer")
+        head = ipywidgets.IntSlider(max=self.source.heads(self.layer) - 1, description="head")
+        stacked = ipywidgets.Dropdown(options=STACKED, description="show")
+        for control, name in ((layer, "layer"), (head, "head"), (stacked, "stacked")):
+            ipywidgets.link((self, name), (control, "value"))
+        self.observe(lambda _: setattr(head, "max", self.source.heads(self.layer) - 1), ["layer"])
+        if self._follow is None or self._follow.done:
+            return ipywidgets.HBox([layer, head, stacked])
+        self._stop.on_click(lambda _: self.stop())
+        return ipywidgets.HBox([layer, head, stacked, self._stop])
+
+    def _take(self) -> None:
+        """What was generated since."""
+        if self._follow is None:
+            return
+        self._stop.disabled = self._follow.done
+        try:
+            self._follow.take()
+        except WorkbenchError as error:
+            self._follow.stop()
+            self.problem = str(error)
+
+    def _heads(self) -> tuple[int, ...]:
+        if not self.stacked:
+            return (self.head,)
+        share = self.source.heads(self.layer) // self.source.groups(self.layer)
+        first = self.head // share * share
+        return tuple(range(first, first + share))
+
+    def _of(self, layer: int, heads: tuple[int, ...]) -> Tiles:
+        cells = self._cells.setdefault(layer, LayerCells(self.source, layer))
+        rows, columns = len(heads) * len(self.source.positions), self.source.columns
+        tiles = self._tiles.get((layer, heads))
+        if tiles is None or (len(heads) > 1 and tiles.rows != rows):  # stacked rows change places
+            tiles = self._tiles[layer, heads] = cells.of(heads)
+        elif tiles.rows != rows:
+            tiles.grow(rows, columns)
+        return tiles
+
+    def _heading(self, title: str) -> tuple[str, float]:
+        count, share = self.source.heads(self.layer), self.source.heads(self.layer) // self.source.groups(self.layer)
+        chosen = self._heads()
+        thumbs = [
+            drawn.Thumb(head, head // share, self._of(self.layer, (head,)).reduced(64), head in chosen)
+            for head in range(count)
+        ]
+        markup, height = drawn.heads(thumbs, [title, *filter(None, [self._noted, self.problem])])
+        legend, more = drawn.legend(height + 6)
+        return markup + legend, height + more + 6
+
+    def _labels(self) -> Labels:
+        return Labels(self.source, self.layer, self._heads(), self._names())
+
+    def _names(self) -> list[str]:
+        if self._tokens:
+            return list(self._tokens)
+        if self._tokenizer is None or not self.source.token_ids:
+            return [str(n) for n in range(self.source.columns)]
+        return [spelled(self._tokenizer.token_bytes(n)) for n in self.source.token_ids]
+
+    def _told(self, row: int, column: int) -> str:
+        return self._labels().cell(row, column)
+
+    def _picked(self, change: dict[str, Any]) -> None:
+        self.head = int(str(change["new"]).removeprefix("head "))

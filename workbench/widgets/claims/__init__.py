@@ -1,0 +1,1 @@
+"""The ledger of claims, with a button that measures."""

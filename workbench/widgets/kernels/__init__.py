@@ -1,0 +1,1 @@
+"""An operator through the stages of its compilers."""

@@ -1,0 +1,84 @@
+"""Code as lines of markup with few classes: k keyword, c comment, s string, n number, t type or operation."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+LANGUAGES = {
+    "source": "python", "api": "python", "graph": "python", "decomposed": "python", "post_grad": "python",
+    "ir": "python", "fused_ir": "python", "python": "python", "cpp": "cpp", "triton": "python", "llir": "llvm",
+    "ptx": "ptx", "asm": "gas", "torch": "mlir", "linalg": "mlir", "transformed": "mlir", "bufferized": "mlir",
+    "vector": "mlir", "llvm": "mlir", "ttir": "mlir", "ttgir": "mlir",
+}  # fmt: skip
+STYLE = (
+    ".wb-code .k{color:var(--jp-mirror-editor-keyword-color,#008000);font-weight:bold}"
+    ".wb-code .c{color:var(--jp-mirror-editor-comment-color,#408080);font-style:italic}"
+    ".wb-code .s{color:var(--jp-mirror-editor-string-color,#ba2121)}"
+    ".wb-code .n{color:var(--jp-mirror-editor-number-color,#6a737d)}"
+    ".wb-code .t{color:var(--jp-mirror-editor-builtin-color,#0550ae)}"
+)
+
+
+def code_lines(text: str, stage: str) -> list[str]:
+    """Escaped lines of `text`; without Pygments, or in a language it does not know, nothing is coloured."""
+    lexer = _lexer(LANGUAGES.get(stage, ""))
+    if lexer is None:
+        return [escape(line) for line in text.split("\n")]
+    lines = [""]
+    for kind, value in lexer.get_tokens(text):
+        name = _class(kind)
+        for number, part in enumerate(value.split("\n")):
+            if number:
+                lines.append("")
+            if part:
+                lines[-1] += f'<b class="{name}">{escape(part)}</b>' if name and part.strip() else escape(part)
+    return lines[: text.count("\n") + 1]
+
+
+def _lexer(language: str) -> Any:
+    try:
+        from pygments.lexers import get_lexer_by_name
+        from pygments.util import ClassNotFound
+    except ImportError:
+        return None
+    kept = {"stripnl": False, "ensurenl": False}
+    if language == "mlir":
+        return _mlir()(**kept)
+    try:
+        return get_lexer_by_name(language, **kept) if language else None
+    except ClassNotFound:
+        return None
+
+
+def _mlir() -> Any:
+    from pygments.lexer import RegexLexer
+    from pygments.token import Comment, Keyword, Name, Number, String, Text
+
+    class Mlir(RegexLexer):
+        """Enough of MLIR to read it by: operations, types, attributes of numbers and texts."""
+
+        tokens = {  # noqa: RUF012
+            "root": [
+                (r"//[^\n]*", Comment),
+                (r'"[^"\n]*"', String),
+                (r"[%#^][\w$.-]+", Text),
+                (r"\b(module|return|loc|to|into|step|iter_args|ins|outs|dense)\b", Keyword),
+                (r"\b[a-z_]+\.[\w.]+", Name.Builtin),
+                (r"![\w.]+|\b(tensor|memref|vector)\b", Keyword.Type),
+                (r"\b\d[\w.+-]*", Number),
+                (r"[\w$.]+", Text),
+                (r"\s+|.", Text),
+            ]
+        }
+
+    return Mlir
+
+
+def _class(kind: Any) -> str:
+    from pygments.token import Comment, Keyword, Name, Number, String
+
+    if kind in Keyword.Type or kind in Name.Builtin or kind in Name.Function:
+        return "t"
+    kinds = (Comment, "c"), (Keyword, "k"), (String, "s"), (Number, "n")
+    return next((name for each, name in kinds if kind in each), "")

@@ -1,0 +1,101 @@
+"""Lanes timed in a process of their own: what this one compiles or serves is not in the way, nor thrown away."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Timing:
+    """One case on some lanes, `seconds` for each, as `workbench kernels bench` has it, under way from the start on;
+    `told` is called when it is done. Without `ceilings` this machine's limits are not measured besides."""
+
+    def __init__(
+        self, operator: str, case: str, lanes: Sequence[str], seconds: float, ceilings: bool, told: Callable[[], None]
+    ):
+        self.record: dict[str, Any] = {}
+        self.error = ""
+        self._stopped, self._told = False, told
+        job = {"operator": operator, "case": case, "lanes": list(lanes), "seconds": seconds, "ceilings": ceilings}
+        place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "workbench.widgets.kernels.timing", json.dumps(job)]
+        self._process = subprocess.Popen(
+            command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": place},
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """The stop button ends it."""
+        try:
+            self._thread.join(seconds)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        return self.done
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._process.terminate()
+
+    def _read(self) -> None:
+        out, words = self._process.communicate()
+        try:
+            if self._process.returncode:
+                raise WorkbenchError((words.strip().splitlines() or ["no words"])[-1])
+            self.record = json.loads(out)
+        except (WorkbenchError, ValueError) as error:
+            self.error = "the timing was stopped" if self._stopped else f"the timing broke: {error}"
+        self._told()
+
+
+def timed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of `kernel_bench`; or, without ceilings, as much of it."""
+    from compiled_kernels.cases import case_of, suite_of
+    from compiled_kernels.lanes import Lane
+    from workbench.study.kernel_bench import kernel_bench
+
+    suite = suite_of(job["operator"])
+    case, lanes = case_of(suite, job["case"]), tuple(Lane(name) for name in job["lanes"])
+    if job["ceilings"]:
+        return kernel_bench([(suite, case)], lanes, budget_seconds=job["seconds"])
+    import torch
+
+    from compiled_kernels.measure import measure
+    from workbench.study.environment import environment
+    from workbench.study.kernel_bench import times
+    from workbench.study.machine import cpu_times, others_cpu_share
+
+    before = cpu_times()
+    found = measure(suite, case, lanes, job["seconds"])
+    busy, rows = others_cpu_share(before), []
+    eager = found.timings.get(Lane.EAGER)
+    for lane in lanes:
+        row: dict[str, Any] = {"operator": suite.operator, "lane": str(lane), "case": case.name}
+        if timing := found.timings.get(lane):
+            row |= times(case, found, timing)
+            row["speedup_over_eager"] = eager.seconds / timing.seconds if eager else None
+        rows.append(row if timing else {**row, "reason": found.refused.get(lane, "")})
+    about = {"threads": torch.get_num_threads(), "others_cpu_share": busy, "environment": environment()}
+    return {**about, "date": about["environment"]["date"], "rows": rows}
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed is no answer
+    print(json.dumps(timed(json.loads(sys.argv[1]))), file=answers, flush=True)

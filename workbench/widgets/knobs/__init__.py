@@ -1,0 +1,1 @@
+"""Typed controls made from a pydantic schema."""

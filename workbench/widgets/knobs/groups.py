@@ -1,0 +1,83 @@
+"""Controls of several settings together, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import ipywidgets
+
+from workbench.errors import WorkbenchError
+from workbench.widgets.knobs.leaves import Knob, Unreadable
+from workbench.widgets.knobs.values import spoken
+
+COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax(24em, 1fr))"}
+
+
+def alert(line: str) -> ipywidgets.HTML:
+    """A line that says what is wrong; a screen reader says it at once."""
+    style = "color:var(--jp-error-color1,#b00020);font-weight:600"
+    told = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
+    return ipywidgets.HTML(told)
+
+
+class Group:
+    """The fields of one model, in as many columns as there is room for; `kind` tells it from its neighbours."""
+
+    def __init__(self, fields: Mapping[str, Knob], kind: str | None = None, told: str = ""):
+        self.fields, self._kind, self._alerts = fields, kind, dict[str, ipywidgets.HTML]()
+        head = (ipywidgets.HTML(f'<div style="opacity:.75">{escape(told)}</div>'),) if told else ()
+        self._cells = ipywidgets.VBox(layout=COLUMNS)
+        self.widget = ipywidgets.VBox([*head, self._cells])
+        self._lay()
+
+    def read(self) -> dict[str, Any]:
+        values: dict[str, Any] = {} if self._kind is None else {"kind": self._kind}
+        for name, knob in self.fields.items():
+            try:
+                values[name] = knob.read()
+            except Unreadable as error:
+                raise Unreadable((name, *error.path), error.why) from None
+        return values
+
+    def write(self, value: Any) -> None:
+        for name, knob in self.fields.items():
+            if name in value:
+                if not knob.takes(value[name]):
+                    raise WorkbenchError(f"{name}: there is no control for {_short(value[name])} here")
+                knob.write(value[name])
+
+    def takes(self, value: Any) -> bool:
+        return isinstance(value, dict) and (self._kind is None or value.get("kind") == self._kind)
+
+    def leaves(self) -> Iterator[tuple[str, ...]]:
+        for name, knob in self.fields.items():
+            yield from ((name, *path) for path in knob.leaves())
+
+    def complain(self, path: Sequence[str], line: str) -> bool:
+        if not path or path[0] not in self.fields:
+            return False
+        if not self.fields[path[0]].complain(path[1:], line):
+            self._alerts[path[0]] = alert(line)
+            self._lay()
+        return True
+
+    def content(self) -> None:
+        """Nothing is wrong any more."""
+        if self._alerts:
+            self._alerts.clear()
+            self._lay()
+        for knob in self.fields.values():
+            knob.content()
+
+    def _lay(self) -> None:
+        told, cells = self._alerts, list[ipywidgets.Widget]()
+        for name, knob in self.fields.items():
+            cells.append(ipywidgets.VBox([knob.widget, told[name]]) if name in told else knob.widget)
+        self._cells.children = cells
+
+
+def _short(value: Any) -> str:
+    text = spoken(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,133 @@
+"""Controls of a setting that may be left out, or be one of several kinds. What is not chosen is made when it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import ipywidgets
+
+from workbench.widgets.knobs.leaves import LABEL, Changed, Knob
+from workbench.widgets.knobs.values import same
+
+INSIDE, CHECK = {"margin": "0 0 0 2em"}, {"width": "13em", "margin": "0 0 0 4em"}
+
+
+class Maybe:
+    """A setting that may be left out: a checkbox, and beside it what stands there if not."""
+
+    def __init__(self, make: Callable[[], Knob], name: str, told: str, changed: Changed):
+        self._make = make
+        self._inner: Knob | None = None
+        self._check = ipywidgets.Checkbox(description=name, tooltip=told or name, indent=False, layout=CHECK)
+        self._below = ipywidgets.VBox(layout=INSIDE)
+        self._row = ipywidgets.HBox([self._check])
+        self.widget = ipywidgets.VBox([self._row])
+        self._check.observe(lambda _: (self._lay(), changed()), "value")
+
+    @property
+    def inner(self) -> Knob:
+        if self._inner is None:
+            self._inner = self._make()
+        return self._inner
+
+    def read(self) -> Any:
+        return self.inner.read() if self._check.value else None
+
+    def write(self, value: Any) -> None:
+        if value is not None:
+            self.inner.write(value)
+        self._check.value = value is not None
+
+    def takes(self, value: Any) -> bool:
+        return value is None or self.inner.takes(value)
+
+    def leaves(self) -> Iterator[tuple[str, ...]]:
+        yield from self.inner.leaves()
+
+    def complain(self, path: Sequence[str], line: str) -> bool:
+        return bool(self._check.value) and self.inner.complain(path, line)
+
+    def content(self) -> None:
+        if self._inner is not None:
+            self._inner.content()
+
+    def _lay(self) -> None:
+        inside = self.inner.widget if self._check.value else None
+        below = isinstance(inside, ipywidgets.Box)
+        self._row.children = (self._check,) if below or inside is None else (self._check, inside)
+        self._below.children = (inside,) if below else ()
+        self.widget.children = (self._row, self._below) if below else (self._row,)
+
+
+class Kind(NamedTuple):
+    """One of several: a plain value, or what `make` makes."""
+
+    label: str
+    value: Any = None
+    make: Callable[[], Knob] | None = None
+
+
+class Several:
+    """One of several kinds of setting: a list to choose from, and the chosen kind's own settings."""
+
+    def __init__(self, kinds: Sequence[Kind], name: str, told: str, changed: Changed):
+        self._kinds, self._made = kinds, dict[int, Knob]()
+        self._list: Any = ipywidgets.Dropdown(options=[(kind.label, n) for n, kind in enumerate(kinds)], value=0)
+        self._list.description, self._list.style, self._list.tooltip = name, LABEL, told or name
+        self._below = ipywidgets.VBox(layout=INSIDE)
+        self._row = ipywidgets.HBox([self._list])
+        self.widget = ipywidgets.VBox([self._row])
+        self._list.observe(lambda _: (self._lay(), changed()), "value")
+        self._lay()
+
+    def read(self) -> Any:
+        knob = self._of(self._list.value)
+        return knob.read() if knob is not None else self._kinds[self._list.value].value
+
+    def write(self, value: Any) -> None:
+        place = self._place(value)
+        assert place is not None, value
+        if knob := self._of(place):
+            knob.write(value)
+        self._list.value = place
+
+    def takes(self, value: Any) -> bool:
+        return self._place(value) is not None
+
+    def leaves(self) -> Iterator[tuple[str, ...]]:
+        yield ()  # the list itself
+        for place, kind in enumerate(self._kinds):
+            if knob := self._of(place):
+                yield from ((kind.label, *path) for path in knob.leaves() if path)
+
+    def complain(self, path: Sequence[str], line: str) -> bool:
+        knob = self._of(self._list.value)
+        return knob is not None and knob.complain(path, line)
+
+    def content(self) -> None:
+        for knob in self._made.values():
+            knob.content()
+
+    def _of(self, place: int) -> Knob | None:
+        kind = self._kinds[place]
+        if kind.make is not None and place not in self._made:
+            self._made[place] = kind.make()
+        return self._made.get(place)
+
+    def _place(self, value: Any) -> int | None:
+        told = value.get("kind") if isinstance(value, dict) else None
+        for place, kind in enumerate(self._kinds):
+            if told is not None and kind.label != told:
+                continue
+            knob = self._of(place)
+            if knob.takes(value) if knob is not None else same(kind.value, value):
+                return place
+        return None
+
+    def _lay(self) -> None:
+        knob = self._of(self._list.value)
+        below = knob is not None and isinstance(knob.widget, ipywidgets.Box)
+        self._row.children = (self._list,) if knob is None or below else (self._list, knob.widget)
+        self._below.children = (knob.widget,) if knob is not None and below else ()
+        self.widget.children = (self._row, self._below) if below else (self._row,)

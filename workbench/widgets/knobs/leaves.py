@@ -1,0 +1,159 @@
+"""Controls of single settings. Each has a value as JSON has it, and says which values it can show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import ipywidgets
+
+from workbench.widgets.knobs.values import one_line, same, spoken
+
+Changed = Callable[[], None]
+LABEL = {"description_width": "11em"}
+
+
+class Unreadable(ValueError):
+    """What stands in a control is no value at all: which control, and why."""
+
+    def __init__(self, path: tuple[str, ...], why: str):
+        super().__init__(f"{'.'.join(path)}: {why}")
+        self.path, self.why = path, why
+
+
+class Knob(Protocol):
+    """A setting: `widget` shows it. `read` and `write` speak JSON; `takes` says whether it can show a value; `leaves`
+    are the paths below its own that it sets; `complain` says below it what is wrong, at a path of its own."""
+
+    widget: Any
+
+    def read(self) -> Any: ...
+    def write(self, value: Any) -> None: ...
+    def takes(self, value: Any) -> bool: ...
+    def leaves(self) -> Iterator[tuple[str, ...]]: ...
+    def complain(self, path: Sequence[str], line: str) -> bool:
+        """Whether there is a place for it here; else whoever is around has to say it."""
+        ...
+
+    def content(self) -> None:
+        """Nothing is wrong any more."""
+        ...
+
+
+class Leaf:
+    """One control whose value is the setting."""
+
+    kinds: tuple[type, ...] = ()
+
+    def __init__(self, control: Any, name: str, told: str, changed: Changed):
+        self.widget = control
+        control.description, control.tooltip = name, told or name
+        control.style = LABEL if name else {"description_width": "0"}
+        control.observe(lambda _: changed(), "value")
+
+    def read(self) -> Any:
+        return self.widget.value
+
+    def write(self, value: Any) -> None:
+        self.widget.value = value
+
+    def takes(self, value: Any) -> bool:
+        return type(value) in self.kinds
+
+    def leaves(self) -> Iterator[tuple[str, ...]]:
+        yield ()
+
+    def complain(self, path: Sequence[str], line: str) -> bool:
+        return False
+
+    def content(self) -> None:
+        pass
+
+
+class Choice(Leaf):
+    """One of a few values, each of them plain."""
+
+    def __init__(self, options: Sequence[Any], name: str, told: str, changed: Changed):
+        self._options = list(options)
+        control = ipywidgets.Dropdown(options=[(spoken(each), n) for n, each in enumerate(options)], value=0)
+        super().__init__(control, name, told, changed)
+
+    def read(self) -> Any:
+        return self._options[self.widget.value]
+
+    def write(self, value: Any) -> None:
+        self.widget.value = next(n for n, each in enumerate(self._options) if same(each, value))
+
+    def takes(self, value: Any) -> bool:
+        return any(same(each, value) for each in self._options)
+
+
+class Flag(Leaf):
+    kinds = (bool,)
+
+    def __init__(self, name: str, told: str, changed: Changed):
+        super().__init__(ipywidgets.Checkbox(), name, told, changed)
+
+
+class Whole(Leaf):
+    kinds = (int,)
+
+    def __init__(self, least: int | None, most: int | None, step: int, name: str, told: str, changed: Changed):
+        low, high = -(2**63) if least is None else least, 2**63 - 1 if most is None else most
+        start = min(max(0, low), high)
+        super().__init__(ipywidgets.BoundedIntText(start, min=low, max=high, step=step), name, told, changed)
+
+
+class Number(Leaf):
+    """A slider where both ends are known, else a box. An end that itself is not allowed can be chosen."""
+
+    kinds = (float, int)
+
+    def __init__(self, least: float | None, most: float | None, name: str, told: str, changed: Changed):
+        if least is not None and most is not None:
+            control = ipywidgets.FloatSlider(most, min=least, max=most, step=(most - least) / 100, readout_format=".3g")
+        else:
+            low, high = -sys.float_info.max if least is None else least, sys.float_info.max if most is None else most
+            control = ipywidgets.BoundedFloatText(min(max(0.0, low), high), min=low, max=high, step=0.1)
+        super().__init__(control, name, told, changed)
+
+    def read(self) -> Any:
+        return float(self.widget.value)
+
+    def write(self, value: Any) -> None:
+        self.widget.value = float(value)
+
+
+class Words(Leaf):
+    """A text; `known` are some that are offered."""
+
+    kinds = (str,)
+
+    def __init__(self, known: Sequence[str], name: str, told: str, changed: Changed):
+        control = ipywidgets.Combobox(options=tuple(known), ensure_option=False) if known else ipywidgets.Text()
+        control.continuous_update = False
+        super().__init__(control, name, told, changed)
+
+
+class Written(Leaf):
+    """A list or a mapping, in YAML's words on one line; nothing at all is an empty one."""
+
+    def __init__(self, empty: list | dict, name: str, told: str, changed: Changed):
+        self._empty, self.kinds = empty, (type(empty),)
+        control = ipywidgets.Text(continuous_update=False, placeholder="a, b" if isinstance(empty, list) else "a: b")
+        super().__init__(control, name, told, changed)
+
+    def read(self) -> Any:
+        from workbench.study import yaml_text
+
+        text = self.widget.value.strip()
+        ends = "[]" if isinstance(self._empty, list) else "{}"
+        ends = ("", "") if text.startswith(ends[0]) else ends
+        try:
+            return yaml_text.read(f"{ends[0]}{text}{ends[1]}") if text else self._empty
+        except ValueError as error:
+            raise Unreadable((), str(error)) from None
+
+    def write(self, value: Any) -> None:
+        self.widget.value = "" if value == self._empty else one_line(value)

@@ -1,0 +1,115 @@
+"""From a pydantic schema to controls: each type has one, with its limits."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MultipleOf
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from workbench.widgets.knobs.field_comments import comments_of
+from workbench.widgets.knobs.groups import Group
+from workbench.widgets.knobs.kinds import Kind, Maybe, Several
+from workbench.widgets.knobs.leaves import Changed, Choice, Flag, Knob, Number, Whole, Words, Written
+from workbench.widgets.knobs.values import spoken
+
+WORDS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What controls are made with: see `Knobs`. While defaults are shown it is `quiet`."""
+
+    leave: Collection[str]
+    known: Mapping[str, Sequence[str]]
+    changed: Changed
+    quiet: Callable[[], AbstractContextManager[None]]
+
+    def group(self, model: type[BaseModel], path: str = "") -> Group:
+        told, fields = comments_of(model), dict[str, Knob]()
+        kind = None
+        for name, field in model.model_fields.items():
+            inside = f"{path}.{name}".lstrip(".")
+            if name == "kind" and len(get_args(field.annotation)) == 1:
+                kind = field.default
+            elif inside not in self.leave:
+                fields[name] = self._knob(field.annotation, field.metadata, inside, name, told.get(name, ""))
+                default = field.get_default(call_default_factory=True)
+                if default is not PydanticUndefined:
+                    with self.quiet():
+                        fields[name].write(to_jsonable_python(default))
+        return Group(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
+
+    def _knob(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> Knob:
+        """The control of one setting; `name` is empty where it stands beside one that is named."""
+        values, typed = _members(annotation, metadata)
+        if not typed:
+            return Choice(values, name, told, self.changed)
+        if len(typed) == 1 and not values:
+            return self._plain(*typed[0], path, name, told)
+
+        def beside(annotation: Any, metadata: Sequence[Any]) -> Callable[[], Knob]:
+            return lambda: self._plain(annotation, metadata, path, "", told or name)
+
+        if len(typed) == 1 and values == [None]:
+            return Maybe(beside(*typed[0]), name, told, self.changed)
+        kinds = [Kind(spoken(value), value) for value in values]
+        kinds += [Kind(_label(each), make=beside(each, metadata)) for each, metadata in typed]
+        return Several([kind for kind in kinds if f"{path}:{kind.label}" not in self.leave], name, told, self.changed)
+
+    def _plain(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> Knob:
+        limits = {type(each): each for each in metadata}
+
+        def end(closed: Any, open_: Any, step: int) -> Any:
+            if closed in limits:
+                return getattr(limits[closed], closed.__name__.lower())
+            return getattr(limits[open_], open_.__name__.lower()) + step if open_ in limits else None
+
+        if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+            return self.group(annotation, path)
+        if annotation is bool:
+            return Flag(name, told, self.changed)
+        if annotation is int:
+            multiple = limits[MultipleOf].multiple_of if MultipleOf in limits else 1
+            return Whole(end(Ge, Gt, 1), end(Le, Lt, -1), multiple, name, told, self.changed)
+        if annotation is float:
+            return Number(end(Ge, Gt, 0), end(Le, Lt, 0), name, told, self.changed)
+        if annotation is str:
+            return Words(self.known.get(path, ()), name, told, self.changed)
+        empty: list | dict = {} if get_origin(annotation) is dict else []
+        if not isinstance(empty, get_origin(annotation) or ()) and get_origin(annotation) not in (tuple, list):
+            raise TypeError(f"{path}: there is no control for {annotation}")
+        return Written(empty, name, told, self.changed)
+
+
+def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]]:
+    """What a setting may be: plain values, and types with their limits. Yes or no among others is two values."""
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        more = [each for piece in more for each in getattr(piece, "metadata", [piece])]
+        return _members(inner, [*metadata, *more])
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation)), []
+    if annotation in (None, type(None)):
+        return [None], []
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return [], [(annotation, list(metadata))]
+    values, typed = [], []
+    for each in get_args(annotation):
+        mine, types_ = _members(each, metadata)
+        values += mine
+        typed += types_
+    if any(kind is bool for kind, _ in typed):
+        values, typed = [False, True, *values], [each for each in typed if each[0] is not bool]
+    return sorted(values, key=lambda value: value is not None), typed
+
+
+def _label(annotation: Any) -> str:
+    kind = getattr(annotation, "model_fields", {}).get("kind")
+    return str(kind.default) if kind is not None else WORDS.get(annotation, getattr(annotation, "__name__", "a list"))

@@ -1,0 +1,146 @@
+"""Stacked bars of weights, cache and activations, and the tables below them, from plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from workbench.records.svg import LETTER, Scale
+from workbench.study.byte_sizes import told_bytes
+from workbench.widgets import kit
+
+WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 780, 120, 110, 26, 30, 20
+FAR = 8  # a memory so many times the largest bar lies beyond the picture
+PARTS = ("weights", "cache", "activations")
+LETTERS = tuple(name[0].upper() for name in PARTS)
+HEADS = ("the runner, as loaded", "predicted", "measured", "difference")
+END = "style='text-align:right;white-space:nowrap'"
+WIDE = "style='border-spacing:10px 1px'"
+INK = ("#ffffff", "#000000", "#000000")  # read on the first three series colours
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One bar: bytes of its parts, as in `PARTS`; with a `problem` there are none."""
+
+    name: str
+    bytes: tuple[float, ...] = ()
+    chosen: bool = False
+    key: str | None = None
+    problem: str = ""
+
+    @property
+    def total(self) -> float:
+        return sum(self.bytes)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: a letter that the bar has too, what it is, its bytes, and how they come about."""
+
+    letter: str
+    what: str
+    bytes: float
+    how: str = ""
+
+
+def scale_of(stacks: Sequence[Stack], available: float | None) -> Scale:
+    """From bytes to pixels; `available` is in it unless it is far beyond."""
+    most = max([stack.total for stack in stacks] or [0]) or 1
+    if available is not None and available < FAR * most:
+        most = max(most, available)
+    return Scale(0, most, LEFT, WIDTH - RIGHT)
+
+
+def bars(stacks: Sequence[Stack], available: float | None, title: str) -> str:
+    across = scale_of(stacks, available)
+    bottom = TOP + ROW * len(stacks)
+    parts = [*_grid(across, bottom)]
+    for row, stack in enumerate(stacks):
+        parts += _bar(across, stack, TOP + ROW * row, row == 0)
+    if available is not None:
+        parts.append(_limit(across, available, bottom))
+    return kit.svg(WIDTH, bottom + 24, *parts, title=title)
+
+
+def table(lines: Sequence[Line], total: float) -> str:
+    rows = "".join(
+        f"<tr><td>{_swatch(line.letter)}</td><td>{escape(line.what)}</td><td {END}>{line.bytes:,.0f}</td>"
+        f"<td {END}>{told_bytes(line.bytes)}</td><td style='text-align:left'>{escape(line.how)}</td></tr>"
+        for line in lines
+    )
+    whole = f"<tr><th></th><th>in all</th><th {END}>{total:,.0f}</th><th {END}>{told_bytes(total)}</th><th></th></tr>"
+    heads = f"<tr><th></th><th>part</th><th {END}>bytes</th><th></th><th style='text-align:left'>formula</th></tr>"
+    return f"<table {WIDE}>{heads}{rows}{whole}</table>"
+
+
+def measured(rows: Sequence[tuple[str, float, float, str]]) -> str:
+    """Predicted and measured bytes side by side: (what, predicted, measured, note)."""
+    told = "".join(
+        f"<tr><td>{escape(what)}</td><td {END}>{predicted:,.10g}</td><td {END}>{found:,.10g}</td>"
+        f"<td {END}>{_difference(found - predicted)}</td><td style='text-align:left'>{escape(note)}</td></tr>"
+        for what, predicted, found, note in rows
+    )
+    heads = "".join(f"<th {END if n else ''}>{name}</th>" for n, name in enumerate(HEADS))
+    return f"<table {WIDE}><tr>{heads}<th></th></tr>{told}</table>"
+
+
+def _difference(value: float) -> str:
+    return "none" if value == 0 else f"{value:+,.10g}"
+
+
+def _swatch(letter: str) -> str:
+    if letter not in LETTERS:
+        return ""
+    place = LETTERS.index(letter)
+    box = kit.rect(0, 0, 16, 16, class_=f"c{place}")
+    ink = kit.text(8, 12, letter, text_anchor="middle", style=f"fill:{INK[place]};font-size:11px")
+    return kit.tag("svg", box, ink, width=16, height=16, aria_hidden="true")
+
+
+def _grid(across: Scale, bottom: float) -> list[str]:
+    parts = []
+    for value in across.ticks(5):
+        at = across(value)
+        parts.append(kit.line(at, TOP - 4, at, bottom, class_="grid"))
+        told = told_bytes(value) if value else "0"
+        parts.append(kit.text(at, bottom + 15, told, text_anchor="middle", class_="faint"))
+    return parts
+
+
+def _bar(across: Scale, stack: Stack, top: float, first: bool) -> list[str]:
+    weight = "bold" if stack.chosen else None
+    told = f"▸ {stack.name}" if stack.chosen else stack.name
+    parts = [kit.text(LEFT - 8, top + 15, told, text_anchor="end", font_weight=weight)]
+    if stack.problem:
+        return [kit.group(*parts, kit.text(LEFT + 4, top + 15, f"not possible: {stack.problem}", class_="faint"))]
+    begin = 0.0
+    for place, size in enumerate(stack.bytes):
+        left, right = across(begin), across(begin + size)
+        tip = f"{stack.name}: {PARTS[place]} {size:,.0f} bytes, {size / (stack.total or 1):.1%} of {stack.total:,.0f}"
+        edge = {"stroke": "currentColor", "stroke_width": 1.5} if stack.chosen else {}
+        parts.append(kit.rect(left, top, right - left, BAR, class_=f"c{place}", tip=tip, **edge))
+        if inside := _fitting(place, size, right - left):
+            middle = (left + right) / 2
+            parts.append(kit.text(middle, top + 14, inside, text_anchor="middle", style=f"fill:{INK[place]}"))
+        begin += size
+    parts.append(kit.text(across(begin) + 6, top + 15, told_bytes(stack.total), font_weight=weight))
+    picked = {} if stack.key is None else {"key": stack.key, "tabindex": 0 if first else -1}
+    return [kit.group(*parts, **picked)]
+
+
+def _fitting(place: int, size: float, room: float) -> str:
+    """As much as can be said within the bar."""
+    tries = (f"{PARTS[place]} {told_bytes(size)}", told_bytes(size), LETTERS[place])
+    return next((told for told in tries if LETTER * len(told) + 6 <= room), "")
+
+
+def _limit(across: Scale, available: float, bottom: float) -> str:
+    told = told_bytes(available)
+    if available > across.high:
+        far = f"memory: {told}, {available / across.high:,.0f} times as far →"
+        return kit.text(WIDTH - 4, 14, far, text_anchor="end")
+    at, tip = across(available), f"memory: {available:,.0f} bytes"
+    dash = kit.line(at, TOP - 6, at, bottom, stroke_dasharray="6 3", stroke_width=2, tip=tip)
+    return dash + kit.text(at, 14, f"memory: {told}", text_anchor="end" if at > WIDTH / 2 else "start")

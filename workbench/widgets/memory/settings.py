@@ -1,0 +1,85 @@
+"""The settings of a memory calculator: their controls, what a runner sets, and what a memory is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from workbench.widgets.memory.controls import WORDS, KnownOrOwn, LogNumber
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+
+HERE = "this machine"
+MOST_CONTEXT, MOST_BATCH = 24, 14  # powers of two
+
+
+def controls(state: Any, given: Sequence[str]) -> list[ipywidgets.Widget]:
+    """Rows of controls, linked to the traits of `state`; `given` are names of models beside those that are known."""
+    from workbench.cache.format import FORMATS
+    from workbench.engine.load import DTYPES, SHIPPED
+    from workbench.fleet.hardware import HARDWARE
+    from workbench.model.quantized import FORMATS as WEIGHTS
+    from workbench.model.shapes import SHAPES
+
+    models = [(name, name) for name in (*given, *SHIPPED, *(f"shape:{name}" for name in SHAPES))]
+    machines = [(f"{name}, {each.memory / 1e9:.0f} GB", name) for name, each in HARDWARE.items()] + [(HERE, HERE)]
+    made: dict[str, Any] = {
+        "model": KnownOrOwn("model", models, "a config.json or a folder with one", state.model),
+        "memory": KnownOrOwn("memory", machines, "a size, such as 24GiB", state.memory),
+        "context": LogNumber("context", MOST_CONTEXT, state.context),
+        "batch": LogNumber("batch", MOST_BATCH, state.batch),
+        **{
+            name: ipywidgets.Dropdown(options=options, description=name, value=getattr(state, name), style=WORDS)
+            for name, options in (("dtype", list(DTYPES)), ("weights", WEIGHTS), ("cache", FORMATS))
+        },
+        "step_tokens": _count("step tokens", state.step_tokens, "tokens that a step computes at most"),
+        "page_size": _count("page size", state.page_size, "the cache is counted in whole pages of so many tokens"),
+    }
+    for name, control in made.items():
+        traitlets.link((state, name), (control, "value"))
+    rows = (("model", "memory"), ("context", "batch"), ("weights", "cache", "dtype"), ("step_tokens", "page_size"))
+    return [ipywidgets.HBox([made[name] for name in row], layout={"flex_flow": "row wrap"}) for row in rows]
+
+
+def _count(name: str, value: int, tip: str) -> ipywidgets.BoundedIntText:
+    return ipywidgets.BoundedIntText(description=name, value=value, min=1, max=2**20, tooltip=tip, style=WORDS)
+
+
+def available_bytes(name: str) -> int | None:
+    """Bytes of a memory: a machine's, this machine's (None where it does not tell), or a size."""
+    from workbench.fleet.hardware import HARDWARE
+    from workbench.study.byte_sizes import parse_bytes
+    from workbench.study.machine import memory_bytes
+
+    if name == HERE:
+        return memory_bytes()
+    return int(HARDWARE[name].memory) if name in HARDWARE else parse_bytes(name)
+
+
+def fits(found: dict[str, Any]) -> str:
+    from workbench.study.byte_sizes import told_bytes
+
+    if "sequences" not in found:
+        return "This machine does not tell how much memory it has."
+    longest = found["longest_context"]
+    length = "any length" if longest is None else f"up to {longest:,} tokens each"
+    size, sequences = told_bytes(found["memory_bytes"]), f"{found['sequences']:,} of {found['context']:,} tokens"
+    words = f"{sequences}, or {found['batch']:,} of {length}"
+    return f"Sequences that fit into {size} beside weights and activations: {words}."
+
+
+def settings_of(runner: Runner) -> dict[str, Any]:
+    """What a calculator begins with where it is to tell of `runner`."""
+    packed = next((shape.format for shape in runner.store.shapes if shape.format.packed), None)
+    return {
+        "dtype": str(runner.model.dtype).removeprefix("torch."),
+        "weights": runner.model.format.blocks,
+        "cache": "dense" if packed is None else packed.format,
+        "page_size": runner.store.page_size,
+        "step_tokens": runner.scheduler.limits.max_num_batched_tokens,
+        "memory": HERE,
+    }

@@ -1,0 +1,169 @@
+"""What a model takes in memory: weights, cache and activations by the formula, and of a runner also as measured."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import traitlets
+
+from workbench.errors import WorkbenchError
+from workbench.trace.events import Event, Formed, Stepped
+from workbench.widgets import kit
+from workbench.widgets.memory import picture as memory_picture
+from workbench.widgets.memory.picture import Line, Stack
+from workbench.widgets.memory.settings import available_bytes, controls, fits, settings_of
+from workbench.widgets.view import View
+
+if TYPE_CHECKING:
+    from workbench.engine.runner import Runner
+    from workbench.model.spec import ModelSpec
+    from workbench.study.memory_report import Counted
+
+GIVEN = "as given"
+SETTINGS = ("context", "batch", "dtype", "weights", "cache", "step_tokens", "page_size")
+
+
+class MemoryCalculator(View):
+    """Bytes of a model that serves `batch` sequences of `context` tokens: the figures of `workbench memory`.
+
+    `model` is `demo`, `shape:NAME`, a folder, a config.json, or a ModelSpec; with a `runner` it is the runner's, and
+    what its tensors take stands beside what was predicted. `settings` are the traits: context (the model's own unless
+    given), batch, dtype, weights, cache, step_tokens, page_size, and memory: `h100`, `this machine`, or a size such as
+    `24GiB`. Raises WorkbenchError for a model that is not there and settings that are not known.
+    """
+
+    model = traitlets.Unicode()
+    context = traitlets.Int(1024, min=1)
+    batch = traitlets.Int(1, min=1)
+    dtype = traitlets.Unicode("bfloat16")
+    weights = traitlets.Unicode("dense")
+    cache = traitlets.Unicode("dense")
+    memory = traitlets.Unicode("h100")
+    step_tokens = traitlets.Int(512, min=1)
+    page_size = traitlets.Int(1, min=1)
+    error = traitlets.Unicode()  # what was wrong with the model or the memory that was asked for last
+
+    def __init__(self, model: str | Path | ModelSpec | None = None, runner: Runner | None = None, **settings: Any):
+        super().__init__()
+        self.runner, self._leave = runner, lambda: None
+        self._given = None if isinstance(model, str | Path) else model
+        if runner is not None:
+            self._given = self._given or runner.model.spec
+            settings = settings_of(runner) | settings
+        elif model is None:
+            model = "demo"
+        asked = str(model) if isinstance(model, str | Path) else GIVEN
+        self._spec, self._remarks = self._found(asked)
+        self._available = available_bytes(str(settings.get("memory", self.memory)))
+        for name, value in ({"model": asked, "context": self._spec.context} | settings).items():
+            if not self.has_trait(name):
+                raise WorkbenchError(f"MemoryCalculator has no setting {name!r}; it has {', '.join(SETTINGS)}, memory")
+            setattr(self, name, value)
+        self.counted(self.cache)  # what cannot be is told here
+        self._last: dict[str, Event] = {}
+        if runner is not None:
+            from workbench.widgets.live import Live
+
+            self._leave = Live.of(runner).listen(self._heard)
+        self.observe(self._look_up, ["model", "memory"])
+        self.shown.observe(lambda change: change["new"] and self._pick(change["new"]), "picked")
+        self.watch("model", "memory", "error", *SETTINGS)
+        self.show(*controls(self, [GIVEN] * (self._given is not None)))
+
+    @property
+    def found(self) -> dict[str, Any]:
+        """The present settings as `workbench memory --json` tells them. Raises WorkbenchError for what cannot be."""
+        from workbench.study.memory_report import report
+
+        told = {"dtype": self.dtype, "weights": self.weights, "cache": self.cache}
+        return report(self.counted(self.cache), told, self._remarks, self._available)
+
+    def counted(self, cache: str) -> Counted:
+        """The present settings counted, with a cache of that format."""
+        from workbench.study.memory_report import of_spec
+
+        return of_spec(
+            self._spec, context=self.context, batch=self.batch, dtype=self.dtype, weights=self.weights, cache=cache,
+            step_tokens=self.step_tokens, page_size=self.page_size,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def picture(self) -> str:
+        from workbench.cache.format import FORMATS
+
+        alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
+        stacks = [self._stack(name) for name in FORMATS]
+        title = f"{self._spec.name}: {self._spec.parameters:,} parameters"
+        told = f"{self.batch:,} × {self.context:,} tokens, weights {self.weights}, {self.dtype}; a bar a cache format"
+        head = f"<p><b>{escape(title)}</b><br>{escape(told)}</p>"
+        bars = memory_picture.bars(stacks, self._available, f"{title}, {told}")
+        return kit.html(alert, head, bars, self._words(), self._measured())
+
+    def _stack(self, cache: str) -> Stack:
+        try:
+            found = self.counted(cache).memory
+        except WorkbenchError as error:
+            return Stack(cache, (), cache == self.cache, cache, str(error))
+        sizes = found.weight_bytes, found.cache_bytes, found.activation_bytes
+        return Stack(f"cache {cache}", sizes, cache == self.cache, cache)
+
+    def _words(self) -> str:
+        from workbench.study.memory_terms import in_words, terms
+
+        try:
+            counted, found = self.counted(self.cache), self.found
+        except WorkbenchError as error:
+            return f'<p role="alert">⚠ {escape(str(error))}</p>'
+        memory, words, parts = counted.memory, in_words(counted, self.step_tokens), terms(counted)
+        each = [Line("", f"a sequence: {term.what}", term.bytes, str(term)) for term in parts]
+        cache = f"{self.batch:,} × {memory.sequence_bytes:,} bytes"
+        lines = [
+            Line("W", "weights", memory.weight_bytes, words["weights"]),
+            Line("C", "cache", memory.cache_bytes, cache), *each,
+            Line("", "a token", memory.cache_bytes_per_token, "while every layer keeps it"),
+            Line("A", "activations", memory.activation_bytes, words["activations"]),
+        ]  # fmt: skip
+        remarks = "".join(f"<li>{escape(each)}</li>" for each in found["remarks"])
+        return memory_picture.table(lines, memory.total_bytes) + f"<p>{escape(fits(found))}</p><ul>{remarks}</ul>"
+
+    def _measured(self) -> str:
+        if self.runner is None:
+            return ""
+        from workbench.study.memory_held import held, held_in_step
+
+        rows = held(self.runner)
+        formed, stepped = self._last.get("formed"), self._last.get("stepped")
+        if isinstance(formed, Formed) and isinstance(stepped, Stepped) and formed.step == stepped.step:
+            rows = *rows, held_in_step(self.runner, formed, stepped)
+        return memory_picture.measured([(e.what, e.predicted, e.measured, e.note) for e in rows])
+
+    def _heard(self, event: Event) -> None:
+        """In the thread that owns the runner: only kept here, drawn elsewhere."""
+        if isinstance(event, Formed | Stepped):
+            self._last[event.kind] = event
+            self.pulse.mark()
+
+    def _found(self, name: str) -> tuple[ModelSpec, list[str]]:
+        from workbench.study.memory_report import spec_and_remarks
+
+        return (self._given, []) if name == GIVEN and self._given is not None else spec_and_remarks(name)
+
+    def _look_up(self, change: dict) -> None:
+        """A model or a memory that is not there leaves all as it was, and is told."""
+        try:
+            if change["name"] == "model":
+                self._spec, self._remarks = self._found(change["new"])
+            else:
+                self._available = available_bytes(change["new"])
+        except WorkbenchError as error:
+            self.error = str(error)
+        else:
+            self.error = ""
+
+    def _pick(self, cache: str) -> None:
+        self.cache, self.shown.picked = cache, ""

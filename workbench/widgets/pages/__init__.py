@@ -1,0 +1,1 @@
+"""The cache's pages by owner, over steps."""

@@ -1,0 +1,101 @@
+"""Pages by owner over steps: bands on one another, as high as the pages each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from workbench.widgets import kit
+from workbench.widgets.pages.cells import letters
+from workbench.widgets.pages.snapshot import Snapshot
+
+HIGH = 56.0
+COLUMNS = 96  # snapshots drawn at most, of all there are
+
+
+def strip(
+    seen: Snapshot, history: Sequence[Snapshot], panel: int, numbers: Mapping[str, int], x: float, y: float, wide: float
+) -> str:
+    """From below: what several share, what each holds alone, what is idle. A line where `seen` stands."""
+    stride = 1
+    while len(history) > COLUMNS * stride:
+        stride *= 2
+    drawn = [*history[::stride]]
+    if drawn[-1] is not history[-1]:
+        drawn.append(history[-1])
+    first, last = history[0].step, history[-1].step + 1
+    edges = [x + wide * (each.step - first) / (last - first) for each in drawn] + [x + wide]
+    bands = _bands(drawn, panel)
+    peak = max((sum(column) for column in zip(*bands.values(), strict=True)), default=0)
+    about = seen.panels[panel]
+    most = about.pages if peak * 3 > about.pages else max(1, round(peak * 1.2))
+    base = [0.0] * len(drawn)
+    tops = []
+    for name, counts in bands.items():
+        below = base
+        base = [low + count for low, count in zip(base, counts, strict=True)]
+        tops.append((name, counts, below, base))
+    parts = [kit.line(x, y, x + wide, y, class_="grid"), kit.line(x, y + HIGH, x + wide, y + HIGH, class_="grid")]
+    for name, counts, below, top in reversed(tops):  # each covers what is below it, which is drawn over it
+        parts.append(_band(name, counts, below, top, edges, y, most, numbers))
+    at = x + wide * (seen.step - first + 0.5) / (last - first)
+    parts += [
+        kit.line(at, y - 2, at, y + HIGH + 2, stroke_width=1.5, stroke_dasharray="4 2"),
+        kit.text(x + wide + 6, y + 9, _many(most, "place" if about.host else "page"), class_="s faint"),
+        kit.text(x + wide + 6, y + HIGH, f"steps {first}-{last - 1 - history[-1].resting}", class_="s faint"),
+    ]
+    return kit.group(*parts, class_="strip")
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _bands(drawn: Sequence[Snapshot], panel: int) -> dict[str, list[int]]:
+    """Pages at each of `drawn`: those that are shared, each owner's, those that are idle."""
+    shared = [each.counts[panel][1] for each in drawn]
+    idle = [each.counts[panel][2] for each in drawn]
+    owners: dict[str, list[int]] = {}
+    for place, each in enumerate(drawn):
+        for owner, count in zip(each.owners, each.counts[panel][0], strict=True):
+            if count:
+                owners.setdefault(owner.name, [0] * len(drawn))[place] = count
+    return {"\0shared": shared, **owners, "\0idle": idle}
+
+
+def _band(
+    name: str, counts: list[int], below: list[float], top: list[float], edges: list[float], y: float, most: int,
+    numbers: Mapping[str, int],
+) -> str:  # fmt: skip
+    here = [place for place, count in enumerate(counts) if count]
+    if not here:
+        return ""
+    begin, end = here[0], here[-1]
+    scale = HIGH / most
+    points, height = [f"M{edges[begin]:.4g} {y + HIGH:g}"], None
+    for place in range(begin, end + 1):
+        if top[place] != height:
+            height = top[place]
+            points.append(f"H{edges[place]:.5g}V{y + HIGH - height * scale:.5g}")
+    path = "".join(points) + f"H{edges[end + 1]:.5g}V{y + HIGH:g}z"
+    kinds = {"\0shared": "sh", "\0idle": "bi"}
+    kind = kinds.get(name) or f"c{numbers[name] % len(kit.SERIES)}"
+    told = {"\0shared": "shared", "\0idle": "idle"}.get(name) or letters(numbers[name])
+    return f'<path class="{kind}" d="{path}"/>' + _letter(told, here, counts, below, edges, y, scale)
+
+
+def _letter(
+    told: str, here: Iterable[int], counts: list[int], below: list[float], edges: list[float], y: float, scale: float
+) -> str:
+    """The band's name where it is highest, if there is room for it."""
+    place = max(here, key=lambda place: (counts[place], edges[place + 1] - edges[place]))
+    run = place
+    while run + 1 < len(counts) and counts[run + 1] == counts[place] and below[run + 1] == below[place]:
+        run += 1
+    wide, high = edges[run + 1] - edges[place], counts[place] * scale
+    if high < 9 or wide < 7 * len(told):
+        return ""
+    middle = y + HIGH - (below[place] + counts[place] / 2) * scale + 3
+    return (
+        f'<g class="n" font-size="9"><text class="np" x="{(edges[place] + edges[run + 1]) / 2:.4g}" '
+        f'y="{middle:.4g}">{told}</text></g>'
+    )

@@ -1,0 +1,124 @@
+"""The cache's pages by their owners, step by step, and while they change hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+import ipywidgets
+import traitlets
+
+from workbench.errors import WorkbenchError
+from workbench.widgets.pages.log import PageLog, listener
+from workbench.widgets.pages.picture import LAYOUTS, page_map
+from workbench.widgets.pages.snapshot import Snapshot, panels_of, snapshot
+from workbench.widgets.view import View
+
+
+class PageMap(View):
+    """Pages by owner over steps: shared prefixes, what the prefix index keeps, what is free, residual and quantized
+    pages each in a panel of their own, and what lies on the host.
+
+    Given a runner, every step that it computes from now on is noted and, as long as `follow` is on, shown; given
+    snapshots (those of another map), these. `step` says which one is shown, `arranged` how, and `chosen` whose pages
+    stand out (a click on a page or a name). Close it to have no more noted.
+    """
+
+    step = traitlets.Int(0)
+    follow = traitlets.Bool(True)
+    arranged = traitlets.Enum(LAYOUTS, LAYOUTS[0])
+    chosen = traitlets.Unicode("")
+
+    _leave: Callable[[], None] | None = None
+
+    def __init__(self, source: Any):
+        super().__init__()
+        self._log, self._leave = _log_of(source, self.pulse.mark)
+        self.follow = self._leave is not None
+        self._reaching: int | None = None
+        self._slider = ipywidgets.IntSlider(description="step", layout=ipywidgets.Layout(width="32em"))
+        self._play = ipywidgets.Play(interval=200, show_repeat=False)
+        live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
+        live.layout.width = "6em"
+        arranged = ipywidgets.Dropdown(description="pages", options=LAYOUTS)
+        for control in (self._slider, self._play):
+            traitlets.link((self, "step"), (control, "value"))
+        traitlets.link((self, "follow"), (live, "value"))
+        traitlets.link((self, "arranged"), (arranged, "value"))
+        self.watch("follow", "arranged", "chosen")
+        self.observe(self._moved, "step")
+        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
+        self._reach(self.snapshots[-1].step)
+        self.show(ipywidgets.HBox([self._play, self._slider, live, arranged]))
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """What was noted, oldest first."""
+        return self._log.snapshots
+
+    def redraw(self) -> None:
+        self._reach(self.snapshots[-1].step if self.follow else None)
+        super().redraw()
+
+    def picture(self) -> str:
+        history, thinned = self.snapshots, self._log.thinned
+        note = f"{len(history)} steps noted" + (f", {thinned} older ones let go between them" if thinned else "")
+        return page_map(self._log.at(self.step), history, self._log.numbers, self.arranged, self.chosen, note)
+
+    def close(self) -> None:
+        if self._leave is not None:
+            self._leave()
+        super().close()
+
+    def _reach(self, step: int | None) -> None:
+        """The controls go as far as there are snapshots; shown is the one at `step`, if that is given."""
+        first, last = self.snapshots[0].step, self.snapshots[-1].step
+        self._reaching = get_ident()
+        try:
+            for control in (self._slider, self._play):
+                control.max = max(last, control.min)
+                control.min, control.max = first, last
+            if step is not None:
+                self.step = step
+        finally:
+            self._reaching = None
+
+    def _moved(self, change: dict[str, Any]) -> None:
+        if self._reaching == get_ident():
+            return
+        self.follow = self.follow and change["new"] >= self.snapshots[-1].step  # who looks back is not carried off
+        self.pulse.mark()
+
+    def _pick(self, key: str) -> None:
+        if key.startswith("@"):
+            name = key[1:]
+        else:
+            panel, page = map(int, key.split("."))
+            seen = self._log.at(self.step)
+            number = int(seen.census[panel].first[page])
+            name = seen.owners[number].name if number >= 0 else ""
+        self.chosen = "" if name == self.chosen else name
+
+
+def _log_of(source: Any, told: Callable[[], None]) -> tuple[PageLog, Callable[[], None] | None]:
+    """What is to be shown, and for a runner how to stop noting it."""
+    from workbench.engine.runner import Runner
+    from workbench.widgets.live import Live
+
+    if isinstance(source, Runner):
+        live, panels = Live.of(source), panels_of(source)
+        log = PageLog([live.call(lambda runner: snapshot(runner.scheduler, panels))])
+        return log, live.listen(listener(log, source.scheduler, panels, told))
+    given = list(source) if isinstance(source, list | tuple) else []
+    if not given or not all(isinstance(each, Snapshot) for each in given):
+        raise WorkbenchError(
+            f"PageMap: give a runner, or the snapshots of another PageMap, not {type(source).__name__}; "
+            "a record does not say which page was whose"
+        )
+    if any(each.panels != given[0].panels for each in given):
+        raise WorkbenchError("PageMap: these snapshots are of different caches; give those of one runner")
+    steps = [each.step for each in given]
+    if steps != sorted(set(steps)):
+        raise WorkbenchError("PageMap: snapshots come in the order of their steps, each step once")
+    return PageLog(given, most=len(given)), None

@@ -1,0 +1,1 @@
+"""A prompt played under any experiment's settings."""

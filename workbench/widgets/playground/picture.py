@@ -1,0 +1,66 @@
+"""What the playground shows of a generation: its figures, its text, and what the shades mean."""
+
+from __future__ import annotations
+
+from html import escape
+
+from workbench.widgets import kit
+from workbench.widgets.playground.played import Played
+from workbench.widgets.tokens.text import body, legend
+
+STYLE = (
+    ".wb-pic .wb-figures{border-collapse:collapse;margin:4px 0;border:0}"
+    ".wb-pic .wb-figures :is(th,td){border:0;text-align:left;padding:0 22px 0 0;background:none}"
+    ".wb-pic .wb-figures th{font-size:11px;font-weight:400;opacity:.75}"
+    ".wb-pic .wb-figures td{font-size:15px;white-space:nowrap;font-variant-numeric:tabular-nums}"
+)
+ENDS = {
+    "stop": "an end token, or a text to stop at",
+    "length": "max_tokens, or the context is full",
+    "cancelled": "somebody stopped it",
+    "refused": "it could never have run",
+    "error": "it ran and broke",
+    "not_chosen": "others of its samples or beams are better",
+}
+
+
+def figures(played: Played) -> str:
+    """Nothing that has not been measured yet has a number."""
+    rows = [
+        ("TTFT", seconds(played.ttft), "from the request's arrival to its first token"),
+        ("TPOT", seconds(played.tpot), "between two tokens after the first, on average"),
+        ("throughput", "" if played.throughput is None else f"{played.throughput:.3g} tokens/s", "of all samples"),
+        ("prompt, output", f"{played.prompt_tokens}, {played.tokens} tokens" if played.prompt_tokens else "", "tokens"),
+        ("KV cache", size(played.kv_bytes) if played.steps else "", "pages in use in the last step, in bytes"),
+        ("KV peak", size(played.kv_peak) if played.steps else "", "the most bytes of pages in use in any step"),
+        ("steps", str(played.steps or ""), "forward passes of the runner meanwhile"),
+    ]
+    if played.drafted:
+        rows.append(("drafts accepted", f"{played.accepted} of {played.drafted}", "tokens that speculation proposed"))
+    if played.compiles and played.compiles[1] > played.compiles[0]:
+        rows.append(("compiled", f"{played.compiles[1] - played.compiles[0]} graphs", "meanwhile: run again without"))
+    if played.ends:
+        ends = list(dict.fromkeys(end for _, end in sorted(played.ends.items())))
+        rows.append(("finished", ", ".join(ends), "; ".join(f"{end}: {ENDS.get(end, end)}" for end in ends)))
+    heads = (kit.tag("th", name, scope="col", data_tip=told) for name, _, told in rows)
+    cells = (kit.tag("td", escape(value) or "–", data_tip=told) for _, value, told in rows)
+    table = kit.tag("table", kit.tag("tr", *heads), kit.tag("tr", *cells), class_="wb-figures")
+    return kit.tag("style", STYLE) + table
+
+
+def words(played: Played, prompt: str) -> str:
+    pieces = dict(played.pieces)  # which another thread may be adding to
+    return body(prompt, pieces, dict(played.rest), dict(played.ends)) + legend(pieces.values())
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def size(count: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} B"

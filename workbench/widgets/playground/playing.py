@@ -1,0 +1,113 @@
+"""One generation in the background: the runner is made if it must be, then the request is served."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from workbench.errors import WorkbenchError, in_words
+from workbench.widgets.playground.kept_runners import KeptRunners
+from workbench.widgets.playground.played import Played
+
+CANDIDATES = 5  # that are shown of every token, unless the experiment asks for more
+TICK = 0.5  # seconds between two words on how long something takes
+
+
+class Playing:
+    """From `start` on `played` grows until `over`; `news` is called whenever there is something to draw, `ended` once,
+    before who waits goes on. `doing` is what it is at, in words. `stop` ends it soon, whatever that is."""
+
+    def __init__(self, experiment: Any, runners: KeptRunners, news: Callable[[], None], ended: Callable[[], None]):
+        self.experiment, self.played, self.error = experiment, Played(str), ""
+        self._runners, self._news, self._ended = runners, news, ended
+        self._asked: Any = None
+        self._doing, self._since = "", time.monotonic()
+        self._stopped, self._over, self._told = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._work, name="playground", daemon=True).start()
+        threading.Thread(target=self._tick, name="playground's clock", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    @property
+    def doing(self) -> str:
+        if self.over:
+            return ""
+        if self.played.tokens:
+            return "generating"
+        return f"{self._doing} ({time.monotonic() - self._since:.0f} s)" if self._doing else ""
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._asked is not None and not self.over:
+            self._asked.stop()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        try:
+            return self._told.wait(seconds)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def _work(self) -> None:
+        try:
+            self._play()
+        except Exception as error:  # told in the widget, where nobody could catch it
+            self.error = in_words(error)
+        self._over.set()
+        try:
+            self._ended()
+        finally:
+            self._told.set()
+
+    def _play(self) -> None:
+        from workbench.study.workload import requests_of
+        from workbench.widgets.live import Live
+
+        if not self._runners.has(self.experiment):
+            self._now("making the runner")
+        runner = self._runners.of(self.experiment, self._now)
+        if runner.tokenizer is None:
+            raise WorkbenchError(f"model {self.experiment.model.name!r} has no tokenizer: it cannot read a prompt")
+        self.played.spell = lambda token: spelled(runner.tokenizer.token_bytes(token))
+        (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab)
+        self._now("waiting for the first token; what a lane compiles is compiled now")
+        if self._stopped.is_set():
+            return
+        self._asked = Live.of(runner).ask(replace(request, sampling=looked_into(request.sampling)))
+        if self._stopped.is_set():
+            self._asked.stop()
+        for event in self._asked:
+            self.played.hear(event)
+            self._news()
+        self.error = self._asked.error or self.played.error
+
+    def _now(self, doing: str) -> None:
+        self._doing, self._since = doing, time.monotonic()
+        self._news()
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK):
+            if not self.played.tokens:
+                self._news()
+
+
+def looked_into(sampling: Any) -> Any:
+    """The same tokens, and with each its chance and what else there was, where that can be told."""
+    if sampling.beams:
+        return sampling
+    return sampling.model_copy(update={"logprobs": max(CANDIDATES, sampling.logprobs or 0)})
+
+
+def spelled(piece: bytes) -> str:
+    """A token's bytes as a reader can tell them apart: a text in quotes, or the bytes where they are none."""
+    try:
+        return repr(piece.decode())
+    except UnicodeDecodeError:
+        return " ".join(f"{byte:02X}" for byte in piece)

@@ -1,0 +1,1 @@
+"""What this machine could do, and what was done."""

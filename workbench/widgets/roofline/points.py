@@ -1,0 +1,121 @@
+"""Points of a roofline from what runs leave behind: steps, records of benches, run folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.widgets.roofline.values import KERNEL, Point, Roof
+
+PHASES = ("prefill", "decode", "mixed")
+FIELDS = ("phase", "requests", "prefill_tokens", "predicted_flops", "predicted_bytes", "forward_seconds", "compiles")
+GIVEN = "a run folder, a record of `workbench bench` or `workbench kernels bench` (dict or .json), or Points"
+
+
+def of_steps(steps: Iterable[Mapping[str, Any]], dtype: str, name: str = "") -> list[Point]:
+    """Of steps with `FIELDS`, one point for all of a phase that have about as many rows: mean FLOPs and bytes, median
+    seconds of the forward pass. Steps that compiled a graph count only where there are no others."""
+    kinds: dict[tuple[int, int], list[tuple[bool, Mapping[str, Any]]]] = {}
+    compiles = 0
+    for step in steps:
+        quiet, compiles = step["compiles"] == compiles, step["compiles"]
+        if step["forward_seconds"] > 0 and step["predicted_bytes"] > 0:
+            kinds.setdefault((PHASES.index(step["phase"]), _size(step)), []).append((quiet, step))
+    points = []
+    for (series, _), found in sorted(kinds.items()):
+        mine = [step for quiet, step in found if quiet] or [step for _, step in found]
+        points.append(_of_alike(series, mine, dtype, name))
+    return points
+
+
+def of_record(record: Mapping[str, Any]) -> list[Point]:
+    """Of a bench, with the ceilings that were measured for each row then. Raises WorkbenchError for other records."""
+    rows = record.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "status" in row for row in rows):
+        raise WorkbenchError(f"a roofline of a record without rows of work: give {GIVEN}")
+    timed = [row for row in rows if row["status"] == "ok"]
+    return [_of_kernel(row) if "operator" in row else _of_work(row) for row in timed]
+
+
+def of_source(source: Any) -> list[Point]:
+    """Points of anything but a runner. Raises WorkbenchError for what is none of these things."""
+    if isinstance(source, Point):
+        return [source]
+    if isinstance(source, Mapping):
+        return of_record(source)
+    if isinstance(source, str | Path):
+        return _of_path(Path(source))
+    if hasattr(source, "steps") and hasattr(source, "environment"):
+        return _of_run(source)
+    if isinstance(source, Sequence) and all(isinstance(each, Point) for each in source):
+        return list(source)
+    raise WorkbenchError(f"a roofline of {type(source).__name__}: give a runner, {GIVEN}")
+
+
+def _of_path(path: Path) -> list[Point]:
+    if path.suffix == ".json":
+        try:
+            return of_record(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise WorkbenchError(f"{path}: no record can be read there ({error})") from None
+    from workbench.study.record import Record
+
+    return _of_run(Record.open(path))
+
+
+def _of_run(record: Any) -> list[Point]:
+    from workbench.study.cache_of import spec_of
+    from workbench.study.experiment import Experiment
+
+    dtype = spec_of(Experiment.from_yaml(record.experiment_text))[1]
+    return of_steps(record.steps.to_pylist(), dtype, record.name)
+
+
+def _size(step: Mapping[str, Any]) -> int:
+    """Steps of one size are alike: decodes of as many requests, prefills between two powers of two."""
+    return step["requests"] if step["phase"] == "decode" else (step["prefill_tokens"] - 1).bit_length()
+
+
+def _of_alike(series: int, steps: Sequence[Mapping[str, Any]], dtype: str, name: str) -> Point:
+    tokens = sorted({step["prefill_tokens"] for step in steps})
+    told = f"{tokens[0]}" if len(tokens) == 1 else f"{tokens[0]}–{tokens[-1]}"
+    told = f"decode × {steps[0]['requests']}" if PHASES[series] == "decode" else f"{PHASES[series]} {told}"
+    return Point(
+        f"{name} {told}".strip(),
+        fmean(step["predicted_flops"] for step in steps),
+        fmean(step["predicted_bytes"] for step in steps),
+        median(step["forward_seconds"] for step in steps),
+        dtype=dtype,
+        series=series,
+        note=f"{len(steps)} steps, median of the forward pass",
+    )
+
+
+def _of_kernel(row: Mapping[str, Any]) -> Point:
+    read = row.get("ceiling_bytes_per_s")
+    dtype = next((each for each in ("float32", "bfloat16") if each in row["case"]), "")
+    return Point(
+        f"{row['operator']} {row['case']}, {row['lane']}", row["flops"], row["bytes"], row["seconds"],
+        read and Roof(_level(row.get("data")), read, row["working_set_bytes"] * row["copies"]),
+        read and Roof(dtype, row["ceiling_flops_per_s"]), dtype, KERNEL, row["reason"],
+    )  # fmt: skip
+
+
+def _of_work(row: Mapping[str, Any]) -> Point:
+    """Its record has rates only: the work of one second."""
+    series = next((place for place, phase in enumerate(PHASES) if row["work"].startswith(phase)), KERNEL)
+    depth = f" at {row['depth']:,}" if row["depth"] else ""
+    return Point(
+        f"a second of {row['work']} × {row['batch']}{depth}", row["flops_per_s"], row["bytes_per_s"], 1.0,
+        Roof(row["read_level"], row["read_ceiling_bytes_per_s"], row["weight_bytes"] + row["cache_bytes"]),
+        Roof(row["gemm_dtype"], row["gemm_ceiling_flops_per_s"]), row["gemm_dtype"], series,
+        "its record tells rates: what was computed and moved in a second of forward passes",
+    )  # fmt: skip
+
+
+def _level(data: str | None) -> str:
+    return {"memory": "DRAM", "cache": "cache"}.get(data or "", "memory")

@@ -1,0 +1,186 @@
+"""Where work stands under what a machine can do: prefill, decode and kernels, predicted beside measured."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets
+import traitlets
+
+from workbench.errors import WorkbenchError, in_words
+from workbench.trace.events import Event, Stepped
+from workbench.widgets import kit
+from workbench.widgets.roofline import picture as roofline_picture
+from workbench.widgets.roofline.points import FIELDS, of_source, of_steps
+from workbench.widgets.roofline.values import Point, Roof, Roofs
+from workbench.widgets.view import View
+
+if TYPE_CHECKING:
+    from workbench.study.ceilings import Ceiling, Ceilings
+
+DTYPES = ("float32", "bfloat16")
+STEPS = 5_000  # of a runner, the last ones
+SEVERAL = 2**20  # bytes: the least working set whose reading can be timed
+
+
+class Roofline(View):
+    """FLOPs a byte against FLOP/s, on logarithms: a work stands below the lower of two roofs, what its bytes allow and
+    what its FLOPs allow. A hollow mark is where it could be, a filled one where it was measured.
+
+    `sources` are a runner (its steps appear as it works), runs, records of benches (their ceilings come with them),
+    or `Point`s. `ceilings` are those of this machine that were measured before, unless given: `Ceilings`, `Roofs`, or
+    the name of a machine whose data sheet is known, such as `h100`; `measure` measures this machine's. Raises
+    WorkbenchError for what is no source.
+    """
+
+    ceilings = traitlets.Instance(Roofs, ())
+    points = traitlets.Tuple()  # of the sources, but for what a runner adds
+    chosen = traitlets.Int(None, allow_none=True)  # the place of a point
+    measuring = traitlets.Bool(False)
+    error = traitlets.Unicode()
+
+    def __init__(self, *sources: Any, ceilings: Ceilings | Roofs | str | None = None):
+        super().__init__()
+        runners = [source for source in sources if hasattr(source, "instruments")]
+        if len(runners) > 1:
+            raise WorkbenchError("a roofline of several runners: give one; of the others, their runs")
+        self.runner: Any = runners[0] if runners else None
+        self.points = tuple(p for source in sources if source is not self.runner for p in of_source(source))
+        self._steps: deque[Stepped] = deque(maxlen=STEPS)
+        self._leave = lambda: None
+        self.ceilings = self._remembered() if ceilings is None else roofs_of(ceilings)
+        if self.runner is not None:
+            from workbench.widgets.live import Live
+
+            self._leave = Live.of(self.runner).listen(self._heard)
+        wide: Any = {"width": "auto"}
+        tip = "a few seconds, while nothing else runs"
+        button = ipywidgets.Button(description="Measure this machine", tooltip=tip, layout=wide)
+        button.on_click(lambda _: self.measure(wait=False))
+        tip = "what the runner did until now"
+        forget = ipywidgets.Button(description="Forget the steps", tooltip=tip, layout=wide)
+        forget.on_click(lambda _: self.forget())
+        traitlets.dlink((self, "measuring"), (button, "disabled"))
+        self.shown.observe(self._pick, "picked")
+        self.watch("ceilings", "points", "chosen", "measuring", "error")
+        self.show(ipywidgets.HBox([button, forget] if self.runner is not None else [button]))
+
+    @property
+    def works(self) -> list[Point]:
+        """All points, each with the roofs that hold for it."""
+        steps = [{name: getattr(step, name) for name in FIELDS} for step in tuple(self._steps)]
+        mine = of_steps(steps, self._dtype) if steps else []
+        return [point.under(self.ceilings) for point in (*self.points, *mine)]
+
+    def picture(self) -> str:
+        works = self.works
+        roofs = self.ceilings.above(works)
+        told = "measuring this machine …" if self.measuring else ""
+        if not (roofs.reads and roofs.gemms) and not told:
+            told = "The roofs are not known yet: press Measure this machine, or call measure()."
+        alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
+        picture = roofline_picture.drawing(works, roofs, self.chosen)
+        words = "○ what the roof allows, ● as measured; a line joins the two."
+        if any(roof.busy for roof in (*roofs.reads, *roofs.gemms)):
+            words += " Other processes were at work while the roofs were measured: they may be higher."
+        return kit.html(
+            alert, f"<p>{told}</p>" if told else "", picture, f"<p>{words}</p>",
+            roofline_picture.table(works, self.chosen) if works else "",
+        )  # fmt: skip
+
+    def measure(self, wait: bool = True, refresh: bool = False) -> None:
+        """Measure what this machine reads and multiplies at best, unless that was done before (with `refresh`, even
+        then): between two steps of the runner. Without `wait` in the background."""
+        if self.measuring:
+            return
+        self.measuring, self.error = True, ""
+        worker = threading.Thread(target=self._measure, args=(refresh,), name="measures ceilings", daemon=True)
+        worker.start()
+        if wait:
+            worker.join()
+            if self.error:
+                raise WorkbenchError(self.error)
+
+    def forget(self) -> None:
+        """The runner's steps until now are no points any more."""
+        self._steps.clear()
+        self.pulse.mark()
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def _heard(self, event: Event) -> None:
+        """In the thread that owns the runner: only kept here, drawn elsewhere."""
+        if isinstance(event, Stepped):
+            self._steps.append(event)
+            self.pulse.mark()
+
+    def _measure(self, refresh: bool) -> None:
+        from workbench.study.ceilings import ceilings_for
+
+        def work(_: Any) -> Ceilings:
+            return ceilings_for(*self._sizes(), dtypes=DTYPES, refresh=refresh)
+
+        try:
+            if self.runner is None:
+                self.ceilings = roofs_of(work(None))
+            else:
+                from workbench.widgets.live import Live
+
+                self.ceilings = roofs_of(Live.of(self.runner).call(work))
+        except Exception as error:
+            self.error = in_words(error)
+        finally:
+            self.measuring = False
+
+    def _remembered(self) -> Roofs:
+        from workbench.study.ceilings import kept_ceilings
+
+        return roofs_of(kept_ceilings(*self._sizes(), dtypes=DTYPES))
+
+    def _sizes(self) -> list[int]:
+        """Working sets within the last cache and far beyond it, and the runner's weights."""
+        from workbench.study.machine import last_level_cache
+
+        cache = last_level_cache() or 2**25
+        weights = [] if self.runner is None else [self.runner.model.weight_bytes]
+        return sorted({max(SEVERAL, cache // 2), 4 * cache, *weights})
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.runner.model.dtype).removeprefix("torch.")
+
+    def _pick(self, change: dict) -> None:
+        if change["new"]:
+            place = int(change["new"])
+            self.chosen = None if place == self.chosen else place
+            self.shown.picked = ""
+
+
+def roofs_of(ceilings: Ceilings | Roofs | str) -> Roofs:
+    """Ceilings that were measured, or those of a machine's data sheet. Raises WorkbenchError for an unknown name."""
+    if isinstance(ceilings, Roofs):
+        return ceilings
+    if isinstance(ceilings, str):
+        from workbench.fleet.hardware import named_hardware
+
+        sheet = named_hardware(ceilings)
+        note = f"from the {sheet.source}"
+        read = Roof(f"{sheet.name} memory", sheet.bandwidth, sheet.memory, note)
+        return Roofs((read,), (Roof("bfloat16", sheet.flops, 0, note),))
+    return Roofs(*(tuple(_roof(each) for each in dict.fromkeys(kind)) for kind in (ceilings.reads, ceilings.gemms)))
+
+
+def _roof(ceiling: Ceiling) -> Roof:
+    from workbench.study.byte_sizes import told_bytes
+    from workbench.study.machine import is_busy
+
+    size, others = ceiling.working_set_bytes, ceiling.others_cpu_share
+    name = f"{ceiling.level} ({told_bytes(size)})" if ceiling.kind == "read" else ceiling.dtype
+    busy = "" if others is None else f", others took {others:.0%} of the processor"
+    note = f"Median of {ceiling.repeats} by {ceiling.method}, {ceiling.threads} threads{busy}"
+    return Roof(name, ceiling.value, size, note, is_busy(others))

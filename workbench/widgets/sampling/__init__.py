@@ -1,0 +1,1 @@
+"""The next token's distribution, filter by filter."""

@@ -1,0 +1,167 @@
+"""The picture of the next token's distribution: what each filter left, and the tokens that were and are likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from workbench.widgets import kit
+
+WIDTH, ROW, LEFT, BAR = 760, 19, 190, 300
+MONO = "font-family:var(--jp-code-font-family,monospace)"
+STYLE = (
+    f".wb-pic .mono,.wb-pic .strip{{{MONO}}}"
+    ".wb-pic .gone{fill:url(#wb-fell);stroke:currentColor;stroke-opacity:.5}"
+    ".wb-pic .was{fill:none;stroke:currentColor;stroke-opacity:.75}"
+    ".wb-pic .num{text-anchor:end;font-variant-numeric:tabular-nums}.wb-pic .head{font-weight:600}"
+    ".wb-pic .strip{line-height:1.9;max-width:760px;overflow-wrap:anywhere}"
+    ".wb-pic .strip span{padding:1px;border-bottom:1px solid transparent;cursor:pointer}"
+    ".wb-pic .strip .out{border-bottom-color:currentColor}.wb-pic .strip .later{opacity:.62}"
+    ".wb-pic .strip .next{outline:2px solid currentColor;font-weight:700}"
+)
+HATCH = (
+    '<defs><pattern id="wb-fell" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<line x1="0" y1="0" x2="0" y2="5" stroke="#d55e00" stroke-width="2"/></pattern></defs>'
+)
+
+
+@dataclass(frozen=True)
+class Sieve:
+    """One filter as it is drawn: shares of all probability, `before` it and `kept` after it."""
+
+    name: str
+    before: float
+    kept: float
+    left: int
+    bits: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A token, or several folded into one: its share in the model's distribution and after the filters, the number of
+    the filter where it `fell` (0: it is left), how often it was drawn, and its shares after each filter."""
+
+    name: str
+    before: float
+    after: float
+    fell: int = 0
+    drawn: int = 0
+    shares: tuple[float, ...] = ()
+    token: int = -1
+    chosen: bool = False
+    picked: bool = False
+
+
+@dataclass(frozen=True)
+class Word:
+    """A token of the text; `place` counts from the text's beginning."""
+
+    place: int
+    text: str
+    output: bool = False
+
+
+def strip(words: Sequence[Word], position: int, before: int, after: int) -> str:
+    """The text around `position`, whose token is marked; a click on a token goes there. So many are left out."""
+    parts = [f'<span class="faint">… {before} before</span> '] if before else []
+    for word in words:
+        kind = "next" if word.place == position else "later" if word.place > position else ""
+        told = " ".join(filter(None, (kind, "out" if word.output else "")))
+        tip = f"position {word.place}, {'output' if word.output else 'prompt'}: what came next instead of this?"
+        parts.append(
+            kit.tag(
+                "span", escape(word.text), class_=told or None, data_tip=tip,
+                data_key=f"t{word.place}" if word.place else None,
+                tabindex=(0 if word.place == position else -1) if word.place else None,
+            )
+        )  # fmt: skip
+        parts.append("<br>" if word.text.endswith("⏎") else "")
+    if words and position > words[-1].place and not after:
+        parts.append(kit.tag("span", "what comes next", class_="next"))
+    parts.append(f' <span class="faint">{after} more …</span>' if after else "")
+    return f'<div class="strip">{"".join(parts)}</div>'
+
+
+def distribution(
+    sieves: Sequence[Sieve], candidates: Sequence[Candidate], draws: int, first_bits: tuple[int, float], title: str
+) -> str:
+    """Filters above, tokens below. `first_bits` are the tokens and the entropy before any filter."""
+    top = 16 + ROW * (len(sieves) + 1)
+    height = top + 44 + ROW * len(candidates) + 26
+    parts = [kit.tag("style", STYLE), HATCH, *_filters(sieves, first_bits), *_tokens(candidates, draws, top + 26)]
+    return kit.svg(WIDTH, height, *parts, *_legend(height - 8, draws), title=title)
+
+
+def _filters(sieves: Sequence[Sieve], first: tuple[int, float]) -> list[str]:
+    heads = ((4, "filter, in order", ""), (LEFT, "probability kept", ""), (580, "fell here", "num"))
+    heads = (*heads, (672, "tokens left", "num"), (750, "bits", "num"))
+    parts = [kit.text(x, 12, told, class_=f"head {kind}".strip()) for x, told, kind in heads]
+    for number, each in enumerate((Sieve("the model", 1, 1, *first), *sieves)):
+        y = 16 + ROW * number
+        name = f"{number}  {each.name}" if number else each.name
+        gone = each.before - each.kept
+        tip = f"{name}: {_percent(each.kept)} of all probability kept, {_percent(gone)} falls here; "
+        tip += f"{each.left:,} tokens left, {each.bits:.2f} bits"
+        inner = [
+            kit.text(4, y + 14, name),
+            kit.rect(LEFT, y + 4, BAR, 11, class_="was", stroke_dasharray="2 3"),
+            kit.rect(LEFT, y + 4, BAR * each.kept, 11, class_="c0"),
+        ]
+        if gone > 0:
+            inner.append(kit.rect(LEFT + BAR * each.kept, y + 4, BAR * gone, 11, class_="gone"))
+        figures = ((580, _percent(gone) if number else ""), (672, f"{each.left:,}"), (750, f"{each.bits:.2f}"))
+        inner += [kit.text(x, y + 14, told, class_="num") for x, told in figures if told]
+        parts.append(kit.group(*inner, tip=tip))
+    return parts
+
+
+def _tokens(candidates: Sequence[Candidate], draws: int, top: float) -> list[str]:
+    heads = [(LEFT - 8, "next token", "num"), (580, "model", "num"), (672, "after", "num")]
+    heads += [(750, "drawn", "num")] if draws else []
+    parts = [kit.text(x, top + 8, told, class_=f"head {kind}") for x, told, kind in heads]
+    most = max([1e-12, *(max(each.before, each.after) for each in candidates)])
+    for number, each in enumerate(candidates):
+        y, scale = top + 14 + ROW * number, BAR / most
+        inner = [kit.text(LEFT - 8, y + 14, ("▶ " if each.chosen else "") + each.name, class_="num mono")]
+        inner.append(kit.rect(LEFT, y + 3, scale * each.before, 13, class_="gone" if each.fell else "was"))
+        if each.after > 0:
+            inner.append(kit.rect(LEFT, y + 6, scale * each.after, 7, class_="c0"))
+        if draws and each.drawn:
+            x, middle = LEFT + scale * each.drawn / draws, y + 9.5
+            ends = ((x, middle - 5), (x + 4, middle), (x, middle + 5), (x - 4, middle), (x, middle - 5))
+            inner.append(kit.path(ends, class_="c1 l1"))
+        after = f"✕ at {each.fell}" if each.fell else _percent(each.after)
+        inner += [
+            kit.text(580, y + 14, _percent(each.before), class_="num"),
+            kit.text(672, y + 14, after, class_="num"),
+        ]
+        if draws:
+            inner.append(kit.text(750, y + 14, f"{each.drawn:,}", class_="num"))
+        if each.picked:
+            inner.append(kit.rect(0, y + 1, WIDTH, ROW - 1, class_="line", stroke_dasharray="4 2"))
+        key = {"key": f"c{each.token}", "tabindex": -1 if number else 0} if each.token >= 0 else {}
+        parts.append(kit.group(kit.rect(0, y, WIDTH, ROW, fill="transparent"), *inner, tip=_tip(each, draws), **key))
+    return parts
+
+
+def _legend(y: float, draws: int) -> list[str]:
+    parts = [kit.rect(LEFT, y - 11, 18, 12, class_="was"), kit.text(LEFT + 24, y, "model")]
+    parts += [kit.rect(LEFT + 80, y - 8, 18, 7, class_="c0"), kit.text(LEFT + 104, y, "after the filters")]
+    parts += [kit.rect(LEFT + 216, y - 11, 18, 12, class_="gone"), kit.text(LEFT + 240, y, "fell, at which filter")]
+    x = LEFT + 376
+    mark = ((x, y - 10), (x + 4, y - 5), (x, y), (x - 4, y - 5), (x, y - 10))
+    parts += [kit.path(mark, class_="c1 l1"), kit.text(x + 9, y, "drawn")] if draws else []
+    return [*parts, kit.text(LEFT + 440, y, "▶ in the text")]
+
+
+def _tip(each: Candidate, draws: int) -> str:
+    told = [f"{each.name}" + (f", id {each.token}" if each.token >= 0 else ""), f"model {_percent(each.before)}"]
+    told += [f"after filter {number} {_percent(share)}" for number, share in enumerate(each.shares, 1)]
+    told += [f"fell at filter {each.fell}"] if each.fell else []
+    told += [f"drawn {each.drawn:,} times, {each.after * draws:,.1f} expected"] if draws else []
+    return "; ".join(told)
+
+
+def _percent(share: float) -> str:
+    return "0" if share <= 0 else f"{share:.2%}" if share >= 0.0001 else f"{share:.0e}"

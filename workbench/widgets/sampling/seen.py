@@ -1,0 +1,60 @@
+"""What is to be seen of one position of a text under some sampling parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workbench.request import SamplingParameters
+from workbench.widgets.sampling.picture import Candidate, Sieve
+from workbench.widgets.sampling.text import Text
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that is drawn of one position."""
+
+    sieves: tuple[Sieve, ...]
+    candidates: tuple[Candidate, ...]
+    first: tuple[int, float]  # tokens and bits before any filter
+    chosen: Candidate | None
+    draws: Counter[int] = field(repr=False)
+
+
+def see(
+    text: Text, position: int, sampling: SamplingParameters, draws: int, bars: int, picked: int,
+    spell: Callable[[int], str],
+) -> Seen:  # fmt: skip
+    """`bars` tokens that are likely before or after the filters, the chosen and the picked one; the rest in one."""
+    from workbench.sampling.stages import entropy
+
+    found = text.stages(position, sampling)
+    before, after = found.model.double().softmax(-1), found.probabilities
+    drawn = Counter(found.draw(text.uniforms(position, sampling.seed, draws)))
+    shares = [stage.probabilities for stage in found.stages]
+    fell = {token: number for number, stage in enumerate(found.stages, 1) for token in stage.removed.tolist()}
+    best = before.maximum(after).topk(min(bars, len(before))).indices.tolist()
+    chosen = text.token(position)
+    named = dict.fromkeys([*best, *(each for each in (chosen, picked) if 0 <= each < len(before))])
+    shown = sorted(named, key=lambda token: (-float(before[token]), token))
+    candidates = [
+        Candidate(
+            spell(token), float(before[token]), float(after[token]), fell.get(token, 0), drawn[token],
+            tuple(float(share[token]) for share in shares), token, token == chosen, token == picked,
+        )
+        for token in shown
+    ]  # fmt: skip
+    if rest := len(before) - len(shown):
+        hidden = [float(each.sum() - each[shown].sum()) for each in (before, after, *shares)]
+        hidden = [max(0.0, share) for share in hidden]
+        others = draws - sum(drawn[token] for token in shown)
+        candidates.append(Candidate(f"{rest:,} others", hidden[0], hidden[1], 0, others, tuple(hidden[2:])))
+    kept = [1.0, *(stage.kept for stage in found.stages)]
+    sieves = tuple(
+        Sieve(stage.name, kept[number], stage.kept, stage.left, entropy(shares[number]))
+        for number, stage in enumerate(found.stages)
+    )
+    first = int((found.model > -float("inf")).sum()), entropy(before)
+    mine = next((each for each in candidates if each.chosen), None)
+    return Seen(sieves, tuple(candidates), first, mine, drawn)

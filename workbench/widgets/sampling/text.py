@@ -1,0 +1,143 @@
+"""A text with the logits of its positions, given or generated in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.errors import WorkbenchError, in_words
+from workbench.request import Request, SamplingParameters
+
+MOST_BYTES = 2**31  # of logits of one text
+
+
+@dataclass(frozen=True)
+class Text:
+    """`logits` [token vocab]: the last row is what comes after the whole text, the one before what comes after all but
+    its last token, and so on. Position p is the token with p before it."""
+
+    logits: Any = field(repr=False)
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (*self.prompt_ids, *self.output_ids)
+
+    @property
+    def last(self) -> int:
+        return len(self.ids) or len(self.logits)  # of arrays alone nothing is known but their rows
+
+    @property
+    def first(self) -> int:
+        return self.last - len(self.logits) + 1
+
+    @classmethod
+    def of(cls, logits: Any, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Text:
+        """From anything that holds numbers [vocab] or [token vocab]."""
+        import torch
+
+        try:
+            rows = torch.as_tensor(logits).detach().cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise WorkbenchError(f"logits: {error}; give an array [vocab] or [token vocab], or a runner") from None
+        rows = rows[None] if rows.ndim == 1 else rows
+        if rows.ndim != 2 or not rows.numel() or not rows.is_floating_point():
+            given = f"{tuple(rows.shape)} {rows.dtype}"
+            raise WorkbenchError(f"logits: {given}; give floating-point numbers [vocab] or [token vocab]")
+        text = cls(rows, tuple(map(int, prompt_ids)), tuple(map(int, output_ids)))
+        if text.ids and len(rows) > len(text.ids):
+            raise WorkbenchError(f"logits: {len(rows)} rows for {len(text.ids)} tokens; a token has one at most")
+        wrong = next((token for token in text.ids if not 0 <= token < rows.shape[1]), None)
+        if wrong is not None:
+            raise WorkbenchError(f"token id {wrong} is outside the vocabulary of {rows.shape[1]} tokens")
+        return text
+
+    def history(self, position: int) -> Any:
+        from workbench.sampling.filters import History
+
+        return History(self.prompt_ids[:position], self.ids[len(self.prompt_ids) : position])
+
+    def stages(self, position: int, sampling: SamplingParameters) -> Any:
+        from workbench.sampling.stages import stages_of
+
+        return stages_of(self.logits[position - self.first], self.history(position), sampling)
+
+    def token(self, position: int) -> int:
+        """The token that stands there; -1 after the end."""
+        return self.ids[position] if position < len(self.ids) else -1
+
+    def uniforms(self, position: int, seed: int, count: int) -> list[float]:
+        """The numbers with which requests of seeds `seed`, `seed + 1`, ... draw this position: samples of one `n`."""
+        from workbench.sampling.samplers import uniform
+
+        place = max(0, position - len(self.prompt_ids))
+        return [uniform((seed + number) % 2**63, place) for number in range(count)]
+
+
+class Generation:
+    """A prompt that `runner` continues; `ids` grow meanwhile. With `output` that is what follows it."""
+
+    def __init__(self, runner: Any, prompt: str | Sequence[int] | None, output: str | Sequence[int] | None):
+        if prompt is None:
+            raise WorkbenchError("prompt: a runner needs one, as text or token ids")
+        self.runner = runner
+        self.prompt_ids = self._encoded(prompt)
+        self.output_ids = None if output is None else self._encoded(output)
+        self.ids: list[int] = []
+        self._asked: Any = None
+        self._thread: threading.Thread | None = None
+
+    def begin(
+        self, sampling: SamplingParameters, news: Callable[[], None], end: Callable[[Text | None, str], None]
+    ) -> None:
+        """Return at once; `news` is called as `ids` grow, `end` with the text, or with why there is none."""
+        from workbench.widgets.live import Live
+
+        live = Live.of(self.runner)
+        self.ids = [*self.prompt_ids, *(self.output_ids or ())]
+        if self.output_ids is None:
+            self._asked = live.ask(Request("sampling-explorer", self.prompt_ids, sampling))
+
+        def follow() -> None:
+            try:
+                end(self._followed(live, news), "")
+            except Exception as error:
+                end(None, in_words(error))
+
+        self._thread = threading.Thread(target=follow, name="sampling explorer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._asked is not None:
+            self._asked.stop()
+
+    @property
+    def working(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self, seconds: float | None) -> None:
+        if self._thread is not None:
+            try:
+                self._thread.join(seconds)
+            except KeyboardInterrupt:
+                self.stop()
+                raise
+
+    def _followed(self, live: Any, news: Callable[[], None]) -> Text:
+        for event in self._asked if self.output_ids is None else ():
+            if event.kind == "decoded":
+                self.ids.append(event.token_id)
+                news()
+            elif event.kind == "finished" and event.error:
+                raise WorkbenchError(event.error)
+        if (size := 4 * len(self.ids) * self.runner.model.spec.vocab) > MOST_BYTES:
+            needed = f"{len(self.ids):,} tokens would take {size / 2**30:.1f} GiB"
+            raise WorkbenchError(f"prompt, max_tokens: the logits of {needed}; look at a shorter text")
+        logits = live.call(lambda runner: runner.model.logits(self.ids))
+        return Text.of(logits, self.ids[: len(self.prompt_ids)], self.ids[len(self.prompt_ids) :])
+
+    def _encoded(self, given: str | Sequence[int]) -> tuple[int, ...]:
+        return self.runner.read(given, {})[0].prompt_ids if isinstance(given, str) else tuple(map(int, given))

@@ -1,0 +1,223 @@
+"""The next token's distribution at any position of a text, and what each filter makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import ipywidgets
+import traitlets
+from pydantic import ValidationError
+
+from workbench.errors import WorkbenchError, in_words
+from workbench.request import SamplingParameters
+from workbench.widgets import kit
+from workbench.widgets.sampling.picture import Word, distribution, strip
+from workbench.widgets.sampling.seen import Seen, see
+from workbench.widgets.sampling.text import Generation, Text
+from workbench.widgets.tokens.spelling import speller
+from workbench.widgets.view import View
+
+KNOBS = {  # least, most, step of each slider; what is given may lie beyond
+    "temperature": (0.0, 2.0, 0.05),
+    "top_k": (0, 100, 1),
+    "top_p": (0.01, 1.0, 0.01),
+    "min_p": (0.0, 1.0, 0.01),
+    "repetition_penalty": (0.5, 2.0, 0.05),
+    "presence_penalty": (-2.0, 2.0, 0.1),
+    "frequency_penalty": (-2.0, 2.0, 0.1),
+}
+AROUND = 48  # tokens of the text that are shown before and after the position
+SEEDS = 2**63
+
+
+class SamplingExplorer(View):
+    """`SamplingExplorer(runner, "def f(")` generates and shows every position; `SamplingExplorer(logits)` shows an
+    array [vocab] or [token vocab], with the ids of the text as `prompt` and `output`, and `texts` or a `tokenizer` to
+    name tokens by.
+
+    With a runner `output` (a text or ids) is taken as it is, in place of a generation. `sampling` are any parameters of
+    a request; those with sliders are traits (`explorer.top_p = 0.9`), `explorer.parameters` are the present ones. Draws
+    are those that requests with seeds `seed`, `seed + 1`, ... make at this position.
+    """
+
+    position = traitlets.Int(1)
+    temperature = traitlets.Float(1.0)
+    top_k = traitlets.Int(0)
+    top_p = traitlets.Float(1.0)
+    min_p = traitlets.Float(0.0)
+    repetition_penalty = traitlets.Float(1.0)
+    presence_penalty = traitlets.Float(0.0)
+    frequency_penalty = traitlets.Float(0.0)
+    seed = traitlets.Int(0)
+    draws = traitlets.Int(1000, min=0, max=100_000)
+    bars = traitlets.Int(25, min=1, max=200)
+    token = traitlets.Int(-1, help="the id of a token that is shown however unlikely it is")
+
+    def __init__(
+        self, source: Any, prompt: str | Sequence[int] | None = None, *, output: str | Sequence[int] | None = None,
+        texts: Sequence[str] | None = None, tokenizer: Any = None, position: int | None = None, draws: int = 1000,
+        bars: int = 25, **sampling: Any,
+    ):  # fmt: skip
+        super().__init__(draws=draws, bars=bars)
+        self._given = _parameters({"max_tokens": 24, **sampling})
+        for name in (*KNOBS, "seed"):
+            self.set_trait(name, getattr(self._given, name))
+        runner = source if hasattr(source, "stream") else None
+        self._spell = speller(tokenizer if runner is None else runner.tokenizer, texts)
+        self._text: Text | None = None
+        self._problem, self._wanted = "", position
+        self._generation = None if runner is None else Generation(runner, prompt, output)
+        self._controls()
+        if runner is None:
+            if isinstance(prompt, str) or isinstance(output, str):
+                raise WorkbenchError("prompt, output: beside logits give token ids; texts are for a runner")
+            self._have(Text.of(source, prompt or (), output or ()))
+        self.redraw()
+        self.generate()
+        self.watch(*KNOBS, "seed", "draws", "bars", "position", "token")
+
+    @property
+    def parameters(self) -> SamplingParameters:
+        """What the sliders say, and what was given besides."""
+        mine = {name: getattr(self, name) for name in (*KNOBS, "seed")}
+        return _parameters(self._given.model_dump(exclude_unset=True) | mine)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The text, as far as it is known."""
+        known = self._generation if self._text is None else self._text
+        return () if known is None else tuple(known.ids)
+
+    def seen(self) -> Seen:
+        """The figures of the present picture. WorkbenchError where there are none."""
+        if self._text is None:
+            raise WorkbenchError(self._problem or "the text is still being generated: explorer.wait()")
+        return see(self._text, self.position, self.parameters, self.draws, self.bars, self.token, self._spell)
+
+    def generate(self) -> None:
+        """Continue the prompt anew with the present parameters, in the background."""
+        if self._generation is not None and not self._generation.working:
+            self._problem, self._text = "", None
+            self._busy(True)
+            self._generation.begin(self.parameters, self.pulse.mark, self._ended)
+
+    def stop(self) -> None:
+        """End the generation; what there is of it can be looked at."""
+        if self._generation is not None:
+            self._generation.stop()
+
+    def wait(self, seconds: float | None = None) -> SamplingExplorer:
+        """Until the text is there, or so many seconds."""
+        if self._generation is not None:
+            self._generation.wait(seconds)
+        return self
+
+    def picture(self) -> str:
+        text = self._text
+        known = self._generation if text is None else text
+        ids = self.ids
+        prompt = 0 if known is None else len(known.prompt_ids)
+        at = len(ids) if text is None else self.position
+        begin, end = max(0, at - AROUND), min(len(ids), at + AROUND)
+        words = [Word(place, self._spell(ids[place]), place >= prompt) for place in range(begin, end)]
+        parts = [strip(words, at, begin, len(ids) - end)] if ids else []
+        if text is None and not self._problem:
+            return kit.html(*parts, "<p>working …</p>")
+        try:
+            seen = self.seen()
+            title = f"distribution of the token at position {at}"
+            parts.append(f"<p>{escape(_told(seen, at))}</p>")
+            parts.append(distribution(seen.sieves, seen.candidates, self.draws, seen.first, title))
+        except Exception as error:
+            parts.append(f'<p role="alert">{escape(in_words(error))}</p>')
+        return kit.html(*parts)
+
+    def _ended(self, text: Text | None, problem: str) -> None:
+        self._problem = problem
+        try:
+            if text is not None:
+                self._have(text)
+        except WorkbenchError as error:
+            self._problem = str(error)
+        self._busy(False)
+        self.pulse.flush()
+        self.keep()
+
+    def _have(self, text: Text) -> None:
+        wanted = max(text.first, len(text.prompt_ids)) if self._wanted is None else self._wanted
+        if not text.first <= wanted <= text.last:
+            raise WorkbenchError(f"position {wanted}: this text has {text.first} to {text.last}")
+        with self.hold_trait_notifications():
+            self._text, self._wanted, self.position = text, None, wanted
+        self._place.set_trait("min", min(text.first, self._place.max))
+        self._place.max, self._place.min, self._place.value = text.last, text.first, wanted
+
+    def _controls(self) -> None:
+        style = {"description_width": "9.5em"}
+        sliders = []
+        for name, (least, most, step) in KNOBS.items():
+            value = getattr(self, name)
+            kind = ipywidgets.IntSlider if isinstance(step, int) else ipywidgets.FloatSlider
+            slider = kind(
+                value=value, min=min(least, value), max=max(most, value), step=step, description=name.replace("_", " "),
+                style=style, layout={"width": "24em"},
+            )  # fmt: skip
+            traitlets.link((self, name), (slider, "value"))
+            sliders.append(slider)
+        self._place = ipywidgets.IntSlider(1, 1, 1, description="position", style=style, layout={"width": "48em"})
+        self._place.observe(lambda change: self.set_trait("position", change["new"]), "value")
+        self.observe(lambda change: setattr(self._place, "value", change["new"]), "position")
+        again = ipywidgets.Button(description="Draw again", tooltip="as many draws with other seeds")
+        again.on_click(lambda _: self.set_trait("seed", (self.seed + max(1, self.draws)) % SEEDS))
+        self._run = ipywidgets.Button(description="Generate", tooltip="continue the prompt with these settings")
+        self._run.on_click(lambda _: self.generate())
+        self._halt = ipywidgets.Button(description="Stop", disabled=True, tooltip="end the generation")
+        self._halt.on_click(lambda _: self.stop())
+        self.shown.observe(lambda change: self._picked(change["new"]), "picked")
+        buttons = [again] if self._generation is None else [again, self._run, self._halt]
+        grid = ipywidgets.GridBox(sliders, layout={"grid_template_columns": "repeat(2, 25em)"})
+        self.children = (self._place, grid, ipywidgets.HBox(buttons), self.shown)
+
+    def _busy(self, working: bool) -> None:
+        self._run.disabled, self._halt.disabled, self._place.disabled = working, not working, working
+
+    def _picked(self, key: str) -> None:
+        if key[:1] == "t":
+            self.position = int(key[1:])
+        elif key[:1] == "c":
+            self.token = int(key[1:])
+
+    @traitlets.validate(*KNOBS, "seed")
+    def _valid(self, proposal: Any) -> Any:
+        _parameters({proposal["trait"].name: proposal["value"]})
+        return proposal["value"]
+
+    @traitlets.validate("position")
+    def _there(self, proposal: Any) -> int:
+        text = getattr(self, "_text", None)
+        if text is not None and not text.first <= proposal["value"] <= text.last:
+            raise WorkbenchError(f"position {proposal['value']}: this text has {text.first} to {text.last}")
+        return proposal["value"]
+
+
+def _told(seen: Seen, position: int) -> str:
+    last = seen.sieves[-1].bits if seen.sieves else seen.first[1]
+    told = f"Position {position}: {seen.first[1]:.2f} bits before the filters, {last:.2f} after."
+    if seen.chosen is None:
+        return told
+    shares = f"the model gives it {seen.chosen.before:.2%}, the filters {seen.chosen.after:.2%}"
+    return f"{told} In the text stands “{seen.chosen.name}”: {shares}."
+
+
+def _parameters(given: dict[str, Any]) -> SamplingParameters:
+    try:
+        found = SamplingParameters(**given)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"]))
+        raise WorkbenchError(f"{name}: {fault['msg']}" if name else fault["msg"]) from None
+    if found.samples > 1:
+        raise WorkbenchError("n, best_of, beams: the explorer looks at one sample; leave them out")
+    return found

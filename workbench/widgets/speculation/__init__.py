@@ -1,0 +1,1 @@
+"""Drafted tokens, and what became of them."""

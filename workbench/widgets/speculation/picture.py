@@ -1,0 +1,126 @@
+"""The picture of speculation: drafted tokens in place in the text, figures, and acceptance by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from workbench.widgets import kit
+from workbench.widgets.speculation.seen import Check, Piece, Speeds
+
+MARKS = {  # what stands before the token, and what it means
+    "plain": ("", "not drafted"),
+    "accepted": ("✓", "drafted, stands"),
+    "rejected": ("✗", "drafted, falls"),
+    "untried": ("", "drafted after one that fell"),
+    "unused": ("∎", "drafted, after the end"),
+    "corrected": ("→", "chosen instead"),
+    "bonus": ("+", "chosen besides, all stand"),
+}
+IN_TEXT = ("plain", "accepted", "corrected", "bonus")
+STYLE = (
+    ".wb-pic .told{line-height:2;margin:8px 0;max-width:760px;overflow-wrap:anywhere}.wb-pic .told,.wb-pic code{"
+    "font-family:var(--jp-code-font-family,monospace)}.wb-pic .told span{padding:1px 2px;margin-right:1px}"
+    ".wb-pic .accepted{border-bottom:3px solid #009e73}.wb-pic .rejected{text-decoration:line-through;"
+    "border-top:2px dotted #d55e00}.wb-pic .untried,.wb-pic .unused{text-decoration:line-through;opacity:.62}"
+    ".wb-pic .corrected{outline:1px solid currentColor}.wb-pic .bonus{outline:1px dashed currentColor}"
+    ".wb-pic .now{font-weight:700;background:var(--jp-layout-color2,#eee)}.wb-pic td,.wb-pic th{padding:1px 14px 1px 0;"
+    "text-align:left;font:inherit}.wb-pic td{font-weight:700;font-variant-numeric:tabular-nums}"
+)
+WIDTH, HEIGHT = 760, 170
+
+
+def text(pieces: Sequence[Piece], shown: int, spell: Callable[[int], str]) -> str:
+    """The text as it stood when the check after number `shown` began; the pieces of that one are marked."""
+    parts = []
+    for piece in pieces:
+        if piece.check > shown:
+            break
+        told = "?" if piece.token is None else spell(piece.token)
+        mark, meaning = MARKS[piece.kind]
+        kind = None if piece.kind == "plain" else f"{piece.kind} now" if piece.check == shown else piece.kind
+        tip = f"check {piece.check}" + (f", draft {piece.place}" if piece.place else "") + f": {meaning}"
+        live = {"data_tip": tip, "data_key": f"k{piece.check}", "tabindex": 0 if piece.check == shown else -1}
+        parts.append(kit.tag("span", escape(mark + told), class_=kind, **(live if piece.check else {})))
+        parts.append("<br>" if told.endswith("⏎") and piece.kind in IN_TEXT else "")
+    keys = (
+        f'<span class="{kind}">{mark}token</span> {told}' for kind, (mark, told) in MARKS.items() if kind != "plain"
+    )
+    return f'<p class="told">{" &nbsp; ".join(keys)}</p><div class="told">{"".join(parts)}</div>'
+
+
+def check_told(number: int, last: int, check: Check, spell: Callable[[int], str]) -> str:
+    """One check as a sentence."""
+    count = len(check.token_ids)
+    known = [spell(each) for each in check.token_ids if each is not None]
+    drafted = f"{count} drafted" + (f", <code>{escape(' '.join(known))}</code>" if known else "")
+    told = f"Check {number} of {last}, step {check.step}: {drafted}; {check.accepted} stand"
+    after = check.given[check.accepted :]
+    how = "besides" if check.accepted == count else "instead"
+    return f"<p>{told}{f', then <code>{escape(spell(after[0]))}</code> {how}' if after else ''}.</p>"
+
+
+def table(told: Mapping[str, Any], speeds: Speeds | None, same: str, why: str) -> str:
+    """The figures of the run; `why` there are no `speeds`, `same` what the plain run says of the tokens."""
+    length, rate = told["mean_acceptance_length"], told["draft_acceptance_rate"]
+    rows = [
+        ("checks", f"{told['checks']:,}"),
+        ("drafted, accepted", f"{told['drafted_tokens']:,}, {told['accepted_tokens']:,}"),
+        ("acceptance rate", "" if rate is None else f"{rate:.1%}"),
+        ("mean acceptance length", "" if length is None else f"{length:.2f} tokens a check"),
+    ]
+    if speeds is None:
+        rows += [("speed-up", f"not known: {why}")]
+    else:
+        rows += [
+            ("predicted speed-up", "" if speeds.predicted is None else f"{speeds.predicted:.2f} times"),
+            (
+                "measured speed-up",
+                f"{speeds.measured:.2f} times" + (", against its own plain steps" if speeds.own else ""),
+            ),
+            ("a step takes", f"{speeds.cost:.2f} plain steps"),
+            ("tokens a second", f"{speeds.tokens_per_s:,.0f}; plain {speeds.plain_tokens_per_s:,.0f}"),
+        ]
+    rows += [("tokens", same)] if same else []
+    cells = [f"<th>{name}</th><td>{escape(value)}</td>" for name, value in rows]
+    lines = ("".join(cells[at : at + 2]) for at in range(0, len(cells), 2))
+    return f"<table>{''.join(f'<tr>{each}</tr>' for each in lines)}</table>"
+
+
+def charts(told: Mapping[str, Any]) -> str:
+    """Left: acceptance by position, with what one chance for all would give; right: checks in which so many stand."""
+    chance, counts = told["chance"] or 0.0, told["acceptance_histogram"]
+    total = max(1, sum(counts))
+    left = [
+        (str(n), share, chance**n, f"draft {n} stands in {share:.1%} of the checks; alike: {chance**n:.1%}")
+        for n, share in enumerate(told["acceptance_by_position"], 1)
+    ]
+    right = [(str(n), count / total, None, f"{n} stand in {count} of {total} checks") for n, count in enumerate(counts)]
+    parts = _bars(left, 40, "acceptance by position in the draft", "c0")
+    parts += _bars(right, 420, "share of the checks in which so many stand", "c4")
+    legend = f"were each accepted alike, with chance {chance:.0%}"
+    parts += [kit.path(_diamond(50, HEIGHT - 8), class_="l1"), kit.text(60, HEIGHT - 4, legend)]
+    return kit.svg(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
+
+
+def _bars(rows: Sequence[tuple[str, float, float | None, str]], x: float, title: str, kind: str) -> list[str]:
+    top, bottom, wide = 24, HEIGHT - 36, 320 / max(1, len(rows))
+    parts = [kit.text(x, 12, title)]
+    for share in (0.0, 0.5, 1.0):
+        y = bottom - share * (bottom - top)
+        parts += [kit.line(x, y, x + 320, y, class_="grid"), kit.text(x - 4, y + 4, f"{share:.0%}", text_anchor="end")]
+    for number, (name, share, guess, tip) in enumerate(rows):
+        at, thick = x + wide * (number + 0.15), 0.7 * wide
+        tall = share * (bottom - top)
+        parts.append(kit.rect(at, bottom - tall, thick, tall, class_=kind, tip=tip))
+        if len(rows) <= 24 or number % 8 == 0:
+            parts.append(kit.text(at + thick / 2, bottom + 13, name, text_anchor="middle"))
+        if guess is not None:
+            mark = _diamond(at + thick / 2, bottom - guess * (bottom - top))
+            parts.append(kit.path(mark, class_="l1", stroke_width=2))
+    return parts
+
+
+def _diamond(x: float, y: float) -> list[tuple[float, float]]:
+    return [(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y), (x, y - 5)]

@@ -1,0 +1,158 @@
+"""What became of drafted tokens, from the tables of a run: piece by piece of the text, and in figures."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.trace.events import Event
+from workbench.trace.recorder import Recorder, row_name
+
+Rows = Sequence[Mapping[str, Any]]
+ENOUGH = 5  # steps without a check, to know what one takes
+
+
+@dataclass(frozen=True)
+class Check:
+    """`token_ids` were drafted (unknown of older records: None each), the first `accepted` stand; `given` are the
+    output tokens from `index` on that the step gave."""
+
+    step: int
+    token_ids: tuple[int | None, ...]
+    accepted: int
+    index: int
+    given: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token in its place: `kind` is plain, accepted, rejected (the one that fell), untried (after it), unused (after
+    the request's end), corrected or bonus; `check` the number of its check from 1, 0 where there was none."""
+
+    token: int | None
+    kind: str
+    check: int = 0
+    place: int = 0  # in the draft, from 1
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Tables of one run: `checks`, `tokens` and `steps` as a record has them."""
+
+    checks: Rows = field(repr=False)
+    tokens: Rows = field(repr=False)
+    steps: Rows = field(repr=False)
+
+    @classmethod
+    def of(cls, source: Any) -> Drafted:
+        """From a record, its folder, or events."""
+        if not hasattr(source, "read_table") and not isinstance(source, str) and hasattr(source, "__iter__"):
+            recorder = Recorder()
+            recorder.events = list(source)
+            if not all(isinstance(each, Event) for each in recorder.events):
+                raise WorkbenchError("events: give what a runner streams, a record, a run's folder, or a runner")
+            return cls(recorder.checks(), recorder.tokens(), recorder.steps())
+        record: Any = source
+        if not hasattr(source, "read_table"):
+            from workbench.study.record import Record
+
+            record = Record.open(source)
+        if not (record.path / "tokens.parquet").is_file():
+            raise WorkbenchError(f"run {record.path}: holds no tokens.parquet; give a run of one experiment")
+        names = [f"{name}.parquet" for name in ("checks", "tokens", "steps")]
+        checks, tokens, steps = (
+            record.read_table(name).to_pylist() if (record.path / name).is_file() else [] for name in names
+        )
+        return cls(checks, tokens, steps)
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(row_name(dict(row)) for row in self.tokens))
+
+    def token_ids(self, name: str) -> list[int]:
+        return [row["token_id"] for row in self.tokens if row_name(dict(row)) == name]
+
+    def checks_of(self, name: str) -> list[Check]:
+        given: dict[int, list[Mapping]] = {}
+        for row in self.tokens:
+            if row_name(dict(row)) == name:
+                given.setdefault(row["step"], []).append(row)
+        return [
+            Check(
+                row["step"], tuple(row.get("token_ids") or [None] * row["drafted"]), row["accepted"],
+                rows[0]["index"] if (rows := given.get(row["step"], [])) else -1, tuple(r["token_id"] for r in rows),
+            )
+            for row in self.checks
+            if row_name(dict(row)) == name
+        ]  # fmt: skip
+
+
+def pieces(token_ids: Sequence[int], checks: Sequence[Check]) -> list[Piece]:
+    """The output token by token, with what was drafted and did not stand before what came instead."""
+    found: list[Piece] = []
+    at = 0
+    for number, check in enumerate(checks, 1):
+        if check.index < 0:  # ended before it gave anything
+            continue
+        found += [Piece(token, "plain") for token in token_ids[at : check.index]]
+        stood = min(check.accepted, len(check.given))
+        found += [Piece(token, "accepted", number, place) for place, token in enumerate(check.given[:stood], 1)]
+        for place, token in enumerate(check.token_ids[stood:], stood + 1):
+            kind = "unused" if place <= check.accepted else "rejected" if place == check.accepted + 1 else "untried"
+            found.append(Piece(token, kind, number, place))
+        last = "bonus" if check.accepted == len(check.token_ids) else "corrected"
+        found += [Piece(token, last, number) for token in check.given[check.accepted :]]
+        at = check.index + len(check.given)
+    return found + [Piece(token, "plain") for token in token_ids[at:]]
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Tokens a second drafted and plain, and the speed-up that follows from acceptance and what a step takes."""
+
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    cost: float  # a step's time, in plain steps
+    predicted: float | None
+    own: bool = False  # plain steps are those of the same run that checked nothing
+
+    @property
+    def measured(self) -> float:
+        return self.tokens_per_s / self.plain_tokens_per_s
+
+
+def figures(run: Drafted) -> dict[str, Any]:
+    """As in a run's summary."""
+    from workbench.study.acceptance import acceptance
+
+    return acceptance(run.checks, run.steps)
+
+
+def speeds(run: Drafted, plain: Drafted | None) -> Speeds | None:
+    """None where it cannot be told: without `plain`, where every step of the run checked."""
+    from workbench.study.acceptance import speed_up, timed_steps, tokens_a_check
+
+    loads = Counter(step["requests"] for step in run.steps if step["phase"] == "decode")
+    load = max(loads, key=lambda each: (loads[each], each), default=0)
+    mine = timed_steps(run.steps, load)
+    theirs = timed_steps(plain.steps, load) if plain is not None else [s for s in mine if not s["drafted_tokens"]]
+    if not mine or len(theirs) < (1 if plain is not None else ENOUGH):
+        return None
+    ours, others = (_sum(steps, "decode_tokens") / _sum(steps, "wall_seconds") for steps in (mine, theirs))
+    cost = median(s["wall_seconds"] for s in mine) / median(s["wall_seconds"] for s in theirs)
+    chance = figures(run)["chance"]
+    checked = sum(bool(step["drafted_tokens"]) for step in mine) / len(mine)
+    predicted = None
+    if chance is not None:
+        given = [tokens_a_check(chance, check["drafted"]) for check in run.checks]
+        predicted = speed_up(sum(given) / len(given), checked, cost)
+    return Speeds(ours, others, cost, predicted, own=plain is None)
+
+
+def _sum(rows: Rows, name: str) -> float:
+    return math.fsum(row[name] for row in rows)

@@ -1,0 +1,214 @@
+"""Speculation: which drafted tokens stand, where, and what that brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+import traitlets
+
+from workbench.errors import WorkbenchError, in_words
+from workbench.widgets import kit
+from workbench.widgets.speculation.picture import STYLE, charts, check_told, table, text
+from workbench.widgets.speculation.run import Trial
+from workbench.widgets.speculation.seen import Drafted, Speeds, figures, pieces, speeds
+from workbench.widgets.tokens.spelling import speller
+from workbench.widgets.view import View
+
+
+class SpeculationView(View):
+    """`SpeculationView(runner, prompt)` continues a prompt with the runner's drafts and without, in turn, or with those
+    that `speculate` names (as in `load`; the runner has its own back when it is over);
+    `SpeculationView(record)`, of a record, its folder or events, shows a run that was, and with `plain=` (one of these
+    too) what it is against that one.
+
+    `check` is the check that is shown, with the text as it stood after it; `sequence` the request. A `tokenizer` tells
+    tokens of records and events as text; a record finds its model's. `sampling` are parameters of the request (greedy
+    unless given), `rounds` how often both are timed (0: no plain run).
+    """
+
+    check = traitlets.Int(0)
+    sequence = traitlets.Unicode()
+
+    def __init__(
+        self, source: Any, prompt: str | Sequence[int] | None = None, *, speculate: Any = None, plain: Any = None,
+        tokenizer: Any = None, rounds: int = 2, **sampling: Any,
+    ):  # fmt: skip
+        super().__init__()
+        self._trial, self._problem, self._over = None, "", False
+        self._plain: Drafted | None = None  # what it is held against: its tokens, and its time
+        self._timed: tuple[Drafted, Drafted | None] | None = None
+        if hasattr(source, "stream"):
+            given = {"max_tokens": 64, "temperature": 0.0, **sampling}
+            self._trial, self._run = Trial(source, prompt, speculate, rounds, given), Drafted([], [], [])
+            tokenizer = source.tokenizer
+        else:
+            if prompt is not None or speculate is not None or sampling:
+                raise WorkbenchError("prompt, speculate and sampling go with a runner; a record and events have theirs")
+            self._run = Drafted.of(source)
+            self._plain = None if plain is None else Drafted.of(plain)
+            self._timed = self._run, self._plain
+            tokenizer = tokenizer or _tokenizer_of(source)
+        self._spell = speller(tokenizer)
+        self._controls()
+        self._read()
+        self.redraw()
+        if self._trial is not None:
+            self._trial.begin(self._news, self._ended)
+        self.watch("check", "sequence")
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What became of drafted tokens, as in a run's summary."""
+        return figures(self._run)
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """Predicted and measured speed-up; None where there is nothing to hold the run against."""
+        return None if self._timed is None else speeds(*self._timed)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The output of the request that is shown."""
+        return self._run.token_ids(self.sequence)
+
+    @property
+    def plain_token_ids(self) -> list[int] | None:
+        """The same without drafts, where that is known."""
+        if self._plain is None or self.sequence not in self._plain.names:
+            return None
+        return self._plain.token_ids(self.sequence)
+
+    def stop(self) -> None:
+        """End the runs; what there is can be looked at."""
+        if self._trial is not None:
+            self._trial.stop()
+
+    def wait(self, seconds: float | None = None) -> SpeculationView:
+        """Until all runs are over, or so many seconds."""
+        if self._trial is not None:
+            self._trial.wait(seconds)
+        return self
+
+    def picture(self) -> str:
+        style = f"<style>{STYLE}</style>"
+        try:
+            if self._problem:
+                raise WorkbenchError(self._problem)
+            checks = self._run.checks_of(self.sequence)
+            shown = min(self.check, len(checks))
+            told = figures(self._run)
+            parts = [table(told, self.speeds, self._same(), self._why())]
+            if 1 <= shown <= len(checks):
+                parts.append(check_told(shown, len(checks), checks[shown - 1], self._spell))
+            found = pieces(self.token_ids, checks)
+            parts.append(text(found, shown, self._spell))
+            parts.append(charts(told) if told["checks"] else "<p>Nothing was drafted.</p>")
+        except Exception as error:
+            parts = [f'<p role="alert">{escape(in_words(error))}</p>']
+        return kit.html(style, *parts)
+
+    @property
+    def _working(self) -> bool:
+        return self._trial is not None and not self._over
+
+    def _why(self) -> str:
+        if self._trial is None:
+            return "give plain=, a run of the same without drafts"
+        return "both runs are under way" if self._working else "nothing was timed"
+
+    def _same(self) -> str:
+        ours, theirs = self.token_ids, self.plain_token_ids
+        if not theirs:
+            return ""
+        parts = (place for place, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b)
+        place = next(parts, None if len(ours) == len(theirs) else min(len(ours), len(theirs)))
+        return f"the same {len(ours):,} as plain" if place is None else f"other than plain from output token {place} on"
+
+    def _news(self) -> None:
+        self.pulse.mark()
+
+    def _ended(self) -> None:
+        assert self._trial is not None
+        both = self._trial.both
+        self._problem = both.problem
+        self._over = True
+        if both.plain:
+            self._plain = Drafted.of(both.plain[0])
+        if len(both.plain) > 1:
+            self._timed = _together(both.drafted[1 : len(both.plain)]), _together(both.plain[1:])
+        self._halt.disabled = True
+        self._read()
+        self.pulse.flush()
+        self.keep()
+
+    def redraw(self) -> None:
+        if self._working:
+            self._read()
+        super().redraw()
+
+    def _read(self) -> None:
+        """The run as it is now; who looks at the last check goes on with it."""
+        if self._trial is not None:
+            self._run = Drafted.of(list(self._trial.both.seen))
+        names = self._run.names
+        if list(self._who.options) != names:
+            self._who.options = names
+        if names and self.sequence not in names:
+            self.sequence = names[0]
+        last = len(self._run.checks_of(self.sequence))
+        at_end = self.check == self._step.max
+        self._step.max = max(self._step.min, last)
+        if at_end:
+            self.check = self._step.max
+
+    def _controls(self) -> None:
+        style, wide = {"description_width": "6em"}, {"width": "48em"}
+        self._step = ipywidgets.IntSlider(0, 0, 0, description="check", style=style, layout=wide)
+        self._who = ipywidgets.Dropdown(description="request", style=style)
+        self._halt = ipywidgets.Button(description="Stop", tooltip="end the runs")
+        self._halt.on_click(lambda _: self.stop())
+        traitlets.link((self, "check"), (self._step, "value"))
+        self._who.observe(lambda change: change["new"] and self.set_trait("sequence", change["new"]), "value")
+        self.observe(lambda change: self._chosen(change["new"]), "sequence")
+        self.shown.observe(lambda change: self.set_trait("check", int(change["new"][1:] or 0)), "picked")
+        several = [self._who] if self._trial is None and len(self._run.names) > 1 else []
+        self.children = (self._step, *several, *([self._halt] if self._trial is not None else []), self.shown)
+
+    def _chosen(self, name: str) -> None:
+        if name in self._who.options:
+            self._who.value = name
+        last = len(self._run.checks_of(name))
+        self._step.max = last
+        self.check = last
+
+    @traitlets.validate("sequence")
+    def _known(self, proposal: Any) -> str:
+        names = self._run.names
+        if proposal["value"] not in names:
+            raise WorkbenchError(f"sequence {proposal['value']!r}: this run has {', '.join(names) or 'none'}")
+        return proposal["value"]
+
+
+def _together(runs: Sequence[Sequence[Any]]) -> Drafted:
+    """Runs one after the other, as one."""
+    return Drafted.of([event for run in runs for event in run])
+
+
+def _tokenizer_of(source: Any) -> Any:
+    """Of a record's model, where that is at hand."""
+    path = getattr(source, "path", source)
+    if not hasattr(source, "experiment_text") and not isinstance(path, str | Path):
+        return None
+    from workbench.study.experiment import Experiment
+    from workbench.study.record import Record
+    from workbench.study.simulated_run import tokenizer_of
+
+    try:
+        record = source if hasattr(source, "experiment_text") else Record.open(path)
+        return tokenizer_of(Experiment.from_yaml(record.experiment_text))
+    except WorkbenchError:  # another version's experiment, or a model that is not here
+        return None

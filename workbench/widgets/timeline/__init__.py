@@ -1,0 +1,1 @@
+"""Who was computed when, and why."""

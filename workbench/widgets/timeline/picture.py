@@ -1,0 +1,258 @@
+"""Steps and requests over time. What a bar is, its height and outline say as well as its colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.records.svg import Scale
+from workbench.trace.recorder import row_name
+from workbench.trace.tracks import Moment, Slice, Track, Tracks
+from workbench.widgets import kit
+from workbench.widgets.timeline.bars import Bar, bars, between, near, steps
+
+WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0
+STEP = 22.0  # of the two bars of a step
+FEW = 64  # rows that are seen at once; of more, those in sight, to be scrolled
+MOST = 512  # rows drawn
+TOKENS = 6.0  # pixels from token to token from which they are drawn
+DETAILS = 14  # decisions of the chosen request
+STYLE = (
+    ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
+    ".wb-pic .qu{fill:none;stroke:currentColor;stroke-dasharray:3 2;stroke-opacity:.8}"
+    ".wb-pic .sb{fill:#d55e00;fill-opacity:.2;stroke:#d55e00;stroke-width:1.4}"
+    ".wb-pic .ch{fill:#e69f00;stroke:var(--jp-layout-color0,#fff);stroke-width:.6}"
+    ".wb-pic .cross{fill:none;stroke:#d55e00;pointer-events:none}.wb-pic .hit{fill:transparent}"
+    ".wb-pic .tk{pointer-events:none;fill:none;stroke:var(--jp-layout-color0,#fff);stroke-opacity:.7}"
+    ".wb-pic .dc{fill:currentColor}.wb-pic .in{pointer-events:none;text-anchor:middle;font-size:9px}"
+    ".wb-pic .in.w{fill:#fff;stroke:#0072b2}.wb-pic .in.k{fill:#000;stroke:#e69f00}"
+    ".wb-pic .in{stroke:var(--jp-layout-color0,#fff);stroke-width:2.5;paint-order:stroke}"
+    ".wb-pic .s{font-size:11px}.wb-pic .b{font-weight:600}"
+    ".wb-pic .odd{fill:currentColor;fill-opacity:.04}"
+)
+
+
+def timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
+    """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are told."""
+    begin = tracks.begin if tracks.steps or tracks.requests else 0.0
+    across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, WIDTH - RIGHT)
+    head, y = _head(tracks, across, low, high)
+    rows = _in_sight(tracks, across)
+    few = len(rows) <= FEW
+    side = 17.0 if len(rows) <= 40 else 14.0
+    drawn = rows[:MOST]
+    body = [_row(tracks, number, across, place * side, side, chosen) for place, number in enumerate(drawn)]
+    tail, more = _tail(tracks, len(rows), len(drawn), chosen)
+    high_body = max(1.0, side * len(drawn))
+    title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
+    style = kit.tag("style", STYLE)
+    if few:
+        place = kit.group(*body, transform=f"translate(0,{kit.num(y)})")
+        foot = kit.group(*tail, transform=f"translate(0,{kit.num(y + high_body)})")
+        return kit.svg(WIDTH, y + high_body + more, style, *head, place, foot, title=title)
+    scrolled = kit.svg(WIDTH, high_body, *body, title="Requests")
+    return kit.html(
+        kit.svg(WIDTH, y, style, *head, title=title),
+        f'<div data-scroll="rows" tabindex="0" style="max-height:{int(FEW * side)}px;overflow-y:auto">{scrolled}</div>',
+        kit.svg(WIDTH, more, *tail, title="What the marks mean"),
+    )
+
+
+def _head(tracks: Tracks, across: Scale, low: float, high: float) -> tuple[list[str], float]:
+    """The axis, and the steps: prefill tokens above, decode tokens below, each as high as there are tokens."""
+    parts, axis = [], Scale(low, max(high, low + 1e-3), LEFT, WIDTH - RIGHT)
+    bottom = 22 + 2 * STEP + 14
+    for value in axis.ticks(8):
+        x = axis(value)
+        parts += [
+            kit.line(x, 18, x, bottom, class_="grid"),
+            kit.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="middle"),
+        ]
+    seen = steps(tracks, across)
+    for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
+        y = 22 + place * (STEP + 2)
+        peaks = [max(step.args[name] for step in bar.slices) for bar in seen]
+        most = max(peaks, default=0)
+        d = "".join(
+            f"M{bar.x:.5g} {y + STEP:g}v{-STEP * peak / most:.4g}h{max(0.7, bar.wide - 0.4):.4g}V{y + STEP:g}z"
+            for bar, peak in zip(seen, peaks, strict=True)
+            if peak
+        )
+        label = f"{name.replace('_', ' ')}, to {most}"
+        parts += [
+            kit.tag("path", class_=kind, d=d) if d else "",
+            kit.text(LEFT - 8, y + STEP - 6, label, class_="s", text_anchor="end"),
+            kit.line(LEFT, y + STEP, WIDTH - RIGHT, y + STEP, class_="grid"),
+        ]
+    for bar in seen:
+        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * STEP + 2, class_="hit step", tip=_step_tip(bar)))
+        if len(bar.slices) == 1 and bar.wide > 26:
+            told = str(bar.slices[0].args["step"])
+            parts.append(kit.text(bar.x + bar.wide / 2, bottom - 1, told, class_="in faint"))
+    parts.append(kit.text(LEFT - 8, bottom - 1, "step", class_="s faint", text_anchor="end"))
+    return parts, bottom + 6
+
+
+def _step_tip(bar: Bar) -> str:
+    prefill, decode = (sum(step.args[name] for step in bar.slices) for name in ("prefill_tokens", "decode_tokens"))
+    first, last = bar.slices[0], bar.slices[-1]
+    took = f"{(last.end - first.begin) * 1e3:.2f} ms"
+    if len(bar.slices) > 1:
+        told = f"{len(bar.slices)} steps, {first.args['step']} to {last.args['step']}: {took}"
+        return f"{told}\n{prefill} prefill + {decode} decode tokens"
+    args = first.args
+    return (
+        f"step {args['step']}: {first.name}, {took}\n{args['requests']} requests: {prefill} prefill + {decode} decode "
+        f"tokens\n{args['pages_used']} pages used, {args['pages_idle']} idle"
+    )
+
+
+def _in_sight(tracks: Tracks, across: Scale) -> list[int]:
+    """The requests to be shown: all, or where they are many those that are under way in sight."""
+    everybody = range(len(tracks.requests))
+    if len(everybody) <= FEW:
+        return list(everybody)
+    found = []
+    for number in everybody:
+        phases = tracks.phases(tracks.requests[number])
+        if phases and phases[0].end >= across.low and phases[0].begin <= across.high:
+            found.append(number)
+    return found
+
+
+def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int) -> str:
+    track = tracks.requests[number]
+    name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
+    high, parts, labels = side - 4, [], []
+    if number % 2:
+        parts.append(kit.rect(0, y, WIDTH, side, class_="odd"))
+    stop = 0 if number == max(chosen, 0) else -1
+    parts.append(
+        kit.text(
+            LEFT - 8, y + side - 5, _short(name), text_anchor="end", class_="s b" if number == chosen else "s",
+            tip=_whole_tip(name, phases), key=f"@{number}", tabindex=stop,
+        )  # fmt: skip
+    )
+    by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in ("queue", "prefill", "decode")}
+    by_kind |= {kind: [each for each in inner if each.name == kind] for kind in ("set back", "chunk")}
+    shapes = {
+        "queue": ("qu", y + side / 2 - 2, 4.0), "prefill": ("pf", y + 2, high), "decode": ("de", y + 5, high - 6),
+        "set back": ("sb", y + 2, high), "chunk": ("ch", y + 2, high),
+    }  # fmt: skip
+    for kind, (css, top, tall) in shapes.items():
+        for bar in bars(by_kind[kind], across):
+            tip = _bar_tip(name, bar, track)
+            parts.append(kit.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip))
+            if kind == "set back":
+                parts.append(kit.tag("path", class_="cross", d=_crosses(bar, top, tall)))
+            told = _label(bar)
+            if bar.wide > 6 * len(told) + 4 and kind not in ("queue", "prefill"):
+                ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
+                labels.append(kit.text(bar.x + bar.wide / 2, top + tall / 2 + 3, told, class_=ink))
+    return "".join([*parts, _tokens(track, across, y + 5, high - 6), *labels, *_decisions(track, across, y)])
+
+
+def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
+    """The moments of tokens, where there is room between them."""
+    first, last = between(track.token_times, across)
+    if last - first < 2:
+        return ""
+    times = track.token_times[first:last]
+    if (across(times[-1]) - across(times[0])) / (last - first - 1) < TOKENS:
+        return ""
+    return kit.tag("path", class_="tk", d="".join(f"M{across(time):.5g} {y:g}v{tall:g}" for time in times))
+
+
+def _decisions(track: Track, across: Scale, y: float) -> list[str]:
+    return [
+        kit.tag("path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(_told, found)))
+        for x, found in near(track.moments, across)
+    ]
+
+
+def _told(moment: Moment) -> str:
+    reason = moment.args.get("reason", "")
+    return f"step {moment.args.get('step')}: {reason if reason.startswith(moment.name) else f'{moment.name}: {reason}'}"
+
+
+def _bar_tip(name: str, bar: Bar, track: Track) -> str:
+    each, last = bar.slices[0], bar.slices[-1]
+    took = f"{(last.end - each.begin) * 1e3:.2f} ms"
+    if len(bar.slices) > 1:
+        tokens = sum(s.args.get("tokens", 0) for s in bar.slices)
+        many = f"{len(bar.slices)} × {each.name}"
+        return f"{name}: {many}" + (f" of {tokens} tokens" if tokens else "") + f", {took}"
+    if each.name == "chunk":
+        told = f"{name}: prefill chunk of {each.args['tokens']} tokens, up to token {each.args['computed']}, in step "
+        told += f"{each.args['step']}, {took}"
+        reasons = [m for m in track.moments if m.args.get("step") == each.args["step"]]
+    elif each.name == "set back":
+        told, reasons = f"{name}: set back in step {each.args['step']}, {took}\n{each.args['reason']}", []
+    else:
+        told = f"{name}: {each.name}, {took}"
+        reasons = [m for m in track.moments if each.begin <= m.time <= each.end and each.name == "queue"]
+        if each.name == "decode":
+            told += f", {len(track.token_times)} tokens"
+    return "\n".join([told, *map(_told, reasons[-4:])])
+
+
+def _label(bar: Bar) -> str:
+    each = bar.slices[0]
+    if len(bar.slices) > 1:
+        return f"{len(bar.slices)}×"
+    return str(each.args["tokens"]) if each.name == "chunk" else each.name
+
+
+def _crosses(bar: Bar, y: float, tall: float) -> str:
+    places = [bar.x + (n + 0.5) * tall for n in range(min(200, int(bar.wide / tall)))]
+    return "".join(f"M{x - 2:.5g} {y + 3:g}l4 {tall - 6:g}m0 {6 - tall:g}l-4 {tall - 6:g}" for x in places)
+
+
+def _whole_tip(name: str, phases: Sequence[Slice]) -> str:
+    if not phases:
+        return name
+    args, took = phases[0].args, (phases[0].end - phases[0].begin) * 1e3
+    told = f"{name}: {took:.2f} ms, {args.get('finish_reason') or 'under way'}"
+    counts = (f"{args[key]} {key.replace('_', ' ')}" for key in (
+        "prompt_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages", "set_backs")
+        if args.get(key))  # fmt: skip
+    return "\n".join([told, *counts, *([args["error"]] if args.get("error") else [])])
+
+
+def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str], float]:
+    """What the marks mean, what is left out, and the decisions on the chosen request."""
+    parts, x, y = [], 8.0, 10.0
+    for css, tall, told in (
+        ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),
+        ("de", 8.0, "decode, its tokens"), ("sb", 12.0, "set back"),
+    ):  # fmt: skip
+        parts += [
+            kit.rect(x, y + 6 - tall / 2, 22, tall, class_=css),
+            kit.text(x + 28, y + 10, told, class_="s"),
+        ]
+        if css == "sb":
+            parts.append(kit.tag("path", class_="cross", d=_crosses(Bar(x, 22, ()), y, tall)))
+        x += 50 + 6 * len(told)
+    parts.append(kit.tag("path", class_="dc", d=f"M{x:g} {y + 3:g}h8l-4 6z"))
+    parts.append(kit.text(x + 14, y + 10, "a decision and its reason", class_="s"))
+    y += 26
+    if rows < len(tracks.requests) or drawn < rows:
+        told = f"{drawn} of {len(tracks.requests)} requests: those under way in this stretch"
+        parts.append(kit.text(8, y, told + (", the first of them" if drawn < rows else ""), class_="s faint"))
+        y += 16
+    if 0 <= chosen < len(tracks.requests):
+        track = tracks.requests[chosen]
+        parts.append(kit.text(8, y, f"Decisions on {row_name(track.row)}", class_="s b"))
+        backs = [Moment("set_back", each.begin, each.args) for each in tracks.inner(track) if each.name == "set back"]
+        found = sorted([*track.moments, *backs], key=lambda moment: moment.time)
+        left_out = f"{len(found) - DETAILS} earlier ones, and then:" if len(found) > DETAILS else ""
+        for line in [*([left_out] if left_out else []), *map(_told, found[-DETAILS:])] or ["none"]:
+            y += 15
+            parts.append(kit.text(20, y, line, class_="s"))
+        y += 12
+    return parts, y
+
+
+def _short(name: str, most: int = 22) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+

@@ -1,0 +1,173 @@
+"""A run as a chart of steps and requests over time, and while it goes on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import RLock, get_ident
+from typing import Any
+
+import ipywidgets
+import traitlets
+
+from workbench.errors import WorkbenchError
+from workbench.trace.events import Event
+from workbench.trace.perfetto import read_trace
+from workbench.trace.tracks import Tracks
+from workbench.widgets.timeline.picture import timeline
+from workbench.widgets.view import View
+
+BUTTONS = (
+    ("◀", "earlier"), ("▶", "later"), ("+", "zoom in"), ("−", "zoom out"), ("all", "the whole run"),
+)  # fmt: skip
+
+
+class Timeline(View):
+    """A Gantt of steps and requests: queue, prefill chunks, decode, set-backs, and the reason of each decision. The
+    bars are those of the Perfetto export.
+
+    Given a runner, everything that it does from now on is shown, and followed as long as `follow` is on; given a
+    record, a recorder, what `Live.ask` gave, or events, these. `window` is what is seen, in milliseconds from the first
+    moment; `chosen` the number of the request whose decisions are told (a click on its name), or -1.
+    """
+
+    window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 1.0))
+    follow = traitlets.Bool(True)
+    chosen = traitlets.Int(-1)
+
+    _leave: Callable[[], None] | None = None
+
+    def __init__(self, source: Any):
+        super().__init__()
+        self._taking, self._reaching = RLock(), 0
+        self._known = 0.05  # how long the run was when it was drawn last, in milliseconds
+        self._heard: deque[Event] = deque()
+        self._tracks, self._fresh = self._source(source)
+        self.follow = self._leave is not None
+        # In percent of the run: a slider whose ends move while it is shown sends values that nobody chose.
+        self._slider = ipywidgets.FloatRangeSlider(
+            value=(0.0, 100.0), description="from, to", min=0.0, max=100.0, step=0.1, readout=False
+        )
+        self._slider.layout.width = "36em"
+        self._slider.observe(self._slid, "value")
+        live = ipywidgets.Checkbox(description="follow", indent=False, disabled=self._leave is None)
+        live.layout.width = "6em"
+        traitlets.link((self, "follow"), (live, "value"))
+        self.watch("follow", "chosen")
+        self.observe(self._moved, "window")
+        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
+        self._reach(whole=True)
+        self.show(ipywidgets.HBox([self._slider, *map(self._button, BUTTONS), live]))
+
+    @property
+    def tracks(self) -> Tracks:
+        """What is shown, with everything that was told until now."""
+        with self._taking:
+            for event in self._fresh():
+                self._tracks.note(event)
+        return self._tracks
+
+    @property
+    def length(self) -> float:
+        """Milliseconds from the first moment to the last."""
+        return max(0.0, self._tracks.end - self._tracks.begin) * 1e3 if self._tracks.requests else 0.0
+
+    def redraw(self) -> None:
+        with self._taking:
+            self._reach(whole=False)
+            super().redraw()
+
+    def picture(self) -> str:
+        with self._taking:
+            low, high = self.window
+            return timeline(self.tracks, low, high, self.chosen)
+
+    def close(self) -> None:
+        if self._leave is not None:
+            self._leave()
+        super().close()
+
+    def zoom(self, factor: float = 1.0, by: float = 0.0) -> None:
+        """So much longer a stretch is seen, around its middle, and so much later, in shares of what is seen now."""
+        low, high = self.window
+        wide = min(max((high - low) * factor, 0.05), max(self.length, 0.05))
+        middle = (low + high) / 2 + by * (high - low)
+        low = min(max(0.0, middle - wide / 2), max(0.0, self.length - wide))
+        self.window = (low, low + wide)
+
+    def _source(self, source: Any) -> tuple[Tracks, Callable[[], Iterator[Event]]]:
+        from workbench.engine.runner import Runner
+        from workbench.study.record import Record
+        from workbench.widgets.live import Live
+
+        if isinstance(source, Runner):
+            self._leave = Live.of(source).listen(self._hear)
+            return Tracks(), self._drain
+        if isinstance(source, Record):
+            return read_trace(source.read_json("trace.json")), lambda: iter(())
+        events = getattr(source, "events", source)
+        if not isinstance(events, list | tuple) or not all(isinstance(each, Event) for each in events):
+            raise WorkbenchError(
+                "Timeline: give a runner, a record, a recorder, what Live.ask gave, or a list of events, not "
+                f"{type(source).__name__}"
+            )
+        seen = 0
+
+        def fresh() -> Iterator[Event]:
+            nonlocal seen
+            first, seen = seen, len(events)
+            return iter(events[first:seen])
+
+        return Tracks(), fresh
+
+    def _hear(self, event: Event) -> None:
+        self._heard.append(event)
+        self.pulse.mark()
+
+    def _drain(self) -> Iterator[Event]:
+        while self._heard:
+            yield self._heard.popleft()
+
+    def _reach(self, whole: bool) -> None:
+        """What is seen goes as far as the run does, where that is followed; the slider's handles stand for it."""
+        if not self.tracks.requests:
+            return
+        length, (low, high) = max(self.length, 0.05), self.window
+        self._reaching = get_ident()
+        try:
+            if whole or (self.follow and high - low >= self._known - 1e-9):
+                self.window = (0.0, length)
+            elif self.follow:
+                self.window = (max(0.0, length - (high - low)), length)
+            self._known = length
+            low, high = self.window
+            self._slider.value = (min(100.0, 100 * low / length), min(100.0, 100 * high / length))
+        finally:
+            self._reaching = 0
+
+    def _slid(self, change: dict[str, Any]) -> None:
+        if self._reaching != get_ident():
+            low, high = (share / 100 * self._known for share in change["new"])
+            self.window = (low, max(high, low + 0.05))
+
+    def _moved(self, change: dict[str, Any]) -> None:
+        if self._reaching == get_ident():
+            return
+        if change["new"][1] < self._known * 0.999:
+            self.follow = False  # who looks back is not carried off
+        self.pulse.mark()
+
+    def _button(self, about: tuple[str, str]) -> ipywidgets.Button:
+        sign, what = about
+        button = ipywidgets.Button(description=sign, tooltip=what, layout=ipywidgets.Layout(width="3em"))
+        act: dict[str, Callable[[], None]] = {
+            "◀": lambda: self.zoom(by=-0.5), "▶": lambda: self.zoom(by=0.5), "+": lambda: self.zoom(0.5),
+            "−": lambda: self.zoom(2.0), "all": lambda: self.set_trait("window", (0.0, max(self.length, 0.05))),
+        }  # fmt: skip
+        button.on_click(lambda _: act[sign]())
+        return button
+
+    def _pick(self, key: str) -> None:
+        if key.startswith("@"):
+            number = int(key[1:])
+            self.chosen = -1 if number == self.chosen else number

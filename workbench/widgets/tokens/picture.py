@@ -1,0 +1,112 @@
+"""A text as a tokenizer cuts it: every piece with its number, and its bytes where it is no text by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+
+from workbench.widgets import kit
+
+MOST = 2000  # pieces that are drawn
+STYLE = (
+    ".wb-pic table.wb-cut{border-collapse:collapse;margin:4px 0;border:0}"
+    ".wb-pic .wb-cut :is(th,td){border:0;text-align:right;padding:1px 18px 1px 0;background:none;font-weight:400}"
+    ".wb-pic .wb-cut :is(th,td):first-child{text-align:left}.wb-cut thead th{font-size:11px;opacity:.75}"
+    ".wb-sides{display:flex;flex-wrap:wrap;gap:4px 20px}.wb-sides>div{flex:1 1 22em;min-width:0}"
+    ".wb-side{max-height:24em;overflow:auto;font:13px var(--jp-code-font-family,ui-monospace,monospace)}"
+    ".wb-side b{display:inline-flex;flex-direction:column;vertical-align:top;font-weight:400;white-space:pre;"
+    "border:1px solid rgba(128,128,128,.6);border-radius:2px;margin:0 2px 4px 0;padding:0 3px;min-width:.7em}"
+    ".wb-side b:nth-of-type(even){background:rgba(128,128,128,.22)}"
+    ".wb-side b:is(:hover,:focus){outline:2px solid #d55e00}"
+    ".wb-side i{font:10px var(--jp-ui-font-family,system-ui,sans-serif);opacity:.8}"
+    ".wb-side u{text-decoration-style:dotted}"
+    "@media print{.wb-side{max-height:none}}"
+)
+
+
+class Cut(NamedTuple):
+    """One token: its number, its bytes, how the vocabulary writes it, and whether it is a control token."""
+
+    id: int
+    bytes: bytes
+    spelling: str
+    control: bool = False
+
+    @property
+    def text(self) -> str | None:
+        """What it is alone; None where its bytes are no whole characters."""
+        try:
+            return self.bytes.decode()
+        except UnicodeDecodeError:
+            return None
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one tokenizer makes of a text of so many `characters`, or why it can make nothing of it."""
+
+    name: str
+    vocab: int
+    characters: int
+    cuts: tuple[Cut, ...] = ()
+    error: str = ""
+
+    @property
+    def characters_a_token(self) -> float | None:
+        return self.characters / len(self.cuts) if self.cuts else None
+
+    @property
+    def bytes_a_token(self) -> float | None:
+        return sum(len(cut.bytes) for cut in self.cuts) / len(self.cuts) if self.cuts else None
+
+
+def picture(sides: Sequence[Side]) -> str:
+    columns = (
+        kit.tag("div", kit.tag("small", escape(side.name)), _pieces(side, place)) for place, side in enumerate(sides)
+    )
+    return kit.html(kit.tag("style", STYLE), _figures(sides), kit.tag("div", *columns, class_="wb-sides"))
+
+
+def _figures(sides: Sequence[Side]) -> str:
+    heads = ("tokenizer", "tokens", "characters", "characters a token", "bytes a token", "vocabulary")
+    rows = [
+        (side.name, len(side.cuts), side.characters, side.characters_a_token, side.bytes_a_token, side.vocab)
+        for side in sides
+    ]
+    head = kit.tag("thead", kit.tag("tr", *(kit.tag("th", each, scope="col") for each in heads)))
+    body = (kit.tag("tr", *(kit.tag("td", escape(_told(each))) for each in row)) for row in rows)
+    return kit.tag("table", head, kit.tag("tbody", *body), class_="wb-cut")
+
+
+def _told(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _pieces(side: Side, place: int) -> str:
+    if side.error:
+        return kit.tag("div", escape(side.error), role="alert")
+    marks = [_mark(cut, place, index) for index, cut in enumerate(side.cuts[:MOST])]
+    more = f" and {len(side.cuts) - MOST:,} more" if len(side.cuts) > MOST else ""
+    return kit.tag("div", *marks, more, class_="wb-side", data_scroll="")
+
+
+def _mark(cut: Cut, place: int, index: int) -> str:
+    """A box with the piece and, below it, its number; a line ends where the text's does. What is no text by itself is
+    its bytes, underlined."""
+    if cut.control:
+        shown = kit.tag("u", escape(cut.spelling))
+    elif (text := cut.text) is None:
+        shown = kit.tag("u", _hex(cut.bytes))
+    else:
+        shown = kit.tag("span", escape(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"), quote=False))
+    tip = f"id {cut.id} · bytes {_hex(cut.bytes)}\nin the vocabulary: {cut.spelling}"
+    focus = {"data_key": f"{place}.{index}", "tabindex": -1 if index else 0, "data_tip": tip}
+    return kit.tag("b", shown, kit.tag("i", str(cut.id)), **focus) + ("<br>" if cut.bytes.endswith(b"\n") else "")
+
+
+def _hex(data: bytes) -> str:
+    return data.hex(" ").upper()

@@ -1,0 +1,82 @@
+"""Generated text as its tokens: shaded and underlined by how probable each was, with the candidates there were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from workbench.widgets import kit
+
+CLASSES = 10
+HEAVY = [(CLASSES - 1 - n) * 4 // CLASSES for n in range(CLASSES)]  # pixels under a token: the less probable, the more
+STYLE = (
+    ".wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;max-height:26em;overflow:auto;"
+    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px}"
+    ".wb-pic b{font-weight:400;padding:1px 0 8px;text-underline-offset:4px;text-decoration-skip-ink:none}"
+    ".wb-legend{font-size:11px;white-space:pre-wrap}"
+    ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
+    ".wb-tokens .asked{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
+    ".wb-sample{border-top:1px solid;opacity:.7;font-size:11px}@media print{.wb-tokens{max-height:none}}"
+    + "".join(
+        f".wb-pic .p{n}{{background:{kit.shade(n / (CLASSES - 1))};color:{kit.ink(n / (CLASSES - 1))};"
+        + (f"text-decoration:underline {HEAVY[n]}px" if HEAVY[n] else "")
+        + "}"
+        for n in range(CLASSES)
+    )
+)
+
+
+class Piece(NamedTuple):
+    """One token: its number, what it added to the text (it may lag behind), what the vocabulary has for it, how
+    probable it was (None where that was not asked for), and what else was, the most probable first."""
+
+    id: int
+    text: str
+    spelling: str
+    chance: float | None = None
+    others: tuple[tuple[str, float], ...] = ()
+
+
+def marked(sample: int, index: int, piece: Piece) -> str:
+    """One element. Its text is what the token added, no more and no less; signs for what cannot be seen are style."""
+    names = [] if piece.chance is None else [f"p{min(int(piece.chance * CLASSES), CLASSES - 1)}"]
+    if not piece.text:
+        names.append("e")
+    elif piece.text[0] == "\n":
+        names.append("n")
+    place = {"data_key": f"{sample}.{index}", "tabindex": -1 if sample or index else 0, "data_tip": tip(piece)}
+    return kit.tag("b", escape(piece.text, quote=False), class_=" ".join(names) or None, **place)
+
+
+def tip(piece: Piece) -> str:
+    chance = "" if piece.chance is None else f" · {percent(piece.chance)}"
+    lines = [f"{piece.spelling} · id {piece.id}{chance}"]
+    return "\n".join([*lines, *(f"{percent(share)} {spelling}" for spelling, share in piece.others)])
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if share >= 0.0001 else "< 0.01 %"
+
+
+def body(
+    prompt: str, samples: Mapping[int, Sequence[Piece]], rest: Mapping[int, str], ends: Mapping[int, str]
+) -> str:
+    """The prompt and what was generated from it, each sample by itself, with what was added and how it ended."""
+    parts = [kit.tag("span", escape(prompt, quote=False), class_="asked")]
+    for sample, pieces in sorted(samples.items()):
+        if len(samples) > 1:
+            parts.append(kit.tag("div", f"sample {sample} {ends.get(sample, '')}", class_="wb-sample"))
+        marks = (marked(sample, index, piece) for index, piece in enumerate(pieces))
+        parts.append(kit.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
+        parts.append(escape(rest.get(sample, ""), quote=False))
+    return kit.tag("style", STYLE) + kit.tag("div", *parts, class_="wb-tokens", data_scroll="")
+
+
+def legend(shown: Iterable[Sequence[Piece]]) -> str:
+    """What the shades mean, where there are any."""
+    if not any(piece.chance is not None for pieces in shown for piece in pieces[:1]):
+        return ""
+    marks = "".join(kit.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(CLASSES))
+    words = "chance of each token, from so many percent (the darker and the heavier its underline, the less probable):"
+    return kit.tag("div", f"{words} ", kit.tag("span", marks, class_="wb-shades"), class_="wb-legend")
