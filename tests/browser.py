@@ -16,7 +16,7 @@ from workbench.lab.page import Lab
 from workbench.lab.server import LabServer
 
 ROOT = Path(__file__).resolve().parent.parent
-browser = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(400)]
+browser = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="session")

@@ -121,3 +121,29 @@ def test_listeners_hear_everything_until_they_leave(runner: Runner) -> None:
     leave()
     count = len(heard)
     assert Live.of(runner).ask("class A:", max_tokens=4).wait(60) and len(heard) == count
+
+
+def test_a_job_that_fails_ends_what_was_asked_and_the_next_is_served(runner: Runner) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no clock")
+
+    clock = runner.clock
+    runner.clock = broken  # type: ignore[assignment]
+    asked = Live.of(runner).ask("class A:", max_tokens=3)
+    try:
+        time.sleep(0.05)
+    finally:
+        runner.clock = clock
+    again = Live.of(runner).ask("class A:", max_tokens=3)
+    assert again.wait(60) and finished(again.events).reason == "length"
+    asked.stop()
+
+
+def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("IPython", reason="pip install 'inference-workbench[lab]'")
+    kernel = type("Kernel", (), {"saved_sigint_handler": None})()
+    monkeypatch.setattr("IPython.get_ipython", lambda: type("Shell", (), {"kernel": kernel})())
+    runner.owner = None
+    asked = Live.of(runner).ask("class A:", max_tokens=400)
+    kernel.saved_sigint_handler(2, None)
+    assert asked.wait(60) and finished(asked.events).reason == "cancelled"

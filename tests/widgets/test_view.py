@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import tomllib
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+import ipywidgets
+import pytest
 import traitlets
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +18,7 @@ from workbench.widgets import kit
 from workbench.widgets.pulse import Pulse
 from workbench.widgets.view import View
 
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=20)
 
 
@@ -94,3 +99,60 @@ def test_every_amount_has_a_colour(share: float) -> None:
 @given(st.floats(-1e6, 1e6))
 def test_numbers_are_short_and_near(value: float) -> None:
     assert abs(float(kit.num(value)) - value) <= 0.005 + 1e-9
+
+
+class Boxed(Count):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ipywidgets.Text()
+        self.show(ipywidgets.HBox([self.inner]))
+
+
+def test_what_is_closed_leaves_nothing_open() -> None:
+    def seen() -> set[str]:
+        return {name for name, each in ipywidgets.Widget.widgets.items() if isinstance(each, ipywidgets.DOMWidget)}
+
+    before = seen()
+    view = Boxed()
+    assert len(seen() - before) >= 4
+    view.close()
+    assert seen() <= before
+
+
+def test_views_of_a_cells_earlier_run_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = type("Shell", (), {"parent_header": {}})()
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr("workbench.widgets.view._publish", lambda *_, **__: None)
+
+    def shown(cell: str, run: str, view: Count) -> Count:
+        shell.parent_header = {"metadata": {"cellId": cell}, "header": {"msg_id": run}}
+        view._ipython_display_()
+        return view
+
+    first, beside, other = shown("a", "1", Count()), shown("a", "1", Count()), shown("b", "2", Count())
+    again = shown("a", "3", Count())
+    assert [view.comm is None for view in (first, beside, other, again)] == [True, True, False, False]
+    shown("a", "4", again)
+    assert again.comm is not None
+
+
+def test_what_is_kept_waits_for_who_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr("workbench.widgets.view._publish", lambda *_, update: kept.append(update))
+    view = Count()
+    view._ipython_display_()
+    view.shown.typing = True
+    view.keep()
+    assert kept == [False]
+    view.shown.typing = False
+    assert kept == [False, True]
+    view.keep()
+    assert kept == [False, True, True]
+
+
+def test_what_a_browser_needs_is_part_of_the_package() -> None:
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["workbench"]
+    room = ROOT / "workbench"
+    listed = {path for pattern in named for path in room.glob(pattern)}
+    there = {path for kind in ("*.js", "*.css", "*.j2", "*.json") for path in room.rglob(kind)}
+    assert there and there <= listed

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from workbench.widgets.stop_button import reached
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -27,6 +29,7 @@ class Job:
             env={**os.environ, "PYTHONPATH": place}, start_new_session=True,
         )  # fmt: skip
         self._news = news
+        reached(self)
         self._thread = threading.Thread(target=self._hear, name="a command's listener", daemon=True)
         self._thread.start()
 

@@ -75,7 +75,7 @@ def svg(width: float, height: float, *parts: str, title: str) -> str:
     """A whole picture, `title` for those who hear it read; it shrinks with its place and never grows beyond `width`."""
     return tag(
         "svg", tag("title", escape(title)), tag("style", STYLE), *parts,
-        xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="img", viewBox=f"0 0 {num(width)} {num(height)}",
+        xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group", viewBox=f"0 0 {num(width)} {num(height)}",
         width=float(width), height=float(height), style="max-width:100%;height:auto",
     )  # fmt: skip
 

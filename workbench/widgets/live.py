@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,9 +16,9 @@ from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError, in_words
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Event, Finished
+from workbench.widgets.stop_button import reached
 
 Result = TypeVar("Result")
-_LIVES: weakref.WeakSet[Live] = weakref.WeakSet()
 
 
 class Asked:
@@ -101,8 +99,7 @@ class Live:
     def of(cls, runner: Runner) -> Live:
         """Who owns `runner`: made for the first who asks for it; the stop button reaches it."""
         if not isinstance(runner.owner, cls):
-            _LIVES.add(cls(runner))
-            hear_stop_button()
+            reached(cls(runner))
         assert isinstance(runner.owner, cls)
         return runner.owner
 
@@ -162,9 +159,12 @@ class Live:
                 self._bell.wait_for(lambda: self._jobs, idle or 0)
                 jobs = [*self._jobs]
                 self._jobs.clear()
-            for job in jobs:
-                job()
-            self._serve()
+            try:
+                for job in jobs:
+                    job()
+                self._serve()
+            except Exception as error:  # of the runner itself: nothing that was asked can go on
+                self._give_up(in_words(error))
 
     def _idle(self) -> float | None:
         """Seconds until there is something to do; None where only the queue can bring it."""
@@ -179,17 +179,12 @@ class Live:
 
     def _serve(self) -> None:
         steps: deque[Event] = deque()
-        try:
-            for asked in self._asked:
-                while asked._coming and asked._began + intake.due(asked._coming[0]) <= self.runner.clock():
-                    request = asked._coming.popleft()
-                    asked._owed += self.runner.submit(request, asked._box, asked._began + request.arrival)
-            if self.runner.busy:
-                self.runner.step(steps)
-        except Exception as error:  # of the runner itself: nothing that was asked can go on
-            for asked in list(self._asked):
-                self._end(asked, in_words(error))
-            return
+        for asked in self._asked:
+            while asked._coming and asked._began + intake.due(asked._coming[0]) <= self.runner.clock():
+                request = asked._coming.popleft()
+                asked._owed += self.runner.submit(request, asked._box, asked._began + request.arrival)
+        if self.runner.busy:
+            self.runner.step(steps)
         for asked in list(self._asked):
             self._deliver(asked, steps)
 
@@ -204,6 +199,14 @@ class Live:
             self._asked.remove(asked)
         asked._tell([*events, *steps], done, refused[0] if refused and asked._lone else "")
 
+    def _give_up(self, error: str) -> None:
+        for asked in list(self._asked):
+            try:
+                self._end(asked, error)
+            except Exception:  # the runner cannot even cancel: who waits is told all the same
+                self._asked.remove(asked)
+                asked._tell([*asked._box], True, error)
+
     def _end(self, asked: Asked, error: str = "") -> None:
         if asked not in self._asked:
             return
@@ -212,17 +215,6 @@ class Live:
             self.runner.cancel(name)
         self._asked.remove(asked)
         asked._tell([*asked._box], True, error)
-
-
-def hear_stop_button() -> None:
-    """Under Jupyter, an interrupt while no cell runs ends what the owners are at. (While one runs it ends the cell, and
-    with it what the cell waits for.) Only where a cell, or a widget's answer, is at it can this be set: who has runners
-    made in another thread calls it before."""
-    ipython = sys.modules.get("IPython")
-    kernel: Any = getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
-    if hasattr(kernel, "saved_sigint_handler"):
-        # What ipykernel puts in force when the cell is over; by itself that ignores interrupts until the next.
-        kernel.saved_sigint_handler = lambda *_: [each.stop() for each in _LIVES]
 
 
 def _answer(answer: Future[Any], work: Callable[[Runner], Any], runner: Runner) -> None:

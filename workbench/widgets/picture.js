@@ -54,6 +54,7 @@ function render({ model, el }) {
   view.addEventListener("focusout", () => tell(null));
   view.addEventListener("click", (event) => pick(event.target));
   view.addEventListener("keydown", (event) => {
+    if (event.shiftKey || event.ctrlKey || event.metaKey || event.altKey) return; // the notebook's own
     if (event.key === "Enter" || event.key === " ") pick(event.target);
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (event.key !== "Enter" && event.key !== " " && !step) return;
@@ -75,6 +76,30 @@ function render({ model, el }) {
   model.on("msg:custom", grow);
   model.on("change:content", draw);
   draw();
+  requestAnimationFrame(() => keepFocus(model, el.closest(".wb")));
   return leave;
+}
+// JupyterLab makes a view anew when what a notebook keeps of it is brought up to date. The keyboard stays where it was,
+// and the kernel knows while it is in a field, whose text would be lost.
+const focused = (globalThis.workbenchFocused ??= new Map());
+function keepFocus(model, root) {
+  const name = model.get("name");
+  if (!root || !name) return;
+  const stops = () => [...root.querySelectorAll("button, input, textarea, select, [tabindex]")];
+  const tell = (typing) => {
+    if (model.get("typing") === typing) return;
+    model.set("typing", typing);
+    model.save_changes();
+  };
+  const before = focused.get(name);
+  if (before !== undefined && document.activeElement === document.body) stops()[before]?.focus({ preventScroll: true });
+  root.addEventListener("focusin", (event) => {
+    focused.set(name, stops().indexOf(event.target));
+    tell(event.target.closest("input, textarea, select, [role=slider]") !== null);
+  });
+  root.addEventListener("focusout", (event) => {
+    if (root.contains(event.relatedTarget)) return;
+    setTimeout(() => root.isConnected && !root.contains(document.activeElement) && (focused.delete(name), tell(false)));
+  });
 }
 export default { render };

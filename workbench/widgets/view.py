@@ -6,6 +6,7 @@ shows, and it is what a test looks at: there is no second drawing.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ import traitlets
 from workbench.widgets.pulse import Pulse
 
 HERE = Path(__file__).parent
+_SHOWN: dict[str, tuple[str, list[View]]] = {}  # by cell: which of its runs, and what that has shown
 
 
 class Picture(anywidget.AnyWidget):
@@ -26,6 +28,8 @@ class Picture(anywidget.AnyWidget):
     _css = HERE / "picture.css"
     content = traitlets.Unicode().tag(sync=True)
     picked = traitlets.Unicode().tag(sync=True)
+    name = traitlets.Unicode().tag(sync=True)  # by which the browser knows it again
+    typing = traitlets.Bool(False).tag(sync=True)  # whether the keyboard is in a field or a slider of this widget
 
 
 class View(ipywidgets.VBox):
@@ -38,9 +42,10 @@ class View(ipywidgets.VBox):
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
-        self.shown = Picture()
+        self.shown = Picture(name=uuid4().hex)
         self.pulse = Pulse(self.redraw)
-        self._display_id, self._displayed = uuid4().hex, False
+        self._display_id, self._displayed, self._owed = uuid4().hex, False, False
+        self.shown.observe(lambda _: self.keep() if self._owed else None, "typing")
         self.add_class("wb")
         self.add_class(f"wb-{type(self).__name__.lower()}")
 
@@ -62,13 +67,17 @@ class View(ipywidgets.VBox):
 
     def keep(self) -> None:
         """What the notebook holds of this widget when it is saved is the present picture; call it when work is done.
-        (The view is made anew, so what has the keyboard's focus loses it: not for every change.)"""
-        if self._displayed:
+        JupyterLab makes the view anew then: while somebody types in it, or has a slider, it waits until they leave."""
+        self._owed = self.shown.typing
+        if self._displayed and not self._owed:
             _publish(self._bundle(), self._display_id, update=True)
 
     def close(self) -> None:
+        """Nothing of it is left: neither its controls nor, where it has some, its work."""
         if hasattr(self, "pulse"):  # one that was refused at birth has none, and is closed all the same
             self.pulse.stop()
+        for child in self.children:
+            _close(child)
         super().close()
 
     def _bundle(self) -> dict[str, Any]:
@@ -82,10 +91,32 @@ class View(ipywidgets.VBox):
 
     def _ipython_display_(self) -> None:
         self._displayed = True
+        _replace(self)
         _publish(self._bundle(), self._display_id, update=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _close(widget: Any) -> None:
+    """With what is in it; layouts and styles may be others' too."""
+    for child in getattr(widget, "children", ()):
+        _close(child)
+    widget.close()
+
+
+def _replace(view: View) -> None:
+    """Views that this cell has shown when it was run before are closed: nobody sees them any more."""
+    ipython = sys.modules.get("IPython")
+    parent: Any = getattr(ipython.get_ipython() if ipython is not None else None, "parent_header", None) or {}
+    cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")
+    if cell is None:
+        return
+    if _SHOWN.get(cell, (run,))[0] != run:
+        for old in _SHOWN.pop(cell)[1]:
+            if old is not view:
+                old.close()
+    _SHOWN.setdefault(cell, (run, []))[1].append(view)
 
 
 def _publish(bundle: dict[str, Any], display_id: str, update: bool) -> None:

@@ -85,6 +85,11 @@ class Claims(View):
         if self._job is not None:
             self._job.stop()
 
+    def close(self) -> None:
+        if hasattr(self, "_job"):
+            self.stop()
+        super().close()
+
     def _heard(self) -> None:
         job = self._job
         if job is not None and job.code is not None and not self._found:

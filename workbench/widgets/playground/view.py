@@ -37,7 +37,7 @@ class Playground(View):
     def __init__(self, given: Any = None, prompt: str | None = None):
         from workbench.study.experiment import Experiment
         from workbench.widgets.knobs.knobs import Knobs
-        from workbench.widgets.live import hear_stop_button
+        from workbench.widgets.stop_button import hear_stop_button
 
         hear_stop_button()
         self._runners, self._playing = KeptRunners(), None
