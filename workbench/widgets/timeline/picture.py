@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.records.svg import Scale
+from workbench.shown import cut
 from workbench.trace.recorder import row_name
 from workbench.trace.tracks import Moment, Slice, Track, Tracks
 from workbench.widgets import kit
@@ -15,6 +16,7 @@ STEP = 22.0  # of the two bars of a step
 FEW = 64  # rows that are seen at once; of more, those in sight, to be scrolled
 MOST = 512  # rows drawn
 TOKENS = 6.0  # pixels from token to token from which they are drawn
+LONGEST = 22  # letters of a request's name
 DETAILS = 14  # decisions of the chosen request
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
@@ -128,7 +130,7 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
     stop = 0 if number == max(chosen, 0) else -1
     parts.append(
         kit.text(
-            LEFT - 8, y + side - 5, _short(name), text_anchor="end", class_="s b" if number == chosen else "s",
+            LEFT - 8, y + side - 5, cut(name, LONGEST), text_anchor="end", class_="s b" if number == chosen else "s",
             tip=_whole_tip(name, phases), key=f"@{number}", tabindex=stop,
         )  # fmt: skip
     )
@@ -250,9 +252,5 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str]
             parts.append(kit.text(20, y, line, class_="s"))
         y += 12
     return parts, y
-
-
-def _short(name: str, most: int = 22) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
 
 

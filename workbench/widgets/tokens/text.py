@@ -7,6 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from workbench.widgets import kit
+from workbench.widgets.numbers import percent
 
 CLASSES = 10
 HEAVY = [(CLASSES - 1 - n) * 4 // CLASSES for n in range(CLASSES)]  # pixels under a token: the less probable, the more
@@ -55,10 +56,6 @@ def tip(piece: Piece) -> str:
     chance = "" if piece.chance is None else f" · {percent(piece.chance)}"
     lines = [f"{piece.spelling} · id {piece.id}{chance}"]
     return "\n".join([*lines, *(f"{percent(share)} {spelling}" for spelling, share in piece.others)])
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if share >= 0.0001 else "< 0.01 %"
 
 
 def body(
