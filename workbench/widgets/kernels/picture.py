@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.widgets import kit
 from workbench.widgets.kernels import code_lines
-from workbench.widgets.kernels.fused import Marked
+from workbench.widgets.kernels.marked import Marked
 
 MOST = 1500  # lines of a text that are shown
 STYLE = (
