@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +22,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("workbench")
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Notebooks and the browser go first, and so to one worker: they wait half of their time, and nobody is to wait for
+    them at the end."""
+    items.sort(key=lambda item: "lab" not in getattr(item, "fixturenames", ()) and "/notebooks/" not in item.nodeid)

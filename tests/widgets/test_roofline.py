@@ -132,7 +132,8 @@ def test_steps_alike_are_one_point(told: list[tuple[str, int, float, bool]]) -> 
             assert min(counted) <= (point.seconds or 0) <= max(counted)
 
 
-def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_walks_right_with_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))  # where no other test has measured
     runner = load("demo", lane="eager")
     monkeypatch.setattr(study_ceilings, "ceilings_for", lambda *sizes, **_: measured(*sizes))
     view = Roofline(runner)
