@@ -31,9 +31,13 @@ class Progress(tqdm):
 
 def in_notebook() -> bool:
     """Whether this is the kernel of a notebook."""
+    return notebook_kernel() is not None
+
+
+def notebook_kernel() -> Any:
+    """The ipykernel that this process is; None in a terminal."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+    return getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
 
 
 def _display() -> Callable[[str], None]:

@@ -130,6 +130,11 @@ def short(value: object) -> str:
     return str(value)
 
 
+def cut(text: str, most: int) -> str:
+    """`text`, or as much of it as `most` letters hold, the last of which then tells that there was more."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def _cells(row: Sequence[object], first: bool) -> str:
     number = (' class="n"' if isinstance(cell, int | float) and not isinstance(cell, bool) else "" for cell in row)
     cells = [f"<td{n if not first else ''}>{escape(short(cell))}</td>" for cell, n in zip(row, number, strict=True)]
@@ -153,8 +158,7 @@ def _aligned(rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def _line(cell: str) -> str:
-    line = " ".join(cell.split()) if "\n" in cell else cell
-    return line if len(line) <= WIDEST else line[: WIDEST - 1] + "…"
+    return cut(" ".join(cell.split()) if "\n" in cell else cell, WIDEST)
 
 
 def _more(rows: Sequence[object]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ INTEGERS = st.sampled_from(["int8", "int4"])
 
 
 def formats(kinds: st.SearchStrategy = KINDS) -> st.SearchStrategy[LayerFormat]:
-    made = st.fixed_dictionaries(
+    made: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         {
             "keys": kinds,
             "values": kinds,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cache.store import CacheShape, KVStore
+from workbench.cache.store import CacheShape, DenseLayer, KVStore
 
 SHAPES = st.lists(
     st.builds(CacheShape, groups=st.integers(1, 4), dim=st.integers(1, 16), table=st.integers(0, 1)),
@@ -26,10 +26,10 @@ def test_bytes_equal_the_formula(shapes: list[CacheShape], pages: int, size: int
 
 def test_scrub_cleans_one_layer_group_only() -> None:
     store = KVStore([CacheShape(1, 2, 0), CacheShape(1, 2, 1)], (3, 3), 4, torch.float32)
-    for layer in store.layers:
-        layer.keys.fill_(torch.nan)
-        layer.values.fill_(torch.nan)
-    store.scrub(0, [2])
     first, second = store.layers
+    assert isinstance(first, DenseLayer) and isinstance(second, DenseLayer)
+    for pages in (first.keys, first.values, second.keys, second.values):
+        pages.fill_(torch.nan)
+    store.scrub(0, [2])
     assert torch.equal(first.keys[2], torch.zeros(1, 4, 2)) and torch.equal(first.values[2], torch.zeros(1, 4, 2))
     assert first.keys[1].isnan().all() and second.keys[2].isnan().all()

@@ -45,7 +45,7 @@ def rotary(generator: torch.Generator, width: int, dtype: torch.dtype) -> Run:
 
     def run(x: Tensor, lane: Lane) -> Tensor:
         heads = x.view(len(x), -1, 16)
-        return compiled_kernels.rotary(heads, *(each.repeat(len(x), 1) for each in (cos, sin)), lane).flatten(1)
+        return compiled_kernels.rotary(heads, cos.repeat(len(x), 1), sin.repeat(len(x), 1), lane).flatten(1)
 
     return run
 

@@ -174,8 +174,10 @@ def test_a_sink_is_a_key_whose_value_is_zero(lane: Lane, softcap: float) -> None
     capped = softcap * torch.tanh(scores / softcap) if softcap else scores
     weights = torch.cat([capped, sink]).softmax(0)[:-1]
     table, starts, lengths = torch.tensor([[1]]), torch.tensor([0, 1]), torch.tensor([5])
-    pages = (torch.cat([torch.zeros_like(part), part]) for part in (k, v))  # the null page first
-    ours = compiled_kernels.paged_attention(q, *pages, table, starts, lengths, 0.7, Causal(), True, lane, softcap, sink)
+    keys, values = (torch.cat([torch.zeros_like(part), part]) for part in (k, v))  # the null page first
+    ours = compiled_kernels.paged_attention(
+        q, keys, values, table, starts, lengths, 0.7, Causal(), True, lane, softcap, sink
+    )
     close(ours[0, 0], weights @ v[0, 0])
 
 

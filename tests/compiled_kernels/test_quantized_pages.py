@@ -168,7 +168,7 @@ def test_the_mlir_lane_reads_every_e4m3_number(scale: float) -> None:
     table[0, 1] = 1  # the ninth token's recent page: its first place
     lengths = torch.tensor([9], dtype=torch.int32)
     found = quantized_attention(
-        torch.zeros(1, 4, 64), keys, values, *recent, table, table, one, lengths, 1.0, Causal(), Settling(8, 1), True,
-        Lane.MLIR,
+        torch.zeros(1, 4, 64), keys, values, recent[0], recent[1], table, table, one, lengths, 1.0, Causal(),
+        Settling(8, 1), True, Lane.MLIR,
     )  # fmt: skip
     torch.testing.assert_close(found[0], recent[1, 1, :, 0], rtol=1e-6, atol=0)

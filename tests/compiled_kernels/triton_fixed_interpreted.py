@@ -7,6 +7,7 @@ not. Here products are summed over the width step by step, for every element ali
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,13 +56,18 @@ def test_a_row_of_a_product_is_the_same_alone(
     """And near the exact one. A companion that is no number spoils nothing."""
     draw = torch.Generator().manual_seed(seed)
     weight, x = torch.randn(outs, width, generator=draw).to(dtype), torch.randn(rows, width, generator=draw).to(dtype)
-    stored = {0: (weight, None), 8: quantize_int8(weight), 4: quantize_int4(weight, 16)}[bits]
+    dense, weights, scales = weight, weight, None
+    if bits == 8:
+        weights, scales = quantize_int8(weight)
+        dense = dequantize_int8(weights, scales)
+    if bits == 4:
+        weights, scales = quantize_int4(weight, 16)
+        dense = dequantize_int4(weights, scales)
     place %= rows
     if bad is not None:
         x[(place + 1) % rows] = bad
-    together, alone = (run(*products.plan(each, *stored, None)) for each in (x, x[place : place + 1]))
+    together, alone = (run(*products.plan(each, weights, scales, None)) for each in (x, x[place : place + 1]))
     assert torch.equal(together[place : place + 1], alone)
-    dense = {0: lambda: weight, 8: lambda: dequantize_int8(*stored), 4: lambda: dequantize_int4(*stored)}[bits]()
     exact = compiled_kernels.linear(x[place : place + 1].double(), dense.double())
     room = (width**0.5 + 4) * torch.finfo(torch.bfloat16 if dtype != torch.float32 else dtype).eps
     assert (alone.double() - exact).abs().max() <= 4 * room * (1 + exact.abs().max())
@@ -70,7 +76,7 @@ def test_a_row_of_a_product_is_the_same_alone(
 MASKS = st.one_of(st.just(Causal()), st.builds(SlidingWindow, st.integers(1, 40), st.integers(0, 9)))
 
 
-def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: object) -> Tensor:
+def last_of(inputs: tuple, mask: Mask, lengths: list[int], **plan: Any) -> Tensor:
     """What the first sequence's last query reads, as the end of lengths[0] tokens; beside the second's, if asked."""
     q, keys, values, table, _, contexts, scale, _, _, softcap, sink_logits, _ = inputs
     ends = [int(contexts[0]), int(contexts.sum())]

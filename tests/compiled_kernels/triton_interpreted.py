@@ -122,11 +122,11 @@ def test_attention_over_packed_pages_in_any_number_of_parts_is_the_same(data: st
     def ours(*given_, lane):
         if lane is Lane.EAGER:
             return reference.call(*given_, lane=lane)
-        q, *parts = given_
-        keys, values, rest = Packed(*parts[:3]), Packed(*parts[3:6]), parts[6:]
-        *tensors, scale, mask, rule, decode_only, softcap, sink_logits = rest
+        q, *parts = given_[:-6]
+        scale, mask, rule, decode_only, softcap, sink_logits = given_[-6:]
         numbers = rule.group, rule.lag, rule.first, scale, *band(mask, "triton"), decode_only, softcap
-        return run(*packed_attention.plan(q, keys, values, *tensors, *numbers, sink_logits, splits=splits))
+        every: list[Any] = [q, Packed(*parts[:3]), Packed(*parts[3:6]), *parts[6:], *numbers, sink_logits]
+        return run(*packed_attention.plan(*every, splits=splits))
 
     suite = Suite("quantized_attention", reference.inputs, ours, (), reference.terms, reference.exact, reference.scale)
     assert disagreement(suite, case, inputs, Lane.TRITON) is None
@@ -208,15 +208,16 @@ def registered(operator: str) -> tuple[Any, tuple]:
     """The opaque operation and a small case as its schema takes it."""
     suite = SUITES[operator]
     inputs = suite.make(min(suite.cases, key=lambda case: case.work.bytes))
+    arguments = inputs
     if operator == "paged_attention":
         q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, _ = inputs
         seen = band(mask, "triton")
-        inputs = q, keys, values, table, starts, lengths, scale, *seen, decode_only, softcap, sink_logits, False
+        arguments = q, keys, values, table, starts, lengths, scale, *seen, decode_only, softcap, sink_logits, False
     if operator == "quantized_attention":
-        *tensors, scale, mask, rule, decode_only, softcap, sink_logits = inputs
+        scale, mask, rule, decode_only, softcap, sink_logits = inputs[-6:]
         numbers = rule.group, rule.lag, rule.first, scale, *band(mask, "triton"), decode_only, softcap
-        inputs = *tensors, *numbers, sink_logits, False
-    return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, inputs
+        arguments = *inputs[:-6], *numbers, sink_logits, False
+    return getattr(torch.ops.compiled_kernels, f"{operator}_triton").default, arguments
 
 
 def copied(arguments: tuple) -> tuple:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tests.engine.tiny import every_tensor
 from workbench.cache.pages import pages_for
 from workbench.cache.store import KVStore
 from workbench.engine.executors import EagerExecutor, Executor
@@ -26,8 +27,8 @@ def forced(
     """Logits of each step's last row: of every chunk, then of every token after them, one by one."""
     tables, pages = len(model.spec.layer_groups), pages_for(len(ids), size)
     store = KVStore(model.cache_shapes(), (pages,) * tables, size, model.dtype)
-    for layer in store.layers:
-        layer.keys[1:], layer.values[1:] = torch.nan, torch.nan
+    for tensor in every_tensor(store):
+        tensor[1:] = torch.nan
     sequence = Sequence.of(Request("forced", ()), 0)
     sequence.pages = tuple(random.Random(table).sample(range(1, pages + 1), pages) for table in range(tables))
     runs, rows = executor(model, store), []

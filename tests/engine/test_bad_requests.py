@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engine.tiny import CONTEXT, VOCAB, finals, layer, model_of, request, runner_of, spec_of
+from tests.engine.tiny import CONTEXT, VOCAB, every_tensor, finals, layer, model_of, request, runner_of, spec_of
 from workbench.engine import naive
 from workbench.engine.runner import generate
 from workbench.errors import WorkbenchError
@@ -38,16 +38,15 @@ def test_nan_ends_one_request_and_is_scrubbed() -> None:
         if isinstance(event, Finished):
             ends[event.request_id] = event
             if event.request_id == "r1":
-                assert held and all(runner.store.layers[0].keys[page].eq(0).all() for page in held)
+                assert held and all(tensor[list(held)].eq(0).all() for tensor in runner.store.paged(0))
     assert ends["r1"].reason == "error" and ends["r1"].error and len(ends["r1"].token_ids) == 2
     assert {name: ends[name].token_ids for name in ("r0", "r2")} == {name: alone[name] for name in ("r0", "r2")}
 
 
 def test_what_pages_held_before_reaches_nobody() -> None:
     clean, poisoned = runner_of(MODEL, pages=6), runner_of(MODEL, pages=6)
-    for cache in clean.store.layers:
-        cache.keys.zero_()
-        cache.values.zero_()
+    for tensor in every_tensor(clean.store):
+        tensor.zero_()
     done = generate(poisoned, [request("next", 9, 9)])
     assert done["next"].reason == "length"
     assert done["next"].token_ids == finals(clean, [request("next", 9, 9)])["next"]
@@ -65,11 +64,10 @@ def test_a_nan_weight_ends_those_who_meet_it() -> None:
     assert done["bad"].reason == "error"
     assert 7 not in alone["good"] and done["good"].token_ids == alone["good"]
     runner = runner_of(Transformer.from_state(spec, state))
-    for cache in runner.store.layers:
-        cache.keys.zero_()
-        cache.values.zero_()
+    for tensor in every_tensor(runner.store):
+        tensor.zero_()
     assert generate(runner, [bad])["bad"].reason == "error"  # nobody follows who could write over its pages
-    assert not any(cache.keys.isnan().any() or cache.values.isnan().any() for cache in runner.store.layers)
+    assert not any(tensor.isnan().any() for tensor in every_tensor(runner.store))
 
 
 def test_a_step_that_raises_ends_its_requests_only() -> None:

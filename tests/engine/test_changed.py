@@ -16,6 +16,7 @@ from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from workbench.engine.alike import structure
 from workbench.engine.lanes import Lanes
 from workbench.engine.runner import Runner, generate
+from workbench.model.feedforward import GatedFeedForward
 from workbench.model.layers import Attention, Block
 from workbench.model.quantized import WeightFormat
 from workbench.model.spec import ModelSpec
@@ -68,6 +69,7 @@ def windowed(model: Transformer) -> None:
 
 def halved(model: Transformer) -> None:
     block = cast(Block, model.blocks[1])
+    assert isinstance(block.attention, Attention)
     made = Halved(block.attention.spec, model.spec.width, model.lane, model.format)
     made.load_state_dict(block.attention.state_dict())
     block.attention = made.requires_grad_(False)
@@ -83,7 +85,7 @@ def colder(model: Transformer) -> None:
 
 
 def other_weights(model: Transformer) -> None:
-    down = cast(Block, model.blocks[0]).feedforward.down
+    down = cast(GatedFeedForward, cast(Block, model.blocks[0]).feedforward).down
     down.weight = nn.Parameter(-down.weight, requires_grad=False)
 
 

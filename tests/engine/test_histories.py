@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.engine import many_histories
 from tests.engine.history import LAYOUTS, POLICIES, SIZE, STOPS, History
 from workbench.engine.scheduler import Scheduler
+from workbench.request import FinishReason, Sequence
 
 
 class Histories(History, RuleBasedStateMachine):
@@ -58,10 +59,10 @@ def test_many_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     assert many_histories.run(range(60)) == {}
     finish = Scheduler.finish
 
-    def keeps_pages(self, sequence, reason):
+    def keeps_pages(self: Scheduler, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
         """What ends waiting for its followers' prefill keeps a page for ever."""
         for pool, pages in zip(self.pools, sequence.pages, strict=False):
-            if reason == "cancelled" and any(pages):
+            if reason is FinishReason.CANCELLED and any(pages):
                 pool.share([next(page for page in pages if page)])
         return finish(self, sequence, reason)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from workbench.engine import naive
 from workbench.engine.runner import Runner
 from workbench.engine.scheduler import Limits
 from workbench.errors import WorkbenchError
+from workbench.model.layers import Block
 from workbench.model.save import save_folder
 from workbench.model.spec import Attention, LayerKind, ModelSpec
 from workbench.model.transformer import Transformer
@@ -35,7 +37,7 @@ def serving(runner: Runner, tokens: int = 3) -> None:
     box: deque[Event] = deque()
     for i in range(3):
         runner.submit(request(f"r{i}", 7 + 5 * i, 12), box)
-    decoded = dict.fromkeys(("r0", "r1", "r2"), 0)
+    decoded: dict[str, int] = dict.fromkeys(("r0", "r1", "r2"), 0)
     while min(decoded.values()) < tokens:
         runner.step(box)
         while box:
@@ -73,7 +75,7 @@ def test_what_leaves_the_last_block_gives_the_oracles_logits(spec: ModelSpec, pa
     serving(runner, 1)
     name, last = draw.choice(["r0", "r1", "r2"]), len(spec.layers)
     row = runner.served.sequences[name].computed - 1
-    attentions = [kind.attention for kind in spec.layers]
+    attentions = [cast(Attention, kind.attention) for kind in spec.layers]  # `specs` draws no latent ones
     if any(_given_back(a, row, page) for a in attentions):
         with pytest.raises(WorkbenchError, match="cannot be inspected any more"):
             runner.inspect(name)
@@ -113,7 +115,7 @@ def test_quantized_keys_weigh_as_the_cache_reads_them(cache: str | dict) -> None
         runner.step(box)
     found = runner.inspect("a", (-1,), hidden=(0, 1, 2))
     (row,) = found.rows
-    for number, block in enumerate(runner.model.blocks):
+    for number, block in enumerate(cast(list[Block], list(runner.model.blocks))):
         layer = runner.store.layers[number]
         assert isinstance(layer, QuantizedLayer)
         weights = found.weights[number]

@@ -14,6 +14,7 @@ from compiled_kernels import Lane, lane_problems
 from compiled_kernels.remembered import Remembered
 from tests.engine.kinds import dense_models, latent, mixtures
 from tests.engine.tiny import Oracle, model_of, request, runner_of, spec_of, weights_of
+from workbench.cache.store import DenseLayer
 from workbench.engine import naive
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import step_problem
@@ -74,7 +75,8 @@ def test_a_token_of_latent_attention_leaves_one_head(attention: LatentAttention,
     store = runner_of(model).store
     assert store.bytes_per_token == (attention.latent + attention.rope_dim) * dtype.itemsize
     assert store.bytes == store.formula_bytes == store.layers[0].keys.nbytes
-    assert store.layers[0].values.data_ptr() == store.layers[0].keys.data_ptr()
+    (cache,) = store.layers
+    assert isinstance(cache, DenseLayer) and cache.values.data_ptr() == cache.keys.data_ptr()
 
 
 def test_deepseek_v3_leaves_70_272_bytes_a_token() -> None:

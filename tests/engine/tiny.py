@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compiled_kernels import Lane
+from workbench.cache.store import KVStore
 from workbench.engine import naive
 from workbench.engine.runner import Runner, generate
 from workbench.engine.scheduler import Limits
@@ -116,6 +117,11 @@ def request(name: str, prompt: int, most: int, **sampling) -> Request:
     draw = random.Random(name)
     ids = tuple(draw.randrange(VOCAB) for _ in range(prompt))
     return Request(name, ids, SamplingParameters(max_tokens=most, ignore_eos=True, **{"temperature": 0, **sampling}))
+
+
+def every_tensor(store: KVStore) -> list[Tensor]:
+    """All that the pages of a store hold, each once: its first axis is the pages of one table."""
+    return [tensor for table in range(len(store.tables)) for tensor in store.paged(table)]
 
 
 def finals(runner, requests) -> dict[str, tuple[int, ...]]:

@@ -272,8 +272,8 @@ def batches(
     ]
     rows[-1] |= {"tpot_s_p50": tpot[1], "ttft_s_p50": ttft, "ttft_s_p99": 2.0}
     other = {"e2el_s_p50": 1.0, "ttft_s_p50": 1.0, "ttft_s_p99": 2.0}
-    rates = {"static": static, "padded": padded}
-    return [*rows, *({"variant": name, "output_tokens_per_s": rate, **other} for name, rate in rates.items())]
+    others = {"static": static, "padded": padded}
+    return [*rows, *({"variant": name, "output_tokens_per_s": rate, **other} for name, rate in others.items())]
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def filtered(sampling: SamplingParameters, output: tuple[int, ...]) -> torch.Ten
     for rule in pipeline(sampling):
         row = rule(row, [History(PROMPT, output)])
     for part in sampling.filters:
-        row[:, part.arguments["token"]] = -torch.inf
+        row[:, int(part.arguments["token"])] = -torch.inf
     return row[0].double().softmax(-1)
 
 

@@ -30,7 +30,7 @@ def test_the_name_stands_at_its_distance_and_at_the_end() -> None:
             at = first - snippet.distance
             assert ids[at : at + len(name)] == name
             assert f"self{TOKENIZER.decode(name)} = 7\n" in TOKENIZER.decode(ids)
-    distances = [snippet.distance for snippet in SNIPPETS if snippet.depth is not None and snippet.name == 0]
+    distances = [each.distance for each in SNIPPETS if each.distance is not None and each.name == 0]
     assert distances == sorted(distances, reverse=True) and distances[0] > 300 and distances[-1] < 40
 
 

@@ -26,7 +26,9 @@ KEPT = "the budget is kept at every step, in tokens, pages and bytes; all pages 
 
 def breaks(law: str, policy: dict, examples: int = 2) -> bool:
     """Whether the kit's verdict on this law is that it is broken."""
-    check = functools.partial(evict_laws.LAWS[law], evict_from(policy))
+    evict = evict_from(policy)
+    assert evict is not None
+    check = functools.partial(evict_laws.LAWS[law], evict)
     return not held(law, check, examples, evict_laws.evict_scenes()).ok
 
 

@@ -134,9 +134,10 @@ def test_a_job_that_fails_ends_what_was_asked_and_the_next_is_served(runner: Run
         time.sleep(0.05)
     finally:
         runner.clock = clock
+    with pytest.raises(WorkbenchError, match="no clock"):
+        list(asked)
     again = Live.of(runner).ask("class A:", max_tokens=3)
     assert again.wait(60) and finished(again.events).reason == "length"
-    asked.stop()
 
 
 def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

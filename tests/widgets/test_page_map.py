@@ -26,7 +26,8 @@ from workbench.widgets.pages.cells import letters
 from workbench.widgets.pages.log import PageLog
 from workbench.widgets.pages.picture import LAYOUTS as ARRANGED
 from workbench.widgets.pages.picture import page_map
-from workbench.widgets.pages.snapshot import Snapshot, plain_panels, snapshot
+from workbench.widgets.pages.snapshot import Snapshot
+from workbench.widgets.pages.taking import plain_panels, snapshot
 
 SVG = "{http://www.w3.org/2000/svg}"
 

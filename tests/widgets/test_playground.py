@@ -41,7 +41,7 @@ def play(demo: Runner) -> Iterator[Playground]:
 
 def texts(picture: str) -> str:
     """What is read in the picture of a text: its pieces, without the prompt and the legend."""
-    (inside,) = re.findall(r'<span data-grows="s0">(.*?)</span>(.*?)</div>', picture, re.S)
+    (inside,) = re.findall(r'<span data-grows="s0">(.*?)</span>(.*?)</pre>', picture, re.S)
     return html.unescape(re.sub(r"<[^>]*>", "", "".join(inside)))
 
 

@@ -44,7 +44,7 @@ def test_the_pieces_of_both_are_the_text(view: TokenView, text: str) -> None:
 @example("<script>x</script>")
 def test_what_is_drawn_is_each_piece_or_its_bytes(view: TokenView, text: str) -> None:
     view.text = text
-    for place, drawn in enumerate(re.findall(r'<div class="wb-side".*?</div>', view.picture(), re.S)):
+    for place, drawn in enumerate(re.findall(r'<pre class="wb-side".*?</pre>', view.picture(), re.S)):
         pieces = re.findall(r"<b [^>]*>(<u>|<span>)(.*?)</(?:u|span)><i>(\d+)</i></b>", drawn, re.S)
         cuts = view.sides[place].cuts
         assert [int(number) for _, _, number in pieces] == [cut.id for cut in cuts]

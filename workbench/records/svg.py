@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from workbench.shown import cut
+
 WIDTH, HEIGHT = 480, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
 COLOURS = 7  # classes s0 to s6, defined by the page
@@ -231,8 +233,12 @@ def _picture(height: float, title: str, parts: Sequence[str]) -> str:
 
 
 def _short(name: str, pixels: float) -> str:
-    most = max(3, int(pixels / LETTER))
-    return escape(name if len(name) <= most else name[: most - 1] + "…")
+    return escape(fitted(name, pixels))
+
+
+def fitted(name: str, pixels: float) -> str:
+    """As much of `name` as there is room for at size 11, but three letters."""
+    return cut(name, max(3, int(pixels / LETTER)))
 
 
 def number(value: float) -> str:

@@ -15,6 +15,12 @@ from workbench.widgets.stop_button import reached
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def surroundings() -> dict[str, str]:
+    """The environment of a process that is to find this workbench."""
+    place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": place}
+
+
 class Job:
     """`workbench` with `words`. `said` grows line by line; `news` is called, in another thread, with each line and at
     the end, when `code` is no longer None (below 0: it was stopped) and `out` is whole."""
@@ -23,10 +29,9 @@ class Job:
         self.said: list[str] = []
         self.code: int | None = None
         self.out = ""
-        place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "workbench", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": place}, start_new_session=True,
+            env=surroundings(), start_new_session=True,
         )  # fmt: skip
         self._news = news
         reached(self)

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable
 from html import escape
 
-from workbench.pixels import CIVIDIS
+import numpy as np
+
+from workbench.pixels import coloured
 
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 
@@ -63,6 +65,12 @@ def path(points: Iterable[tuple[float, float]], **attributes: object) -> str:
     return tag("polyline", **{"class_": "line", "points": told, **_live(attributes)})
 
 
+def diamond(x: float, y: float, wide: float = 5, high: float = 5, **attributes: object) -> str:
+    """Around x, y; `wide` and `high` are from there to its corners."""
+    corners = ((x, y - high), (x + wide, y), (x, y + high), (x - wide, y), (x, y - high))
+    return path(corners, **attributes)
+
+
 def text(x: float, y: float, told: str, **attributes: object) -> str:
     return tag("text", escape(told), x=float(x), y=float(y), **_live(attributes))
 
@@ -87,13 +95,7 @@ def html(*parts: str) -> str:
 
 def shade(share: float) -> str:
     """The colour of an amount between 0 and 1, dark to light; what is not a number is grey."""
-    if share != share:
-        return "#808080"
-    place = min(max(share, 0.0), 1.0) * (len(CIVIDIS) - 1)
-    below = min(int(place), len(CIVIDIS) - 2)
-    part = place - below
-    mixed = (round(a + (b - a) * part) for a, b in zip(CIVIDIS[below], CIVIDIS[below + 1], strict=True))
-    return "#" + "".join(f"{each:02x}" for each in mixed)
+    return "#" + coloured(np.array([[share]])).tobytes().hex()
 
 
 def ink(share: float) -> str:

@@ -9,72 +9,31 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from workbench.engine import intake
 from workbench.engine.runner import Runner
-from workbench.errors import WorkbenchError, in_words
+from workbench.errors import in_words
 from workbench.request import FinishReason, Request
 from workbench.trace.events import Event, Finished
+from workbench.widgets.asked import Asked
 from workbench.widgets.stop_button import reached
 
 Result = TypeVar("Result")
 
 
-class Asked:
-    """What was asked together. `events` grows while it is served, its steps' included; iterating waits for what comes,
-    and leaving the loop early (an error, the stop button) ends the requests."""
+@dataclass(eq=False)
+class _Serving:
+    """What the owner's thread alone knows of what was asked: requests still to be submitted, since when, where events
+    arrive, and how many ends are to come; `lone` if it was one text."""
 
-    def __init__(self, live: Live, requests: list[Request], lone: bool):
-        self.events: list[Event] = []
-        self.error = ""  # why it ended, where that was no end of a request
-        self._live, self._lone = live, lone
-        self._news, self._done = threading.Condition(), False
-        # Of the owner's thread alone: what is still to be submitted, since when, where events arrive, ends to come.
-        self._coming = deque(sorted(requests, key=intake.due))
-        self._began, self._box, self._owed = 0.0, deque[Event](), 0
-
-    @property
-    def done(self) -> bool:
-        return self._done
-
-    def stop(self) -> None:
-        """End the requests soon, wherever they are; each is told as Finished, cancelled. Nothing where all is done."""
-        if not self._done:  # widgets are closed when Python ends, and then no thread can be begun
-            self._live._put(lambda: self._live._end(self))
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Until all is done, or so many seconds: whether it is. The stop button ends the requests."""
-        try:
-            with self._news:
-                return self._news.wait_for(lambda: self._done, seconds)
-        except KeyboardInterrupt:
-            self.stop()
-            raise
-
-    def __iter__(self) -> Iterator[Event]:
-        place = 0
-        try:
-            while True:
-                with self._news:
-                    while not self._done and len(self.events) == place:
-                        self._news.wait()
-                    fresh, done = self.events[place:], self._done
-                yield from fresh
-                place += len(fresh)
-                if done and place == len(self.events):
-                    break
-        finally:
-            self.stop()
-        if self.error:
-            raise WorkbenchError(self.error)
-
-    def _tell(self, events: list[Event], done: bool = False, error: str = "") -> None:
-        with self._news:
-            self.events += events
-            self.error = self.error or error
-            self._done = self._done or done
-            self._news.notify_all()
+    asked: Asked
+    coming: deque[Request]
+    lone: bool
+    began: float = 0.0
+    box: deque[Event] = field(default_factory=deque)
+    owed: int = 0
 
 
 class Live:
@@ -89,7 +48,7 @@ class Live:
         self._bell = threading.Condition()  # guards the two below
         self._jobs: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
-        self._asked: list[Asked] = []  # of the owner's thread alone
+        self._serving: list[_Serving] = []  # of the owner's thread alone
         heard = runner.instruments.listener
         self._listeners = [heard] if heard is not None else []
         runner.instruments.listener = self._heard
@@ -111,8 +70,10 @@ class Live:
 
     def ask(self, requests: intake.Asked, **sampling: object) -> Asked:
         """Have `requests` served, as in `Runner.stream`, and return at once."""
-        asked = Asked(self, self.runner.read(requests, sampling), isinstance(requests, str))
-        self._put(lambda: self._begin(asked))
+        coming = deque(sorted(self.runner.read(requests, sampling), key=intake.due))
+        asked = Asked(lambda: self._put(lambda: self._end(serving)))
+        serving = _Serving(asked, coming, isinstance(requests, str))
+        self._put(lambda: self._begin(serving))
         return asked
 
     def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]:
@@ -126,7 +87,7 @@ class Live:
 
     def stop(self) -> None:
         """End everything that was asked, soon."""
-        self._put(lambda: [self._end(asked) for asked in list(self._asked)])
+        self._put(lambda: [self._end(serving) for serving in list(self._serving)])
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """`listener` hears every event of the runner, in the owner's thread, where time is measured: it should only
@@ -168,53 +129,53 @@ class Live:
 
     def _idle(self) -> float | None:
         """Seconds until there is something to do; None where only the queue can bring it."""
-        if any(asked._owed for asked in self._asked):
+        if any(each.owed for each in self._serving):
             return 0
-        coming = [asked._began + intake.due(asked._coming[0]) for asked in self._asked if asked._coming]
+        coming = [each.began + intake.due(each.coming[0]) for each in self._serving if each.coming]
         return max(0.0, min(coming) - self.runner.clock()) if coming else None
 
-    def _begin(self, asked: Asked) -> None:
-        asked._began = self.runner.clock()
-        self._asked.append(asked)
+    def _begin(self, each: _Serving) -> None:
+        self._serving.append(each)
+        each.began = self.runner.clock()
 
     def _serve(self) -> None:
         steps: deque[Event] = deque()
-        for asked in self._asked:
-            while asked._coming and asked._began + intake.due(asked._coming[0]) <= self.runner.clock():
-                request = asked._coming.popleft()
-                asked._owed += self.runner.submit(request, asked._box, asked._began + request.arrival)
+        for each in self._serving:
+            while each.coming and each.began + intake.due(each.coming[0]) <= self.runner.clock():
+                request = each.coming.popleft()
+                each.owed += self.runner.submit(request, each.box, each.began + request.arrival)
         if self.runner.busy:
             self.runner.step(steps)
-        for asked in list(self._asked):
-            self._deliver(asked, steps)
+        for each in list(self._serving):
+            self._deliver(each, steps)
 
-    def _deliver(self, asked: Asked, steps: deque[Event]) -> None:
-        events = [*asked._box]
-        asked._box.clear()
+    def _deliver(self, each: _Serving, steps: deque[Event]) -> None:
+        events = [*each.box]
+        each.box.clear()
         ends = [event for event in events if isinstance(event, Finished)]
-        asked._owed -= len(ends)
+        each.owed -= len(ends)
         refused = [end.error for end in ends if end.reason == FinishReason.REFUSED]
-        done = not asked._owed and not asked._coming
+        done = not each.owed and not each.coming
         if done:
-            self._asked.remove(asked)
-        asked._tell([*events, *steps], done, refused[0] if refused and asked._lone else "")
+            self._serving.remove(each)
+        each.asked.tell([*events, *steps], done, refused[0] if refused and each.lone else "")
 
     def _give_up(self, error: str) -> None:
-        for asked in list(self._asked):
+        for each in list(self._serving):
             try:
-                self._end(asked, error)
+                self._end(each, error)
             except Exception:  # the runner cannot even cancel: who waits is told all the same
-                self._asked.remove(asked)
-                asked._tell([*asked._box], True, error)
+                self._serving.remove(each)
+                each.asked.tell([*each.box], True, error)
 
-    def _end(self, asked: Asked, error: str = "") -> None:
-        if asked not in self._asked:
+    def _end(self, each: _Serving, error: str = "") -> None:
+        if each not in self._serving:
             return
-        asked._coming.clear()
-        for name in self.runner.served.of(asked._box):
+        each.coming.clear()
+        for name in self.runner.served.of(each.box):
             self.runner.cancel(name)
-        self._asked.remove(asked)
-        asked._tell([*asked._box], True, error)
+        self._serving.remove(each)
+        each.asked.tell([*each.box], True, error)
 
 
 def _answer(answer: Future[Any], work: Callable[[Runner], Any], runner: Runner) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from typing import Any, Protocol
+from typing import Protocol
+
+from workbench.progress import notebook_kernel
 
 
 class Stoppable(Protocol):
@@ -23,8 +24,7 @@ def reached(each: Stoppable) -> None:
 def hear_stop_button() -> None:
     """While a cell runs, the button ends the cell, and with it what the cell waits for. That it is heard otherwise can
     only be set where a cell, or a widget's answer, is at it: who begins work in another thread calls this before."""
-    ipython = sys.modules.get("IPython")
-    kernel: Any = getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
+    kernel = notebook_kernel()
     if hasattr(kernel, "saved_sigint_handler"):
         # What ipykernel puts in force when the cell is over; by itself that ignores interrupts until the next.
         kernel.saved_sigint_handler = lambda *_: [each.stop() for each in tuple(_GOING)]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from workbench.records.comparison import Comparison, Row
 from workbench.records.measures import directed, direction
 from workbench.records.pictures import sureness
-from workbench.records.svg import Axis, Scale, number
+from workbench.records.svg import LETTER, Axis, Scale, fitted, number
 from workbench.study.labels import place
 from workbench.widgets import kit
 
-WIDTH, LETTER, LINE = 760, 6.2, 22
+WIDTH, LINE = 760, 22
 LABEL, NUMBERS = 300, 190  # pixels at most for a run's label, and for the ratio in figures
 PLOT = (74, 16, 520, 300)  # left, top, right and bottom of the plot of two measures
 BETTER = {"min": "less is better", "max": "more is better"}
@@ -22,7 +22,7 @@ def ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
     """A panel a measure, a line a run: its ratio to the baseline with its interval, and what that says."""
     rows = [row for row in comparison.rows if not measures or row.measure in measures]
     left = min(LABEL, max((LETTER * len(row.label) for row in rows), default=0)) + 18
-    parts = [kit.text(4, 16, _cut(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
+    parts = [kit.text(4, 16, fitted(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
     parts.append(kit.text(4, 33, sureness(comparison), class_="faint"))
     top = 44.0
     for name in dict.fromkeys(row.measure for row in rows):
@@ -48,7 +48,7 @@ def _panel(name: str, rows: Sequence[Row], left: float, top: float) -> Iterator[
         yield kit.text(across(tick), bottom + 11, f"{tick:.3g}", class_="faint", text_anchor="middle", font_size=10)
     for index, row in enumerate(rows):
         y = top + 26 + LINE * index + LINE / 2
-        yield kit.text(4, y + 4, _cut(row.label, left - 12), tip=row.label)
+        yield kit.text(4, y + 4, fitted(row.label, left - 12), tip=row.label)
         if row.ratio is None:
             yield kit.text(left, y + 4, f"difference {row.difference:+.4g}; no ratio of values at or below 0")
             continue
@@ -135,12 +135,7 @@ def _axis(name: str, way: str) -> str:
 
 
 def _name(row: dict[str, object]) -> str:
-    return _cut(str(row["label"]), 36 * LETTER)
-
-
-def _cut(told: str, pixels: float) -> str:
-    most = max(3, int(pixels / LETTER))
-    return told if len(told) <= most else told[: most - 1] + "…"
+    return fitted(str(row["label"]), 36 * LETTER)
 
 
 def _told(row: Row) -> str:

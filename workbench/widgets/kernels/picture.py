@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.widgets import kit
 from workbench.widgets.kernels import code_lines
-from workbench.widgets.kernels.fused import Marked
+from workbench.widgets.kernels.marked import Marked
 
 MOST = 1500  # lines of a text that are shown
 STYLE = (
@@ -20,8 +20,8 @@ STYLE = (
     ".wb-kernel .stage{display:inline-block;padding:1px 6px;margin:1px 3px 1px 0;border:1px solid currentColor;"
     "border-radius:3px;cursor:pointer}.wb-kernel .now{font-weight:bold;border-width:2px}"
     ".wb-kernel .right{text-align:right}"
-    ".wb-code{max-height:420px;overflow:auto;border:1px solid var(--jp-border-color1,#bdbdbd);margin:6px 0;"
-    "padding:4px 0;white-space:pre;color:inherit;background:inherit;"
+    ".wb-kernel pre.wb-code{max-height:420px;overflow:auto;border:1px solid var(--jp-border-color1,#bdbdbd);"
+    "margin:6px 0;padding:4px 0;white-space:pre;word-break:normal;color:inherit;background:inherit;"
     "font:12px/1.35 var(--jp-code-font-family,ui-monospace,monospace)}.wb-code b{font-weight:normal}"
     ".wb-code .g,.wb-code .l{user-select:none}"
     ".wb-code .g{display:inline-block;height:1.35em;vertical-align:bottom;width:2.4em;padding-left:.3em;"
@@ -106,7 +106,8 @@ def _code(shown: Shown) -> str:
     label = escape(f"{shown.stage} of {shown.lane}")
     body = "\n".join(lines)
     note = f'<div class="faint">{escape(shown.note)}</div>' if shown.note else ""
-    return f'{note}<div class="wb-code" data-scroll tabindex="0" role="region" aria-label="{label}">{body}{cut}</div>'
+    # A `pre`: elsewhere exports make one space of an indentation.
+    return f'{note}<pre class="wb-code" data-scroll tabindex="0" role="region" aria-label="{label}">{body}{cut}</pre>'
 
 
 def _times(shown: Shown) -> str:

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-
-ROOT = Path(__file__).resolve().parents[3]
+from workbench.widgets.job import surroundings
 
 
 class Timing:
@@ -27,11 +25,10 @@ class Timing:
         self.error = ""
         self._stopped, self._told = False, told
         job = {"operator": operator, "case": case, "lanes": list(lanes), "seconds": seconds, "ceilings": ceilings}
-        place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "workbench.widgets.kernels.timing", json.dumps(job)]
         self._process = subprocess.Popen(
             command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": place},
+            env=surroundings(),
         )  # fmt: skip
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

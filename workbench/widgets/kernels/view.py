@@ -12,7 +12,8 @@ import traitlets
 
 from workbench.widgets.kernels import picture as kernel_picture
 from workbench.widgets.kernels import stages as kernel_stages
-from workbench.widgets.kernels.fused import Marked, marked, summary
+from workbench.widgets.kernels.fused import marked, summary
+from workbench.widgets.kernels.marked import Marked
 from workbench.widgets.kernels.timing import Timing
 from workbench.widgets.view import View
 

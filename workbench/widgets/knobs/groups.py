@@ -9,6 +9,7 @@ from typing import Any
 import ipywidgets
 
 from workbench.errors import WorkbenchError
+from workbench.shown import cut
 from workbench.widgets.knobs.leaves import Knob, Unreadable
 from workbench.widgets.knobs.values import spoken
 
@@ -45,7 +46,7 @@ class Group:
         for name, knob in self.fields.items():
             if name in value:
                 if not knob.takes(value[name]):
-                    raise WorkbenchError(f"{name}: there is no control for {_short(value[name])} here")
+                    raise WorkbenchError(f"{name}: there is no control for {cut(spoken(value[name]), 60)} here")
                 knob.write(value[name])
 
     def takes(self, value: Any) -> bool:
@@ -76,8 +77,3 @@ class Group:
         for name, knob in self.fields.items():
             cells.append(ipywidgets.VBox([knob.widget, told[name]]) if name in told else knob.widget)
         self._cells.children = cells
-
-
-def _short(value: Any) -> str:
-    text = spoken(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
+from workbench.shown import cut
 from workbench.widgets import kit
 from workbench.widgets.pages.snapshot import Snapshot
 
 MOST_NAMED = 6  # of a page's sequences; of the others the letters
+LONGEST = 24  # letters of a name in a tip
 
 
 def letters(number: int) -> str:
@@ -21,10 +23,6 @@ def letters(number: int) -> str:
     return told
 
 
-def short(name: str, most: int = 24) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-
 class Cells:
     """The pages of one panel of a snapshot, put where they are wanted; `markup` is all that was put."""
 
@@ -32,7 +30,8 @@ class Cells:
         self.seen, self.panel, self.about = seen, panel, seen.panels[panel]
         self._numbers = [numbers[owner.name] for owner in seen.owners]
         self._letters = [letters(number) for number in self._numbers]
-        self._told = [escape(f"{a} {short(owner.name)}") for a, owner in zip(self._letters, seen.owners, strict=True)]
+        names = [escape(cut(owner.name, LONGEST)) for owner in seen.owners]
+        self._told = [f"{letter} {name}" for letter, name in zip(self._letters, names, strict=True)]
         self._chosen = next((n for n, owner in enumerate(seen.owners) if owner.name == chosen), None)
         self._references = seen.references[panel].tolist()
         self._kept = seen.kept[panel].tolist()
@@ -95,7 +94,7 @@ class Cells:
                          for panel, pages in zip(self.seen.panels, owner.pages, strict=True))  # fmt: skip
         dim = " dm" if self._chosen is not None and number != self._chosen else ""
         room = max(4, int((wide - 40) / 6.6))
-        told = short(owner.name, room - (0 if owner.running else 8)) + ("" if owner.running else " (waits)")
+        told = cut(owner.name, room - (0 if owner.running else 8)) + ("" if owner.running else " (waits)")
         return kit.group(
             f'<rect class="c{colour}" x="{x:g}" y="{y - 11:g}" width="26" height="14"/>',
             f'<g class="n"><text class="n{colour}" x="{x + 13:g}" y="{y:g}">{self._letters[number]}</text></g>',

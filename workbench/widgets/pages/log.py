@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.trace.events import Event, Formed, Stepped
-from workbench.widgets.pages.snapshot import Panel, Snapshot, snapshot
+from workbench.widgets.pages.snapshot import Panel, Snapshot
+from workbench.widgets.pages.taking import snapshot
 
 MOST = 1024  # snapshots kept; beyond them every second one of the older half is let go
 

@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,111 +106,3 @@ class Snapshot:
             first[mine], tokens[mine] = number, np.maximum(tokens[mine], filled[here])
             owners[mine] += 1
         return Census(first, owners, tokens)
-
-
-def snapshot(
-    scheduler: Any,
-    panels: tuple[Panel, ...],
-    ends: Mapping[str, int] | None = None,
-    before: Snapshot | None = None,
-) -> Snapshot:
-    """What `scheduler` (`engine.scheduler.Scheduler`) has given to whom, between two steps. `ends` are, where a step
-    was just planned, the positions up to which it computes each sequence. What has not changed since the snapshot
-    `before` is not kept twice."""
-    holdings = scheduler.holdings
-    known = {owner.name: owner for owner in before.owners} if before is not None else {}
-    running = set(scheduler.running)
-    owners, after, earlier = [], [], []
-    everybody = [*scheduler.running, *scheduler.waiting]
-    for sequence in everybody:
-        saved = sequence.saved or holdings.host.loaded.get(sequence.order)
-        lists = [*sequence.pages, *(saved.places if saved is not None else ())]
-        if not any(lists):
-            continue
-        end = (ends or {}).get(sequence.request_id, sequence.computed)
-        there = saved.computed - saved.evicted if saved is not None else 0
-        tables = holdings.tables
-        host = [table.settled(there) for table in tables] if len(panels) > len(tables) else []
-        after.append([table.settled(end - sequence.evicted) for table in tables] + host)
-        earlier.append([table.settled(sequence.held) for table in tables] + host)
-        lists += [[] for _ in range(len(panels) - len(lists))]
-        owners.append(_owner(sequence.request_id, sequence in running, lists, known.get(sequence.request_id)))
-    for order in holdings.host.loaded.keys() - {sequence.order for sequence in everybody}:
-        saved = holdings.host.loaded[order]  # it ended before its pages were back: the places are given up soon
-        lists = [[] for _ in holdings.pools] + list(saved.places)
-        owners.append(_owner(f"(ended {order})", False, lists, None))
-        after.append([0] * len(panels))
-        earlier.append([0] * len(panels))
-    references, kept = _counted(holdings, before)
-    step = scheduler.steps if ends is None else scheduler.steps - 1
-    shape = (len(owners), len(panels))
-    tokens, held = (np.array(each, np.int32).reshape(shape) for each in (after, earlier))
-    return Snapshot(step, ends is None, panels, tuple(owners), tokens, held, references, kept)
-
-
-def plain_panels(holdings: Any) -> tuple[Panel, ...]:
-    """The panels of `cache.holdings.Holdings` of which nothing more is known than its tables."""
-    tables = [Panel(f"table {t}", pool.pages, pool.page_size) for t, pool in enumerate(holdings.pools)]
-    rooms = [
-        Panel(f"host, of table {t}", room.pages, room.page_size, True) for t, room in enumerate(holdings.host.rooms)
-    ]
-    return (*tables, *rooms)
-
-
-def panels_of(runner: Any) -> tuple[Panel, ...]:
-    """The panels of a runner's cache: what each table holds, of which layers, in what format."""
-    store, titles = runner.store, {}
-    for number, table in enumerate(store.tables):
-        shape = store.shapes[table.layers[0]]
-        told = [f"table {number}", f"layers {_ranges(table.layers)}"]
-        if not shape.format.packed:
-            told.append("latent rows" if shape.shared is not None else str(store.dtype).removeprefix("torch."))
-        else:
-            packed = number == shape.table
-            told.append(f"quantized: {shape.format}" if packed else "residual, in full precision: not quantized yet")
-        if shape.window is not None:
-            told.append(f"window {shape.window}" + (f", {shape.sinks} sinks" if shape.sinks else ""))
-        titles[number] = " · ".join(told)
-    return tuple(
-        replace(panel, title=panel.title if panel.host else titles[number])
-        for number, panel in enumerate(plain_panels(runner.cache.holdings))
-    )
-
-
-def _owner(name: str, running: bool, lists: Sequence[Sequence[int]], known: Owner | None) -> Owner:
-    pages = tuple(map(tuple, lists))
-    same = known is not None and (known.running, known.pages) == (running, pages)
-    return known if known is not None and same else Owner(name, running, pages)
-
-
-def _counted(holdings: Any, before: Snapshot | None) -> tuple[tuple[Ints, ...], tuple[NDArray[np.bool_], ...]]:
-    references, kept = [], []
-    for number, pool in enumerate((*holdings.pools, *holdings.host.rooms)):
-        counts, marks = pool.counts()
-        counted, marked = np.array(counts, np.int32), np.frombuffer(marks, np.bool_).copy()
-        if number >= len(holdings.pools):  # a room's index has no marks of its own
-            marked[_of_index(holdings, number - len(holdings.pools))] = True
-        if before is not None and np.array_equal(before.references[number], counted):
-            counted = before.references[number]
-        if before is not None and np.array_equal(before.kept[number], marked):
-            marked = before.kept[number]
-        references.append(counted)
-        kept.append(marked)
-    return tuple(references), tuple(kept)
-
-
-def _of_index(holdings: Any, table: int) -> list[int]:
-    """Places on the host of pages that the prefix index laid there, and of those on their way back from there."""
-    fetched = [place for t, place in holdings.host.fetched if t == table]
-    return fetched + (list(holdings.prefix.tree.hosted[table]) if holdings.prefix is not None else [])
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0-3, 5, 7-8"""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

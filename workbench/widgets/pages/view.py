@@ -12,7 +12,8 @@ import traitlets
 from workbench.errors import WorkbenchError
 from workbench.widgets.pages.log import PageLog, listener
 from workbench.widgets.pages.picture import LAYOUTS, page_map
-from workbench.widgets.pages.snapshot import Snapshot, panels_of, snapshot
+from workbench.widgets.pages.snapshot import Snapshot
+from workbench.widgets.pages.taking import panels_of, snapshot
 from workbench.widgets.view import View
 
 

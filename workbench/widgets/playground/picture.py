@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from workbench.widgets import kit
+from workbench.widgets.numbers import seconds
 from workbench.widgets.playground.played import Played
 from workbench.widgets.tokens.text import body, legend
 
@@ -51,12 +52,6 @@ def figures(played: Played) -> str:
 def words(played: Played, prompt: str) -> str:
     pieces = dict(played.pieces)  # which another thread may be adding to
     return body(prompt, pieces, dict(played.rest), dict(played.ends)) + legend(pieces.values())
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
 def size(count: int) -> str:

@@ -9,6 +9,7 @@ from itertools import chain
 
 from workbench.records.svg import LETTER, Axis, Scale, number
 from workbench.widgets import kit
+from workbench.widgets.numbers import percent, seconds
 from workbench.widgets.roofline.values import Point, Roof, Roofs
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 780, 420, 64, 16, 16, 44
@@ -54,20 +55,11 @@ def table(points: Sequence[Point], chosen: int | None = None) -> str:
     return f"<table style='border-spacing:10px 1px'><tr>{told}</tr>{rows}</table>"
 
 
-def told_seconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
-
-
 def _row(point: Point, place: int, chosen: bool) -> str:
-    share = f"{100 * point.predicted / point.seconds:.3g} %" if point.predicted and point.seconds else "–"
+    share = percent(point.predicted / point.seconds) if point.predicted and point.seconds else "–"
     cells = (
         number(point.flops), number(point.bytes), number(point.intensity) if point.bytes else "–",
-        told_seconds(point.predicted), told_seconds(point.seconds), share, point.bound.name if point.bound else "–",
+        seconds(point.predicted), seconds(point.seconds), share, point.bound.name if point.bound else "–",
     )  # fmt: skip
     name = f"▸ <b>{escape(point.name)}</b>" if chosen else escape(point.name)
     told = "".join(f"<td style='text-align:right;white-space:nowrap'>{escape(cell)}</td>" for cell in cells)
@@ -157,7 +149,7 @@ def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 def _numbers(point: Point) -> str:
     told = f"{point.name}: {number(point.flops)} FLOPs, {number(point.bytes)} bytes, {point.intensity:.3g} a byte"
     if point.seconds:
-        told += f"; measured {told_seconds(point.seconds)}, {number(point.flops / point.seconds)}FLOP/s"
+        told += f"; measured {seconds(point.seconds)}, {number(point.flops / point.seconds)}FLOP/s"
     if point.predicted and point.bound:
-        told += f"; predicted {told_seconds(point.predicted)}, {point.bound.name} binds"
+        told += f"; predicted {seconds(point.predicted)}, {point.bound.name} binds"
     return f"{told}. {point.note}".strip()

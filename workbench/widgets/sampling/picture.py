@@ -129,8 +129,7 @@ def _tokens(candidates: Sequence[Candidate], draws: int, top: float) -> list[str
             inner.append(kit.rect(LEFT, y + 6, scale * each.after, 7, class_="c0"))
         if draws and each.drawn:
             x, middle = LEFT + scale * each.drawn / draws, y + 9.5
-            ends = ((x, middle - 5), (x + 4, middle), (x, middle + 5), (x - 4, middle), (x, middle - 5))
-            inner.append(kit.path(ends, class_="c1 l1"))
+            inner.append(kit.diamond(x, middle, 4, class_="c1 l1"))
         after = f"✕ at {each.fell}" if each.fell else _percent(each.after)
         inner += [
             kit.text(580, y + 14, _percent(each.before), class_="num"),
@@ -150,8 +149,7 @@ def _legend(y: float, draws: int) -> list[str]:
     parts += [kit.rect(LEFT + 80, y - 8, 18, 7, class_="c0"), kit.text(LEFT + 104, y, "after the filters")]
     parts += [kit.rect(LEFT + 216, y - 11, 18, 12, class_="gone"), kit.text(LEFT + 240, y, "fell, at which filter")]
     x = LEFT + 376
-    mark = ((x, y - 10), (x + 4, y - 5), (x, y), (x - 4, y - 5), (x, y - 10))
-    parts += [kit.path(mark, class_="c1 l1"), kit.text(x + 9, y, "drawn")] if draws else []
+    parts += [kit.diamond(x, y - 5, 4, class_="c1 l1"), kit.text(x + 9, y, "drawn")] if draws else []
     return [*parts, kit.text(LEFT + 440, y, "▶ in the text")]
 
 

@@ -100,7 +100,7 @@ def charts(told: Mapping[str, Any]) -> str:
     parts = _bars(left, 40, "acceptance by position in the draft", "c0")
     parts += _bars(right, 420, "share of the checks in which so many stand", "c4")
     legend = f"were each accepted alike, with chance {chance:.0%}"
-    parts += [kit.path(_diamond(50, HEIGHT - 8), class_="l1"), kit.text(60, HEIGHT - 4, legend)]
+    parts += [kit.diamond(50, HEIGHT - 8, class_="l1"), kit.text(60, HEIGHT - 4, legend)]
     return kit.svg(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
 
 
@@ -117,10 +117,6 @@ def _bars(rows: Sequence[tuple[str, float, float | None, str]], x: float, title:
         if len(rows) <= 24 or number % 8 == 0:
             parts.append(kit.text(at + thick / 2, bottom + 13, name, text_anchor="middle"))
         if guess is not None:
-            mark = _diamond(at + thick / 2, bottom - guess * (bottom - top))
-            parts.append(kit.path(mark, class_="l1", stroke_width=2))
+            y = bottom - guess * (bottom - top)
+            parts.append(kit.diamond(at + thick / 2, y, class_="l1", stroke_width=2))
     return parts
-
-
-def _diamond(x: float, y: float) -> list[tuple[float, float]]:
-    return [(x, y - 5), (x + 5, y), (x, y + 5), (x - 5, y), (x, y - 5)]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from workbench.records.svg import Scale
+from workbench.shown import cut
 from workbench.trace.recorder import row_name
-from workbench.trace.tracks import Moment, Slice, Track, Tracks
+from workbench.trace.tracks import Moment, Track, Tracks
 from workbench.widgets import kit
 from workbench.widgets.timeline.bars import Bar, bars, between, near, steps
+from workbench.widgets.timeline.tips import bar_tip, decision, inside, request_tip, step_tip
 
 WIDTH, LEFT, RIGHT = 960.0, 160.0, 24.0
 STEP = 22.0  # of the two bars of a step
 FEW = 64  # rows that are seen at once; of more, those in sight, to be scrolled
 MOST = 512  # rows drawn
 TOKENS = 6.0  # pixels from token to token from which they are drawn
+LONGEST = 22  # letters of a request's name
 DETAILS = 14  # decisions of the chosen request
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
@@ -84,26 +85,12 @@ def _head(tracks: Tracks, across: Scale, low: float, high: float) -> tuple[list[
             kit.line(LEFT, y + STEP, WIDTH - RIGHT, y + STEP, class_="grid"),
         ]
     for bar in seen:
-        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * STEP + 2, class_="hit step", tip=_step_tip(bar)))
+        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * STEP + 2, class_="hit step", tip=step_tip(bar)))
         if len(bar.slices) == 1 and bar.wide > 26:
             told = str(bar.slices[0].args["step"])
             parts.append(kit.text(bar.x + bar.wide / 2, bottom - 1, told, class_="in faint"))
     parts.append(kit.text(LEFT - 8, bottom - 1, "step", class_="s faint", text_anchor="end"))
     return parts, bottom + 6
-
-
-def _step_tip(bar: Bar) -> str:
-    prefill, decode = (sum(step.args[name] for step in bar.slices) for name in ("prefill_tokens", "decode_tokens"))
-    first, last = bar.slices[0], bar.slices[-1]
-    took = f"{(last.end - first.begin) * 1e3:.2f} ms"
-    if len(bar.slices) > 1:
-        told = f"{len(bar.slices)} steps, {first.args['step']} to {last.args['step']}: {took}"
-        return f"{told}\n{prefill} prefill + {decode} decode tokens"
-    args = first.args
-    return (
-        f"step {args['step']}: {first.name}, {took}\n{args['requests']} requests: {prefill} prefill + {decode} decode "
-        f"tokens\n{args['pages_used']} pages used, {args['pages_idle']} idle"
-    )
 
 
 def _in_sight(tracks: Tracks, across: Scale) -> list[int]:
@@ -128,8 +115,8 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
     stop = 0 if number == max(chosen, 0) else -1
     parts.append(
         kit.text(
-            LEFT - 8, y + side - 5, _short(name), text_anchor="end", class_="s b" if number == chosen else "s",
-            tip=_whole_tip(name, phases), key=f"@{number}", tabindex=stop,
+            LEFT - 8, y + side - 5, cut(name, LONGEST), text_anchor="end", class_="s b" if number == chosen else "s",
+            tip=request_tip(name, phases), key=f"@{number}", tabindex=stop,
         )  # fmt: skip
     )
     by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in ("queue", "prefill", "decode")}
@@ -140,11 +127,11 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
     }  # fmt: skip
     for kind, (css, top, tall) in shapes.items():
         for bar in bars(by_kind[kind], across):
-            tip = _bar_tip(name, bar, track)
+            tip = bar_tip(name, bar, track)
             parts.append(kit.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip))
             if kind == "set back":
                 parts.append(kit.tag("path", class_="cross", d=_crosses(bar, top, tall)))
-            told = _label(bar)
+            told = inside(bar)
             if bar.wide > 6 * len(told) + 4 and kind not in ("queue", "prefill"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
                 labels.append(kit.text(bar.x + bar.wide / 2, top + tall / 2 + 3, told, class_=ink))
@@ -164,58 +151,14 @@ def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
 
 def _decisions(track: Track, across: Scale, y: float) -> list[str]:
     return [
-        kit.tag("path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(_told, found)))
+        kit.tag("path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(decision, found)))
         for x, found in near(track.moments, across)
     ]
-
-
-def _told(moment: Moment) -> str:
-    reason = moment.args.get("reason", "")
-    return f"step {moment.args.get('step')}: {reason if reason.startswith(moment.name) else f'{moment.name}: {reason}'}"
-
-
-def _bar_tip(name: str, bar: Bar, track: Track) -> str:
-    each, last = bar.slices[0], bar.slices[-1]
-    took = f"{(last.end - each.begin) * 1e3:.2f} ms"
-    if len(bar.slices) > 1:
-        tokens = sum(s.args.get("tokens", 0) for s in bar.slices)
-        many = f"{len(bar.slices)} × {each.name}"
-        return f"{name}: {many}" + (f" of {tokens} tokens" if tokens else "") + f", {took}"
-    if each.name == "chunk":
-        told = f"{name}: prefill chunk of {each.args['tokens']} tokens, up to token {each.args['computed']}, in step "
-        told += f"{each.args['step']}, {took}"
-        reasons = [m for m in track.moments if m.args.get("step") == each.args["step"]]
-    elif each.name == "set back":
-        told, reasons = f"{name}: set back in step {each.args['step']}, {took}\n{each.args['reason']}", []
-    else:
-        told = f"{name}: {each.name}, {took}"
-        reasons = [m for m in track.moments if each.begin <= m.time <= each.end and each.name == "queue"]
-        if each.name == "decode":
-            told += f", {len(track.token_times)} tokens"
-    return "\n".join([told, *map(_told, reasons[-4:])])
-
-
-def _label(bar: Bar) -> str:
-    each = bar.slices[0]
-    if len(bar.slices) > 1:
-        return f"{len(bar.slices)}×"
-    return str(each.args["tokens"]) if each.name == "chunk" else each.name
 
 
 def _crosses(bar: Bar, y: float, tall: float) -> str:
     places = [bar.x + (n + 0.5) * tall for n in range(min(200, int(bar.wide / tall)))]
     return "".join(f"M{x - 2:.5g} {y + 3:g}l4 {tall - 6:g}m0 {6 - tall:g}l-4 {tall - 6:g}" for x in places)
-
-
-def _whole_tip(name: str, phases: Sequence[Slice]) -> str:
-    if not phases:
-        return name
-    args, took = phases[0].args, (phases[0].end - phases[0].begin) * 1e3
-    told = f"{name}: {took:.2f} ms, {args.get('finish_reason') or 'under way'}"
-    counts = (f"{args[key]} {key.replace('_', ' ')}" for key in (
-        "prompt_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages", "set_backs")
-        if args.get(key))  # fmt: skip
-    return "\n".join([told, *counts, *([args["error"]] if args.get("error") else [])])
 
 
 def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str], float]:
@@ -245,14 +188,8 @@ def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str]
         backs = [Moment("set_back", each.begin, each.args) for each in tracks.inner(track) if each.name == "set back"]
         found = sorted([*track.moments, *backs], key=lambda moment: moment.time)
         left_out = f"{len(found) - DETAILS} earlier ones, and then:" if len(found) > DETAILS else ""
-        for line in [*([left_out] if left_out else []), *map(_told, found[-DETAILS:])] or ["none"]:
+        for line in [*([left_out] if left_out else []), *map(decision, found[-DETAILS:])] or ["none"]:
             y += 15
             parts.append(kit.text(20, y, line, class_="s"))
         y += 12
     return parts, y
-
-
-def _short(name: str, most: int = 22) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-

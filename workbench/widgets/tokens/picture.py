@@ -15,14 +15,15 @@ STYLE = (
     ".wb-pic .wb-cut :is(th,td){border:0;text-align:right;padding:1px 18px 1px 0;background:none;font-weight:400}"
     ".wb-pic .wb-cut :is(th,td):first-child{text-align:left}.wb-cut thead th{font-size:11px;opacity:.75}"
     ".wb-sides{display:flex;flex-wrap:wrap;gap:4px 20px}.wb-sides>div{flex:1 1 22em;min-width:0}"
-    ".wb-side{max-height:24em;overflow:auto;font:13px var(--jp-code-font-family,ui-monospace,monospace)}"
+    ".wb-pic pre.wb-side{max-height:24em;overflow:auto;font:13px var(--jp-code-font-family,ui-monospace,monospace);"
+    "white-space:normal;word-break:normal;margin:0;padding:0;border:0;background:none;color:inherit}"
     ".wb-side b{display:inline-flex;flex-direction:column;vertical-align:top;font-weight:400;white-space:pre;"
     "border:1px solid rgba(128,128,128,.6);border-radius:2px;margin:0 2px 4px 0;padding:0 3px;min-width:.7em}"
     ".wb-side b:nth-of-type(even){background:rgba(128,128,128,.22)}"
     ".wb-side b:is(:hover,:focus){outline:2px solid #d55e00}"
     ".wb-side i{font:10px var(--jp-ui-font-family,system-ui,sans-serif);opacity:.8}"
     ".wb-side u{text-decoration-style:dotted}"
-    "@media print{.wb-side{max-height:none}}"
+    "@media print{.wb-pic pre.wb-side{max-height:none}}"
 )
 
 
@@ -91,7 +92,7 @@ def _pieces(side: Side, place: int) -> str:
         return kit.tag("div", escape(side.error), role="alert")
     marks = [_mark(cut, place, index) for index, cut in enumerate(side.cuts[:MOST])]
     more = f" and {len(side.cuts) - MOST:,} more" if len(side.cuts) > MOST else ""
-    return kit.tag("div", *marks, more, class_="wb-side", data_scroll="")
+    return kit.tag("pre", *marks, more, class_="wb-side", data_scroll="")  # elsewhere exports make one space of several
 
 
 def _mark(cut: Cut, place: int, index: int) -> str:

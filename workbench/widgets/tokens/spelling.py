@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from workbench.shown import cut
+
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 MOST = 24  # letters
 
@@ -19,7 +21,7 @@ def spelled(raw: bytes) -> str:
     """`␣def`, `⏎`, `\\xe2`; long ones are cut."""
     told = raw.decode("utf-8", "backslashreplace")
     told = "".join(SIGNS.get(letter) or (letter if letter.isprintable() else repr(letter)[1:-1]) for letter in told)
-    return told if len(told) <= MOST else told[: MOST - 1] + "…"
+    return cut(told, MOST)
 
 
 def speller(tokenizer: Tokens | None = None, texts: Sequence[str] | None = None) -> Callable[[int], str]:

@@ -7,17 +7,20 @@ from html import escape
 from typing import NamedTuple
 
 from workbench.widgets import kit
+from workbench.widgets.numbers import percent
 
 CLASSES = 10
 HEAVY = [(CLASSES - 1 - n) * 4 // CLASSES for n in range(CLASSES)]  # pixels under a token: the less probable, the more
 STYLE = (
-    ".wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;max-height:26em;overflow:auto;"
-    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px}"
+    ".wb-pic pre.wb-tokens{white-space:pre-wrap;overflow-wrap:anywhere;word-break:normal;max-height:26em;overflow:auto;"
+    "font:13px var(--jp-code-font-family,ui-monospace,monospace);line-height:2.2;padding:4px;margin:0;border:0;"
+    "background:none;color:inherit}"
     ".wb-pic b{font-weight:400;padding:1px 0 8px;text-underline-offset:4px;text-decoration-skip-ink:none}"
     ".wb-legend{font-size:11px;white-space:pre-wrap}"
     ".wb-tokens b:hover,.wb-tokens b:focus{outline:2px solid #d55e00}"
     ".wb-tokens .asked{opacity:.7}.wb-tokens .e::before{content:'\\25ab'}.wb-tokens .n::before{content:'\\21b5'}"
-    ".wb-sample{border-top:1px solid;opacity:.7;font-size:11px}@media print{.wb-tokens{max-height:none}}"
+    ".wb-sample{display:block;border-top:1px solid;opacity:.7;font-size:11px}"
+    "@media print{.wb-pic pre.wb-tokens{max-height:none}}"
     + "".join(
         f".wb-pic .p{n}{{background:{kit.shade(n / (CLASSES - 1))};color:{kit.ink(n / (CLASSES - 1))};"
         + (f"text-decoration:underline {HEAVY[n]}px" if HEAVY[n] else "")
@@ -55,22 +58,19 @@ def tip(piece: Piece) -> str:
     return "\n".join([*lines, *(f"{percent(share)} {spelling}" for spelling, share in piece.others)])
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if share >= 0.0001 else "< 0.01 %"
-
-
 def body(
     prompt: str, samples: Mapping[int, Sequence[Piece]], rest: Mapping[int, str], ends: Mapping[int, str]
 ) -> str:
-    """The prompt and what was generated from it, each sample by itself, with what was added and how it ended."""
+    """The prompt and what was generated from it, each sample by itself, with what was added and how it ended. In a
+    `pre`: elsewhere exports make one space of tokens that are several."""
     parts = [kit.tag("span", escape(prompt, quote=False), class_="asked")]
     for sample, pieces in sorted(samples.items()):
         if len(samples) > 1:
-            parts.append(kit.tag("div", f"sample {sample} {ends.get(sample, '')}", class_="wb-sample"))
+            parts.append(kit.tag("span", f"sample {sample} {ends.get(sample, '')}", class_="wb-sample"))
         marks = (marked(sample, index, piece) for index, piece in enumerate(pieces))
         parts.append(kit.tag("span", *marks, data_grows=f"s{sample}") if pieces else "")
         parts.append(escape(rest.get(sample, ""), quote=False))
-    return kit.tag("style", STYLE) + kit.tag("div", *parts, class_="wb-tokens", data_scroll="")
+    return kit.tag("style", STYLE) + kit.tag("pre", *parts, class_="wb-tokens", data_scroll="")
 
 
 def legend(shown: Iterable[Sequence[Piece]]) -> str:

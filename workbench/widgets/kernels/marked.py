@@ -1,0 +1,28 @@
+"""Lines of a text that belong together, marked with letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True)
+class Group:
+    """What was joined: `letter` marks its lines, `name` says what it is, `told` what it holds."""
+
+    letter: str
+    name: str
+    told: str
+
+
+@dataclass(frozen=True)
+class Marked:
+    """`letters` of each line by its number, from 0 on: none, one, or several where an operation went into several."""
+
+    groups: tuple[Group, ...] = ()
+    letters: Mapping[int, str] | None = None
+
+    def of(self, line: int) -> str:
+        return (self.letters or {}).get(line, "")
