@@ -21,6 +21,7 @@ from workbench.trace.events import Event, Finished
 
 Result = TypeVar("Result")
 _LIVES: weakref.WeakSet[Live] = weakref.WeakSet()
+_BESIDE: weakref.WeakSet[Any] = weakref.WeakSet()  # what else the stop button stops
 
 
 class Asked:
@@ -222,7 +223,12 @@ def hear_stop_button() -> None:
     kernel: Any = getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
     if hasattr(kernel, "saved_sigint_handler"):
         # What ipykernel puts in force when the cell is over; by itself that ignores interrupts until the next.
-        kernel.saved_sigint_handler = lambda *_: [each.stop() for each in _LIVES]
+        kernel.saved_sigint_handler = lambda *_: [each.stop() for each in (*_LIVES, *_BESIDE)]
+
+
+def stopped_by_button(work: Any) -> None:
+    """The kernel's stop button calls `work.stop()` too, as long as there is that work; see `hear_stop_button`."""
+    _BESIDE.add(work)
 
 
 def _answer(answer: Future[Any], work: Callable[[Runner], Any], runner: Runner) -> None:
