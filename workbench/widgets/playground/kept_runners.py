@@ -14,8 +14,8 @@ ASIDE = {"question", "sampling", "workload", "measure", "variants", "sweep", "ju
 
 
 class KeptRunners:
-    """`of` gives the runner of an experiment: one that is there, or a new one, for which the oldest may have to go. One is
-    made at a time: who asks meanwhile waits, and may find there what was made."""
+    """`of` gives the runner of an experiment: one that is there, or a new one, for which the oldest may have to go. One
+    is made at a time: who asks meanwhile waits, and may find there what was made."""
 
     def __init__(self, most: int = KEPT):
         self._most, self._kept = most, OrderedDict[str, Any]()

@@ -1,4 +1,4 @@
-"""A prompt, a model, every setting of an experiment, and the text as it comes."""
+"""A prompt, a model, what an experiment may set of one request, and the text as it comes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Playground(View):
         return self._playing is None or self._playing.wait(seconds)
 
     def reset(self) -> None:
-        """As it was made: its settings, its prompt, and no text. Waits for nothing: what plays ends by itself, unseen."""
+        """As it was made: its settings, its prompt, and no text. What plays ends by itself, unseen."""
         self.stop()
         with self._present:
             self._playing, self.last, self.running = None, None, False
