@@ -61,8 +61,10 @@ for count, token in enumerate(ids, 1):
 
 # %% [markdown]
 # ## All of it, live
-# Press Run. Tokens are shaded by how probable they were; point at one to see what else there was. Every setting of an
-# experiment is below: those of sampling apply at once, others make a new runner. Stop works at any time, and so does
+# Press Run. Tokens are shaded by how probable they were; point at one to see what else there was. Below are all
+# settings that matter to one request: of the model, its cache, attention and kernels, of schedule, speculation and
+# sampling. (What only a measurement has is left out: its workload, what it measures, variants, sweeps, the judge, and
+# simulated machines.) Those of sampling apply at once, others make a new runner. Stop works at any time, and so does
 # the kernel's stop button. "Copy as Python" gives the script that makes the same tokens.
 
 # %%

@@ -27,7 +27,8 @@ explorer
 
 # %%
 ids = tuple(runner.tokenizer.encode(PROMPT))
-logits = runner.model.logits(ids)[-1]
+live = widgets.Live.of(runner)  # the runner may be at work for a widget: this asks in between
+logits = live.call(lambda runner: runner.model.logits(ids))[-1]
 way = SamplingParameters(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
 for stage in stages_of(logits, History(ids), way).stages:
     bits = entropy(stage.probabilities)
@@ -39,7 +40,7 @@ for stage in stages_of(logits, History(ids), way).stages:
 # sure the model is: along one text they keep from one token to many.
 
 # %%
-text = runner.model.logits(explorer.ids)  # [token vocab]
+text = live.call(lambda runner: runner.model.logits(explorer.ids))  # [token vocab]
 rules = {"top_k": 10, "top_p": 0.9, "min_p": 0.1}
 for position in range(len(ids), len(ids) + 6):
     row, past = text[position - 1], History(explorer.ids[:position])
@@ -63,7 +64,7 @@ hot
 
 # %%
 greedy = widgets.SamplingExplorer(runner, "x = 0\nx = 1\n", max_tokens=40, temperature=0, ignore_eos=True).wait()
-greedy.position = greedy.children[0].max
+greedy.position = len(greedy.ids)
 greedy
 
 # %% [markdown]

@@ -17,15 +17,12 @@ from workbench.request import Request, SamplingParameters
 def asked(count, prompt=48, output=24, shared=(), every=0.0):
     """Requests with random prompts that end after different numbers of tokens; so many seconds between two."""
     draw = random.Random(0)
-    return [
-        Request(
-            f"request {n}",
-            (*shared, *(draw.randrange(5, 250) for _ in range(prompt - len(shared)))),
-            SamplingParameters(max_tokens=4 + draw.randrange(output), ignore_eos=True),
-            arrival=n * every,
-        )
-        for n in range(count)
-    ]
+    requests = []
+    for n in range(count):
+        own = draw.choices(range(5, 250), k=prompt - len(shared))
+        ends = SamplingParameters(max_tokens=4 + draw.randrange(output), ignore_eos=True)
+        requests.append(Request(f"request {n}", (*shared, *own), ends, arrival=n * every))
+    return requests
 
 
 # %% [markdown]
@@ -106,7 +103,7 @@ widgets.Live.of(small).ask(asked(6, prompt=32, output=36)).wait()
 timeline
 
 # %%
-pages.step = min(pages.snapshots, key=lambda seen: seen.free(0)).step
+pages.step = pages.fullest()
 pages
 
 # %% [markdown]
@@ -126,7 +123,7 @@ beginning = asked(1, prompt=64)[0].prompt_ids
 list(sharing.stream(asked(1, prompt=72, output=4, shared=beginning)))
 widgets.Live.of(sharing).ask(asked(6, prompt=80, output=20, shared=beginning)).wait()
 shared.arranged = "by sequence"
-shared.step = max(shared.snapshots, key=lambda seen: seen.shared(0)).step
+shared.step = shared.most_shared()
 shared
 
 # %% [markdown]
@@ -139,7 +136,7 @@ int4 = {"format": "int4", "group": 16, "residual": 16}
 packed = workbench.load("demo", lane="eager", page_size=16, pages=32, cache=int4)
 tables = widgets.PageMap(packed)
 widgets.Live.of(packed).ask(asked(4, prompt=40, output=24)).wait()
-tables.step = max(tables.snapshots, key=lambda seen: -seen.free(0)).step
+tables.step = tables.fullest()
 tables
 
 # %% [markdown]

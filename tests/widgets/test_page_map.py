@@ -258,6 +258,16 @@ def test_what_is_picked_stands_out(seen: tuple[Snapshot, ...]) -> None:
     assert view.chosen == "" and ' dm"' not in view.picture()
 
 
+def test_it_tells_when_it_was_fullest_and_when_most_was_shared(seen: tuple[Snapshot, ...]) -> None:
+    view = PageMap(list(seen))
+    by_step = {each.step: each for each in seen}
+    for panel in range(2):
+        free = [each.free(panel) for each in seen]
+        shared = [each.shared(panel) for each in seen]
+        assert by_step[view.fullest(panel)].free(panel) == min(free) < max(free)
+        assert by_step[view.most_shared(panel)].shared(panel) == max(shared)
+
+
 def test_what_cannot_be_shown_says_what_can(seen: tuple[Snapshot, ...]) -> None:
     for wrong in ("runs/mine", [], [1]):
         with pytest.raises(WorkbenchError, match="give a runner, or the snapshots"):

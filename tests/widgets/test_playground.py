@@ -6,8 +6,9 @@ import contextlib
 import html
 import io
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
+from workbench.study.run import runner_for
 from workbench.trace.events import Decoded
-from workbench.widgets import Playground
+from workbench.widgets import Playground, live
 from workbench.widgets.playground.experiment_text import differing
 
 PROMPT = "def f(x):\n"
@@ -203,3 +205,109 @@ def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
     simulated = Experiment.of({**given.model_dump(mode="json"), "executor": {"kind": "simulated"}})
     with pytest.raises(WorkbenchError, match="computes no tokens"):
         Playground(simulated)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr("workbench.study.run.runner_for", gate.runner_for)
+    yield gate
+    gate.open.set()
+
+
+class Gate:
+    """Runners are made when it opens, and not before."""
+
+    def __init__(self) -> None:
+        self.begun, self.open, self.made = threading.Event(), threading.Event(), threading.Event()
+
+    def runner_for(self, experiment: Experiment, tell: Callable[[str], None]) -> Runner:
+        self.begun.set()
+        assert self.open.wait(60)
+        runner = runner_for(experiment, tell)
+        self.made.set()
+        return runner
+
+
+OTHER = {"cache": {"page_size": 32}, "sampling": {"max_tokens": 5}}
+
+
+def ends(work: Callable[[], object]) -> bool:
+    """Whether it does before the gate opens."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(5)
+    return not thread.is_alive()
+
+
+def until(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 30
+    while not true() and time.monotonic() < end:
+        time.sleep(0.005)
+    return true()
+
+
+def test_a_run_that_was_reset_has_no_say_in_the_next(play: Playground, gate: Gate) -> None:
+    play.settings.write(OTHER)
+    play.run()
+    assert gate.begun.wait(30) and play.running
+    assert ends(play.reset)
+    assert not play.running and not play._go.disabled and play._halt.disabled
+    play.settings.write(OTHER | {"sampling": {"max_tokens": 1000, "ignore_eos": True}})
+    play.run()
+    second = play._playing
+    assert second is not None
+    threads = [each for each in threading.enumerate() if each.name == "playground"]
+    assert len(threads) == 2
+    gate.open.set()
+    assert until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played.tokens > 3)
+    assert play.running and play._go.disabled and not play._halt.disabled
+    assert play.copied.yaml.text == "" and play.played is second.played
+    play.stop()
+    assert play.wait(30) and not play.running and play.output == second.played.text() != ""
+
+
+def test_stop_does_not_wait_for_the_runner_to_be_made(play: Playground, gate: Gate) -> None:
+    play.settings.write(OTHER)
+    play.run()
+    assert gate.begun.wait(30)
+    play.stop()
+    assert play.wait(5) and not play.running and not play._go.disabled and play._halt.disabled
+    assert until(lambda: "stopped; what was begun of its runner still goes on" in play._doing.value)
+    gate.open.set()
+    assert gate.made.wait(30) and until(lambda: "stopped" not in play._doing.value)
+    assert not play.played.tokens and not play._alert.value
+    gate.begun.clear()
+    play.run()
+    assert play.wait(30) and play.played.tokens == 5 and not gate.begun.is_set()  # it was kept
+
+
+def test_the_stop_button_ends_the_making_of_a_runner(play: Playground, gate: Gate) -> None:
+    play.settings.write(OTHER)
+    play.run()
+    assert gate.begun.wait(30) and play._playing in stop_button._GOING
+    for work in tuple(stop_button._GOING):
+        work.stop()
+    assert play.wait(5) and not play.running
+
+
+def test_its_state_can_be_observed(play: Playground) -> None:
+    seen: list[tuple[bool, str]] = []
+    play.observe(lambda change: seen.append((change["new"], play.output)), "running")
+    play.run()
+    assert play.wait(60)
+    assert seen == [(True, ""), (False, play.played.text())] and play.output
+    play.reset()
+    assert play.output == ""
+
+
+def test_what_is_told_on_the_way_is_not_markup(play: Playground) -> None:
+    play.run()
+    playing = play._playing
+    assert playing is not None and play.wait(60)
+    type(playing).doing, kept = property(lambda _: "<b>&"), type(playing).doing  # type: ignore[method-assign]
+    try:
+        play.redraw()
+    finally:
+        type(playing).doing = kept  # type: ignore[method-assign]
+    assert "&lt;b&gt;&amp;" in play._doing.value

@@ -58,6 +58,14 @@ class PageMap(View):
         """What was noted, oldest first."""
         return self._log.snapshots
 
+    def fullest(self, panel: int = 0) -> int:
+        """The first step after which the fewest pages of a panel (its place, from above) were free."""
+        return min(self.snapshots, key=lambda seen: seen.free(panel)).step
+
+    def most_shared(self, panel: int = 0) -> int:
+        """The first step after which the most pages of a panel were held by several sequences."""
+        return max(self.snapshots, key=lambda seen: seen.shared(panel)).step
+
     def redraw(self) -> None:
         self._reach(self.snapshots[-1].step if self.follow else None)
         super().redraw()

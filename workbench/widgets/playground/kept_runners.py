@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +14,12 @@ ASIDE = {"question", "sampling", "workload", "measure", "variants", "sweep", "ju
 
 
 class KeptRunners:
-    """`of` gives the runner of an experiment: one that is there, or a new one, for which the oldest may have to go."""
+    """`of` gives the runner of an experiment: one that is there, or a new one, for which the oldest may have to go. One
+    is made at a time: who asks meanwhile waits, and may find there what was made."""
 
     def __init__(self, most: int = KEPT):
         self._most, self._kept = most, OrderedDict[str, Any]()
-
-    def has(self, experiment: Any) -> bool:
-        return _key(experiment) in self._kept
+        self._making = threading.Lock()
 
     def put(self, experiment: Any, runner: Any) -> None:
         """`runner` is what the experiment describes."""
@@ -29,16 +29,21 @@ class KeptRunners:
             self._kept.popitem(last=False)
 
     def of(self, experiment: Any, tell: Callable[[str], None]) -> Any:
-        """WorkbenchError for what cannot be loaded; `tell` hears of what takes long."""
+        """WorkbenchError for what cannot be loaded; `tell` hears of what takes long, and
+        ends it by an error of its own."""
         from workbench.study.run import runner_for
 
-        found = self._kept.get(_key(experiment))
-        if found is None:
-            while len(self._kept) >= self._most:  # before the new one takes memory
-                self._kept.popitem(last=False)
-            found = runner_for(experiment, tell)
-        self.put(experiment, found)
-        return found
+        if self._making.locked():
+            tell("waiting until the runner is made that was begun before")
+        with self._making:
+            found = self._kept.get(_key(experiment))
+            if found is None:
+                tell("making the runner")
+                while len(self._kept) >= self._most:  # before the new one takes memory
+                    self._kept.popitem(last=False)
+                found = runner_for(experiment, tell)
+            self.put(experiment, found)
+            return found
 
 
 def _key(experiment: Any) -> str:

@@ -14,20 +14,33 @@ from workbench.widgets.playground.played import Played
 
 CANDIDATES = 5  # that are shown of every token, unless the experiment asks for more
 TICK = 0.5  # seconds between two words on how long something takes
+LEFT = "stopped; what was begun of its runner still goes on, and is kept if it is finished"
+
+
+class _Stopped(Exception):
+    """Nobody wants any more what is being made."""
 
 
 class Playing:
     """From `start` on `played` grows until `over`; `news` is called whenever there is something to draw, `ended` once,
-    before who waits goes on. `doing` is what it is at, in words. `stop` ends it soon, whatever that is."""
+    before who waits goes on. `doing` is what it is at, in words. `stop` ends it after the step that is computed; while
+    its runner is being made at once, though a piece of that work which cannot be broken off still goes on by itself."""
 
-    def __init__(self, experiment: Any, runners: KeptRunners, news: Callable[[], None], ended: Callable[[], None]):
+    def __init__(
+        self, experiment: Any, runners: KeptRunners, news: Callable[[], None], ended: Callable[[Playing], None]
+    ):
         self.experiment, self.played, self.error = experiment, Played(str), ""
         self._runners, self._news, self._ended = runners, news, ended
         self._asked: Any = None
         self._doing, self._since = "", time.monotonic()
+        self._lock = threading.RLock()  # a signal may stop what its own thread is just stopping
         self._stopped, self._over, self._told = threading.Event(), threading.Event(), threading.Event()
+        self._left = False  # stopped, and what cannot be broken off goes on
 
     def start(self) -> None:
+        from workbench.widgets.stop_button import reached
+
+        reached(self)
         threading.Thread(target=self._work, name="playground", daemon=True).start()
         threading.Thread(target=self._tick, name="playground's clock", daemon=True).start()
 
@@ -38,15 +51,18 @@ class Playing:
     @property
     def doing(self) -> str:
         if self.over:
-            return ""
+            return LEFT if self._left else ""
+        if self._stopped.is_set():
+            return "stopping, after the step that is being computed"
         if self.played.tokens:
             return "generating"
         return f"{self._doing} ({time.monotonic() - self._since:.0f} s)" if self._doing else ""
 
     def stop(self) -> None:
-        self._stopped.set()
-        if self._asked is not None and not self.over:
-            self._asked.stop()
+        with self._lock:
+            self._stopped.set()
+            if self._asked is not None and not self.over:
+                self._asked.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
         try:
@@ -58,11 +74,21 @@ class Playing:
     def _work(self) -> None:
         try:
             self._play()
+        except _Stopped:
+            pass
         except Exception as error:  # told in the widget, where nobody could catch it
             self.error = in_words(error)
-        self._over.set()
+        self._end()
+        self._left = False
+        self._news()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self.over:
+                return
+            self._over.set()
         try:
-            self._ended()
+            self._ended(self)
         finally:
             self._told.set()
 
@@ -70,32 +96,37 @@ class Playing:
         from workbench.study.workload import requests_of
         from workbench.widgets.live import Live
 
-        if not self._runners.has(self.experiment):
-            self._now("making the runner")
         runner = self._runners.of(self.experiment, self._now)
         if runner.tokenizer is None:
             raise WorkbenchError(f"model {self.experiment.model.name!r} has no tokenizer: it cannot read a prompt")
         self.played.spell = lambda token: spelled(runner.tokenizer.token_bytes(token))
         (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab)
         self._now("waiting for the first token; what a lane compiles is compiled now")
-        if self._stopped.is_set():
-            return
-        self._asked = Live.of(runner).ask(replace(request, sampling=looked_into(request.sampling)))
-        if self._stopped.is_set():
-            self._asked.stop()
+        live = Live.of(runner)
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self._asked = live.ask(replace(request, sampling=looked_into(request.sampling)))
         for event in self._asked:
             self.played.hear(event)
             self._news()
         self.error = self._asked.error or self.played.error
 
     def _now(self, doing: str) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
         self._doing, self._since = doing, time.monotonic()
         self._news()
 
     def _tick(self) -> None:
-        while not self._over.wait(TICK):
+        while not self.over and not self._stopped.wait(TICK):
             if not self.played.tokens:
                 self._news()
+        self._news()
+        with self._lock:
+            self._left = self._stopped.is_set() and self._asked is None and not self.over
+        if self._left:
+            self._end()
 
 
 def looked_into(sampling: Any) -> Any:

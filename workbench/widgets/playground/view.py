@@ -1,7 +1,9 @@
-"""A prompt, a model, every setting of an experiment, and the text as it comes."""
+"""A prompt, a model, what an experiment may set of one request, and the text as it comes."""
 
 from __future__ import annotations
 
+import threading
+from html import escape
 from typing import Any
 
 import ipywidgets
@@ -29,10 +31,13 @@ class Playground(View):
     `given` is an Experiment, the path of one in YAML, a model's name, or a runner; with none of them the demo model on
     the lane eager, which has nothing to compile. Settings of sampling apply to the next run at once; others make a
     runner anew, in the background. `run`, `stop`, `reset`, `wait` are the buttons; `experiment` is what is set,
-    `played` and `last` what came of what was played last. `settings` are the knobs.
+    `played` and `last` what came of what was played last. `settings` are the knobs. To be observed are `prompt`,
+    `running`, and `output`, the text of the first sample, which is whole before `running` ends.
     """
 
     prompt = traitlets.Unicode()
+    running = traitlets.Bool(False)
+    output = traitlets.Unicode()
 
     def __init__(self, given: Any = None, prompt: str | None = None):
         from workbench.study.experiment import Experiment
@@ -41,6 +46,7 @@ class Playground(View):
 
         hear_stop_button()
         self._runners, self._playing = KeptRunners(), None
+        self._present = threading.RLock()  # what is drawn is of one run
         self._begin = beginning(given, prompt, self._runners)
         self.last: Any = None  # the experiment that was played last
         super().__init__(prompt=self._begin.workload.prompts[0])
@@ -68,10 +74,6 @@ class Playground(View):
         return self._playing.played if self._playing is not None else Played(str)
 
     @property
-    def running(self) -> bool:
-        return self._playing is not None and not self._playing.over
-
-    @property
     def experiment(self) -> Any:
         """What is set now; None where it is wrong, which is told at the control."""
         values = self._begin.model_dump(mode="json", include={"question", "measure"})
@@ -82,15 +84,19 @@ class Playground(View):
         experiment = None if self.running else self.experiment
         if experiment is None:
             return
-        self.last, self._alert.value = experiment, ""
-        self._playing = Playing(experiment, self._runners, self.pulse.mark, self._ended)
-        self.text.whole({})  # before anybody can see that it runs: nothing of the last text is taken for this one's
-        self._halt.disabled, self._go.disabled = False, True
-        self._playing.start()
+        with self._present:
+            self.last, self._alert.value = experiment, ""
+            self._playing = playing = Playing(experiment, self._runners, self.pulse.mark, self._ended)
+            # Before anybody can see that it runs: nothing of the last text is taken for this one's.
+            self.text.whole({})
+            self.output = ""
+            self._halt.disabled, self._go.disabled = False, True
+            self.running = True
+        playing.start()
         self.pulse.mark()
 
     def stop(self) -> None:
-        """End what is playing within a step or two; what has come stays."""
+        """End what is playing within a step or two, or the making of its runner at once; what has come stays."""
         if self._playing is not None:
             self._playing.stop()
 
@@ -99,23 +105,31 @@ class Playground(View):
         return self._playing is None or self._playing.wait(seconds)
 
     def reset(self) -> None:
-        """As it was made: its settings, its prompt, and no text."""
+        """As it was made: its settings, its prompt, and no text. What plays ends by itself, unseen."""
         self.stop()
-        self.wait(10)
-        self._playing, self.last = None, None
-        self.prompt = self._begin.workload.prompts[0]
-        self.settings.write(self._begin.model_dump(mode="json"))
-        self._alert.value = ""
-        self.copied.tell("", "")
-        self.redraw()
-        self.text.whole({})
+        with self._present:
+            self._playing, self.last, self.running = None, None, False
+            self._halt.disabled = True
+            self.prompt = self._begin.workload.prompts[0]
+            self.settings.write(self._begin.model_dump(mode="json"))
+            self._alert.value = ""
+            self.copied.tell("", "")
+            self.redraw()
+            self.text.whole({})
+            self._check()
 
     def picture(self) -> str:
         return kit.html(figures(self.played), words(self.played, self._asked_prompt))
 
     def redraw(self) -> None:
+        with self._present:
+            self._draw()
+
+    def _draw(self) -> None:
         played = self.played
-        self._doing.value = f'<span role="status">{self._playing.doing if self._playing is not None else ""}</span>'
+        doing = self._playing.doing if self._playing is not None else ""
+        self._doing.value = f'<span role="status">{escape(doing)}</span>'
+        self.output = played.text()
         self.shown.content = kit.html(figures(played))
         pieces = dict(played.pieces)
         if {f"s{sample}" for sample in pieces} != self.text.names:
@@ -138,19 +152,19 @@ class Playground(View):
         if self.last is None and self._playing is None:
             self.text.whole({})
 
-    def _ended(self) -> None:
-        """In the thread that played."""
-        playing = self._playing
-        self._halt.disabled = True
+    def _ended(self, playing: Playing) -> None:
+        """In the thread that played. One that was reset may end while another plays, whose widget this is now."""
         self.pulse.flush()
-        self.text.whole()
-        if playing is None:
-            return
-        if playing.error:
-            self.settings.complain(_named(playing.error), playing.error)
-            self._alert.value = alert(playing.error).value
-        self.copied.tell(playing.experiment.to_yaml(), as_python(playing.experiment))
-        self._go.disabled = False
+        with self._present:
+            if playing is not self._playing:
+                return
+            self.text.whole()
+            if playing.error:
+                self.settings.complain(_named(playing.error), playing.error)
+                self._alert.value = alert(playing.error).value
+            self.copied.tell(playing.experiment.to_yaml(), as_python(playing.experiment))
+            self._halt.disabled, self._go.disabled = True, False
+            self.running = False
         self.keep()
 
 
