@@ -203,3 +203,15 @@ def test_it_begins_with_what_it_is_given(tmp_path: Path, demo: Runner) -> None:
     simulated = Experiment.of({**given.model_dump(mode="json"), "executor": {"kind": "simulated"}})
     with pytest.raises(WorkbenchError, match="computes no tokens"):
         Playground(simulated)
+
+
+def test_two_play_on_one_runner_at_once(play: Playground, demo: Runner) -> None:
+    other = Playground(demo, PROMPT)
+    other.settings.write({"sampling": {"max_tokens": 20}})
+    both = (play, other)
+    for each in both:
+        each.run()
+    assert all(each.wait(60) for each in both)
+    first, second = ([piece.id for piece in each.played.pieces[0]] for each in both)
+    assert first == second and len(first) == 20
+    other.close()

@@ -80,7 +80,9 @@ class Playing:
         self._now("waiting for the first token; what a lane compiles is compiled now")
         if self._stopped.is_set():
             return
-        self._asked = Live.of(runner).ask(replace(request, sampling=looked_into(request.sampling)))
+        live = Live.of(runner)
+        sampling = looked_into(request.sampling)
+        self._asked = live.ask(replace(request, request_id=live.name("playground"), sampling=sampling))
         if self._stopped.is_set():
             self._asked.stop()
         for event in self._asked:
