@@ -23,7 +23,7 @@ class Turns:
             return bool(self._line) and self._line[0] is who
 
     def wait(self, who: object, gave_up: Callable[[], bool]) -> bool:
-        """Until all who joined before have left, or `gave_up` (looked at after every `look`): whether it is our turn."""
+        """Until all who joined before have left, or `gave_up` (asked again at each `look`): whether it is our turn."""
         with self._bell:
             self._bell.wait_for(lambda: gave_up() or self._line[0] is who)
             return not gave_up()

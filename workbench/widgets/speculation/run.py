@@ -25,8 +25,8 @@ class Both:
 
 class Trial:
     """`both` grows meanwhile. Drafted and plain take turns, `rounds` of each after one of each that is not timed; with
-    0 there is the drafted run alone. After it the runner drafts again as it did; another trial on the runner waits until
-    then."""
+    0 there is the drafted run alone. After it the runner drafts again as it did; another trial on the runner waits
+    until then."""
 
     def __init__(
         self, runner: Any, prompt: str | Sequence[int] | None, speculate: Any, rounds: int, sampling: dict[str, Any]

@@ -21,8 +21,8 @@ from workbench.widgets.view import View
 
 class SpeculationView(View):
     """`SpeculationView(runner, prompt)` continues a prompt with the runner's drafts and without, in turn, or with those
-    that `speculate` names (as in `load`; the runner has its own back when it is over, and a second view's runs begin only
-    then);
+    that `speculate` names (as in `load`; the runner has its own back when it is over, and a second view's runs begin
+    only then);
     `SpeculationView(record)`, of a record, its folder or events, shows a run that was, and with `plain=` (one of these
     too) what it is against that one.
 
