@@ -202,3 +202,17 @@ def test_a_source_of_text_grows_with_it(runner: Runner) -> None:
     text.extend(IDS[4:9])
     after = cells.rows(1, 0, 9)
     assert after.shape == (9, 9) and np.array_equal(after[:4, :4], before)
+
+
+def test_layers_looked_at_before_are_let_go_where_all_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(0).random((6, 2, 40, 40))
+    view = AttentionView(weights)
+    one, before = view._kept_bytes(), view.picture()
+    monkeypatch.setattr("workbench.widgets.attention.view.KEPT", 3 * one)
+    for number in (1, 2, 0, 3, 4, 5, 5, 0):
+        view.layer = number
+        view.pulse.flush()
+        assert 0 < view._kept_bytes() <= 3 * one and number in view._cells
+        assert {layer for layer, _ in view._tiles} == set(view._cells)
+    assert set(view._cells) == {4, 5, 0} and view.picture() == before  # what was let go is made again
+    view.close()

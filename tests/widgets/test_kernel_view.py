@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from html.parser import HTMLParser
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from workbench.errors import WorkbenchError
 from workbench.widgets import KernelView
 from workbench.widgets.kernels import stages as kernel_stages
+from workbench.widgets.kernels import view as kernel_view
 from workbench.widgets.kernels.code_lines import LANGUAGES, code_lines
 from workbench.widgets.kernels.fused import marked, summary
 from workbench.widgets.kernels.picture import Shown, drawn
@@ -174,3 +176,22 @@ def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
 def test_what_is_wrong_is_told(asked: dict, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
         KernelView(**asked)
+
+
+def test_the_specification_waits_for_no_compilation_of_this_view_or_another() -> None:
+    made: list[KernelView] = []
+
+    def look() -> None:
+        view = KernelView("expert_linear", lanes=("mlir", "eager"), lane="mlir")  # which waits
+        view.lane = "eager"
+        made.extend([KernelView(OPERATOR, lane="eager", stage="api"), view.make("eager")])
+
+    with kernel_view._COMPILING:  # another compiles
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert len(made) == 2 and all(view.text for view in made)
+        assert "goes on to its end" in made[1].picture()
+    for view in made:
+        assert view.wait(60)
+        view.close()

@@ -20,7 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
 from workbench.study.run import runner_for
 from workbench.trace.events import Decoded
-from workbench.widgets import Playground, live
+from workbench.widgets import Playground, stop_button
 from workbench.widgets.playground.experiment_text import differing
 
 PROMPT = "def f(x):\n"
@@ -311,3 +311,15 @@ def test_what_is_told_on_the_way_is_not_markup(play: Playground) -> None:
     finally:
         type(playing).doing = kept  # type: ignore[method-assign]
     assert "&lt;b&gt;&amp;" in play._doing.value
+
+
+def test_two_play_on_one_runner_at_once(play: Playground, demo: Runner) -> None:
+    other = Playground(demo, PROMPT)
+    other.settings.write({"sampling": {"max_tokens": 20}})
+    both = (play, other)
+    for each in both:
+        each.run()
+    assert all(each.wait(60) for each in both)
+    first, second = ([piece.id for piece in each.played.pieces[0]] for each in both)
+    assert first == second and len(first) == 20
+    other.close()

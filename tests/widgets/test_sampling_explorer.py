@@ -215,3 +215,9 @@ def test_while_it_is_live_a_fault_is_a_line_of_text(runner: Runner) -> None:
         explorer.top_k = "many"
     refused = SamplingExplorer(runner, [1] * 2000).wait()
     assert 'role="alert"' in refused.picture() and "context" in refused.picture()
+
+
+def test_two_explorers_generate_at_once_on_one_runner(runner: Runner) -> None:
+    alone = SamplingExplorer(runner, PROMPT, max_tokens=12, seed=5).wait(60).ids
+    both = [SamplingExplorer(runner, PROMPT, max_tokens=12, seed=5) for _ in range(2)]
+    assert [each.wait(60).ids for each in both] == [alone, alone]

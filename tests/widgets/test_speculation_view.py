@@ -158,7 +158,7 @@ def test_other_drafts_are_lent_to_the_runner(runner: Runner) -> None:
     )
     view.wait(60)
     assert runner.drafts is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
-    assert max(len(check.token_ids) for check in view._run.checks_of("speculation")) == 2
+    assert max(len(check.token_ids) for check in view._run.checks_of(view.sequence)) == 2
     assert view.plain_token_ids is None and "nothing was timed" in view.picture()
 
 
@@ -173,6 +173,37 @@ def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
     Live.of(runner).stop()  # as the kernel's stop button does
     other.wait(60)
     assert runner.drafts is drafts and other.speeds is None and 0 < len(other.token_ids) < 400
+
+
+def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> None:
+    """What each drafted is what it drafts alone, in every round."""
+    drafts = runner.drafts
+
+    def view(most: int, rounds: int) -> SpeculationView:
+        speculate = {"kind": "prompt_lookup", "num_speculative_tokens": most}
+        return SpeculationView(runner, PROMPT, speculate=speculate, rounds=rounds, max_tokens=12)
+
+    def drafted(view: SpeculationView) -> list[list[tuple[int, ...]]]:
+        assert view._trial is not None and view._problem == ""
+        return [[e.token_ids for e in events if isinstance(e, Verified)] for events in view._trial.both.drafted]
+
+    alone = [drafted(view(most, 0).wait(60)) for most in (2, 4)]
+    together = [view(most, 1) for most in (2, 4)]
+    assert "waits for another view" in together[1].picture()
+    assert [drafted(each.wait(60)) for each in together] == [2 * each for each in alone]
+    assert alone[0] != alone[1] and runner.drafts is drafts
+    assert len({each.sequence for each in together}) == 2
+
+
+def test_who_waits_for_another_view_can_be_stopped(runner: Runner) -> None:
+    first = SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
+    second = SpeculationView(runner, PROMPT, max_tokens=16)
+    third = SpeculationView(runner, PROMPT, max_tokens=16, rounds=0)
+    second.stop()
+    second.wait(60)
+    assert first._working and not second._working and second.token_ids == []
+    first.stop()
+    assert len(third.wait(60).token_ids) == 16
 
 
 def row(step: int, wall: float, drafted: int, given: int) -> dict:

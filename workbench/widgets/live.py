@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from workbench.request import FinishReason, Request
 from workbench.trace.events import Event, Finished
 from workbench.widgets.asked import Asked
 from workbench.widgets.stop_button import reached
+from workbench.widgets.turns import Turns
 
 Result = TypeVar("Result")
 
@@ -45,6 +47,8 @@ class Live:
 
     def __init__(self, runner: Runner):
         self.runner = runner
+        self.trials = Turns()  # who changes the runner for a while, and wants it back as it was
+        self._numbers = itertools.count(1)
         self._bell = threading.Condition()  # guards the two below
         self._jobs: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
@@ -61,6 +65,10 @@ class Live:
             reached(cls(runner))
         assert isinstance(runner.owner, cls)
         return runner.owner
+
+    def name(self, kind: str) -> str:
+        """A request id for what a view asks of itself: none has it yet, however many views look at the runner."""
+        return f"{kind}-{next(self._numbers)}"
 
     def here(self) -> bool:
         return threading.current_thread() is self._thread

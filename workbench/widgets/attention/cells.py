@@ -27,6 +27,11 @@ class LayerCells:
         self._strips: OrderedDict[int, np.ndarray] = OrderedDict()  # [head, row, column]
         self._lock = threading.Lock()
 
+    @property
+    def nbytes(self) -> int:
+        with self._lock:
+            return sum(strip.nbytes for strip in self._strips.values())
+
     def rows(self, head: int, begin: int, end: int) -> np.ndarray:
         """[row, column] of rows begin to end, as wide as the last of them is."""
         parts = []

@@ -49,6 +49,11 @@ class Tiles:
             strips = [self._strip(level, n) for n in range(-(-self.size(level)[0] // SIDE))]
         return np.concatenate(strips) if strips else np.zeros((0, self.columns), np.uint8)
 
+    @property
+    def nbytes(self) -> int:
+        with self._lock:
+            return sum(strip.nbytes for strip in self._strips.values())
+
     def grow(self, rows: int, columns: int) -> None:
         """Rows were added below, and columns on the right that rows above them do not fill."""
         with self._lock:

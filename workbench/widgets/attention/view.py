@@ -22,6 +22,7 @@ from workbench.widgets.view import View
 if TYPE_CHECKING:
     from workbench.engine.runner import Runner
 
+KEPT = 256 * 2**20  # bytes of all layers that were looked at; the one in sight is kept in any case
 STACKED = (("one head", False), ("heads that share keys", True))
 
 
@@ -103,6 +104,7 @@ class AttentionView(View):
         named = {"row_names": rows, "row_numbers": numbers, "column_names": columns}
         self.map.put(self._of(*key), fresh=key != self._last, marks=labels.marks, label=labels.title, **named)
         self._last = key
+        self._trim()
 
     def picture(self) -> str:
         """Heads, legend and map."""
@@ -178,6 +180,17 @@ class AttentionView(View):
         elif tiles.rows != rows:
             tiles.grow(rows, columns)
         return tiles
+
+    def _trim(self) -> None:
+        """Layers looked at longest ago are let go where all together are too large."""
+        self._cells[self.layer] = self._cells.pop(self.layer)  # the last looked at is the last
+        while len(self._cells) > 1 and self._kept_bytes() > KEPT:
+            gone = next(iter(self._cells))
+            del self._cells[gone]
+            self._tiles = {key: tiles for key, tiles in self._tiles.items() if key[0] != gone}
+
+    def _kept_bytes(self) -> int:
+        return sum(each.nbytes for each in (*self._cells.values(), *self._tiles.values()))
 
     def _heading(self, title: str) -> tuple[str, float]:
         count, share = self.source.heads(self.layer), self.source.heads(self.layer) // self.source.groups(self.layer)

@@ -18,15 +18,17 @@ from workbench.widgets.kernels.timing import Timing
 from workbench.widgets.view import View
 
 LANES = ("eager", "inductor", "mlir", "triton")
-LATER, MAKING = "not made yet: choose the lane", "being made …"
+LATER = "not made yet: choose the lane"
+MAKING = "being made … (a compilation that has begun goes on to its end)"
 _COMPILING = threading.Lock()  # compilers are watched by what is of the whole process
 
 
 class KernelView(View):
     """`operator` as `workbench kernels list` names them, `case` one of its own (the first timed one unless given).
 
-    A lane's stages are made when it is chosen, in the background; `make` makes them now. What became one kernel or loop
-    has one letter. `measure` times the lanes beside each other, in a process of its own; nothing is timed before.
+    A lane's stages are made when it is chosen, in the background; `make`, or a `stage` given, waits for them. What
+    became one kernel or loop has one letter. `measure` times the lanes beside each other, in a process of its own;
+    nothing is timed before.
     """
 
     operator = traitlets.Unicode()
@@ -73,11 +75,11 @@ class KernelView(View):
 
     def make(self, *lanes: str) -> KernelView:
         """Have the stages of `lanes` (all unless given) made now; a lane that cannot make them says why."""
-        for lane in lanes or self.lanes:
-            with kernel_stages.told():
-                self._want(kernel_stages.known("lane", lane, self.lanes))
+        with kernel_stages.told():
+            names = [kernel_stages.known("lane", lane, self.lanes) for lane in lanes or self.lanes]
+        keys = [self._want(lane) for lane in names]
         with self._bell:
-            self._bell.wait_for(lambda: not self._wanted)
+            self._bell.wait_for(lambda: not any(key in self._wanted for key in keys))
         return self
 
     def measure(self, seconds: float = 0.2, ceilings: bool = True) -> KernelView:
@@ -105,7 +107,7 @@ class KernelView(View):
         return done
 
     def stop(self) -> None:
-        """End the timing, and what is not yet begun to be made."""
+        """End the timing, and what is not yet begun to be made; a compilation that has begun goes on to its end."""
         if self._timing is not None:
             self._timing.stop()
         with self._bell:
@@ -146,7 +148,7 @@ class KernelView(View):
         case = ipywidgets.Dropdown(options=kernel_stages.cases(self.operator), description="case")
         lane = ipywidgets.Dropdown(options=self.lanes, description="lane")
         run = ipywidgets.Button(description="time the lanes", tooltip="in a process of its own; takes some seconds")
-        stop = ipywidgets.Button(description="stop", tooltip="end the timing")
+        stop = ipywidgets.Button(description="stop", tooltip="end the timing; a compilation goes on to its end")
         run.on_click(lambda _: self.measure())
         stop.on_click(lambda _: self.stop())
         self._case = case
@@ -164,15 +166,20 @@ class KernelView(View):
         lane, _, stage = str(change["new"]).partition("/")
         self.lane, self.stage = lane, stage
 
-    def _want(self, lane: str | None = None) -> None:
+    def _want(self, lane: str | None = None) -> tuple[str, str, str]:
+        """Have it made, unless it is or will be; its key. Of the lane eager nothing is compiled: it is there at once,
+        whatever this view or another compiles."""
         key = self.operator, self.case, lane or self.lane
+        if key[2] == "eager" and key not in self._made:
+            self._made[key] = kernel_stages.stages(*key)
         with self._bell:
             if key in self._made or key in self._wanted:
-                return
+                return key
             self._wanted.append(key)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="kernel stages", daemon=True)
                 self._thread.start()
+        return key
 
     def _work(self) -> None:
         while True:

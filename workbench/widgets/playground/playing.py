@@ -103,10 +103,11 @@ class Playing:
         (request,) = requests_of(self.experiment, runner.tokenizer, runner.model.spec.vocab)
         self._now("waiting for the first token; what a lane compiles is compiled now")
         live = Live.of(runner)
+        sampling = looked_into(request.sampling)
         with self._lock:
             if self._stopped.is_set():
                 return
-            self._asked = live.ask(replace(request, sampling=looked_into(request.sampling)))
+            self._asked = live.ask(replace(request, request_id=live.name("playground"), sampling=sampling))
         for event in self._asked:
             self.played.hear(event)
             self._news()

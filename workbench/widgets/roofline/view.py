@@ -78,7 +78,7 @@ class Roofline(View):
     def picture(self) -> str:
         works = self.works
         roofs = self.ceilings.above(works)
-        told = "measuring this machine …" if self.measuring else ""
+        told = "measuring this machine … (goes on to its end, some seconds)" if self.measuring else ""
         if not (roofs.reads and roofs.gemms) and not told:
             told = "The roofs are not known yet: press Measure this machine, or call measure()."
         alert = f'<p role="alert">⚠ {escape(self.error)}</p>' if self.error else ""
@@ -93,7 +93,7 @@ class Roofline(View):
 
     def measure(self, wait: bool = True, refresh: bool = False) -> None:
         """Measure what this machine reads and multiplies at best, unless that was done before (with `refresh`, even
-        then): between two steps of the runner. Without `wait` in the background."""
+        then): between two steps of the runner, and to its end. Without `wait` in the background."""
         if self.measuring:
             return
         self.measuring, self.error = True, ""

@@ -99,7 +99,7 @@ class Generation:
         live = Live.of(self.runner)
         self.ids = [*self.prompt_ids, *(self.output_ids or ())]
         if self.output_ids is None:
-            self._asked = live.ask(Request("sampling-explorer", self.prompt_ids, sampling))
+            self._asked = live.ask(Request(live.name("sampling-explorer"), self.prompt_ids, sampling))
 
         def follow() -> None:
             try:

@@ -25,7 +25,8 @@ class Both:
 
 class Trial:
     """`both` grows meanwhile. Drafted and plain take turns, `rounds` of each after one of each that is not timed; with
-    0 there is the drafted run alone. After it the runner drafts again as it did."""
+    0 there is the drafted run alone. After it the runner drafts again as it did; another trial on the runner waits
+    until then."""
 
     def __init__(
         self, runner: Any, prompt: str | Sequence[int] | None, speculate: Any, rounds: int, sampling: dict[str, Any]
@@ -41,9 +42,10 @@ class Trial:
             request = Request("", tuple(map(int, prompt)), SamplingParameters(**sampling))
         if request.sampling.samples > 1:
             raise WorkbenchError("n, best_of, beams: the view looks at one sample; leave them out")
-        self.request = replace(request, request_id="speculation")
+        self.request = request
         self._drafts = runner.drafts if speculate is None else _drafts(runner, speculate)
         self._asked: Any = None
+        self._trials: Any = None
         self._stopped, self._thread = False, None
 
     def begin(self, news: Callable[[], None], end: Callable[[], None]) -> None:
@@ -51,12 +53,19 @@ class Trial:
         from workbench.widgets.live import Live
 
         live = Live.of(self.runner)
+        self.request, self._trials = replace(self.request, request_id=live.name("speculation")), live.trials
+        live.trials.join(self)
 
         def work() -> None:
+            news()
             try:
-                self._take_turns(live, news)
+                if live.trials.wait(self, lambda: self._stopped):
+                    news()
+                    self._take_turns(live, news)
             except Exception as error:
                 self.both.problem = in_words(error)
+            finally:
+                live.trials.leave(self)
             end()
 
         self._thread = threading.Thread(target=work, name="speculation view", daemon=True)
@@ -64,8 +73,15 @@ class Trial:
 
     def stop(self) -> None:
         self._stopped = True
+        if self._trials is not None:
+            self._trials.look()
         if self._asked is not None:
             self._asked.stop()
+
+    @property
+    def waiting(self) -> bool:
+        """For another trial on the same runner."""
+        return self.working and self._trials is not None and not self._trials.first(self)
 
     @property
     def working(self) -> bool:
@@ -81,7 +97,7 @@ class Trial:
             raise
 
     def _take_turns(self, live: Any, news: Callable[[], None]) -> None:
-        before = self.runner.drafts
+        before = live.call(lambda runner: runner.drafts)
         turns = (self._drafts, self.both.drafted), (None, self.both.plain)
         try:
             for turn in range(self.rounds + 1):

@@ -21,7 +21,8 @@ from workbench.widgets.view import View
 
 class SpeculationView(View):
     """`SpeculationView(runner, prompt)` continues a prompt with the runner's drafts and without, in turn, or with those
-    that `speculate` names (as in `load`; the runner has its own back when it is over);
+    that `speculate` names (as in `load`; the runner has its own back when it is over, and a second view's runs begin
+    only then);
     `SpeculationView(record)`, of a record, its folder or events, shows a run that was, and with `plain=` (one of these
     too) what it is against that one.
 
@@ -118,6 +119,8 @@ class SpeculationView(View):
     def _why(self) -> str:
         if self._trial is None:
             return "give plain=, a run of the same without drafts"
+        if self._trial.waiting:
+            return "waits for another view's runs on this runner"
         return "both runs are under way" if self._working else "nothing was timed"
 
     def _same(self) -> str:

@@ -29,6 +29,8 @@ class Timeline(View):
     Given a runner, everything that it does from now on is shown, and followed as long as `follow` is on; given a
     record, a recorder, what `Live.ask` gave, or events, these. `window` is what is seen, in milliseconds from the first
     moment; `chosen` the number of the request whose decisions are told (a click on its name), or -1.
+
+    All of it is kept until it is closed: of a runner that serves for hours, memory grows with every token and step.
     """
 
     window = traitlets.Tuple(traitlets.Float(), traitlets.Float(), default_value=(0.0, 1.0))
