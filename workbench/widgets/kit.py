@@ -63,6 +63,10 @@ def path(points: Iterable[tuple[float, float]], **attributes: object) -> str:
     return tag("polyline", **{"class_": "line", "points": told, **_live(attributes)})
 
 
+def polygon(points: Iterable[tuple[float, float]], **attributes: object) -> str:
+    return tag("polygon", points=" ".join(f"{num(x)},{num(y)}" for x, y in points), **_live(attributes))
+
+
 def text(x: float, y: float, told: str, **attributes: object) -> str:
     return tag("text", escape(told), x=float(x), y=float(y), **_live(attributes))
 

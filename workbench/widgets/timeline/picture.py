@@ -55,7 +55,8 @@ def timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
     scrolled = kit.svg(WIDTH, high_body, *body, title="Requests")
     return kit.html(
         kit.svg(WIDTH, y, style, *head, title=title),
-        f'<div data-scroll="rows" tabindex="-1" style="max-height:{int(FEW * side)}px;overflow-y:auto">{scrolled}</div>',
+        f'<div data-scroll="rows" tabindex="-1" style="max-height:{int(FEW * side)}px;overflow-y:auto">',
+        f"{scrolled}</div>",
         kit.svg(WIDTH, more, *tail, title="What the marks mean"),
     )
 
