@@ -19,6 +19,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="workbench-tests-")
     os.environ["WORKBENCH_CACHE_DIR"] = _cache.name
 
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helpers each import torch, and the cores are taken
+
 settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("workbench")
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits

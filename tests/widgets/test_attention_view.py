@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -133,9 +134,24 @@ def test_window_and_sinks_bound_what_is_seen(runner: Runner) -> None:
     for (edge, row), (same, below) in zip(steps[::2], steps[1::2], strict=True):
         assert same == edge and below == row + 1
         assert cells[row, edge] and cells[row, :2].all() and not cells[row, 2:edge].any()
-    view.layer = 1
+    lines = {"where the window begins": None, "where the sinks end": "3 3"}
+    assert dashes(view.picture()) == lines
+    view.stacked = True
     view.pulse.flush()
-    assert view.map.marks == []
+    assert dashes(view.picture()) == {**lines, "the next head's rows": "8 3"}
+    view.layer, view.stacked = 1, False
+    view.pulse.flush()
+    assert view.map.marks == [] and dashes(view.picture()) == {}
+
+
+def dashes(picture: str) -> dict[str, str | None]:
+    """What the legend says of lines, with the dash of each: the line stands before its words."""
+    every = list(ET.fromstring(picture).iter())
+    return {
+        each.text: before.attrib.get("stroke-dasharray")
+        for before, each in pairwise(every)
+        if each.text and before.tag.endswith("polyline") and each.text.startswith(("where the", "the next"))
+    }
 
 
 def test_a_head_is_picked_and_a_cell_told(runner: Runner) -> None:

@@ -53,6 +53,17 @@ def test_labels_are_the_settings_that_differ_and_seeds_repeat(files: list[Path])
     assert f"{view.comparison.rows[0].ratio:.3f}" in view.picture()
 
 
+def test_intervals_are_read_without_a_pointer(files: list[Path]) -> None:
+    view = Compare(*files, measures=["seconds"])
+    words = told(view.picture())
+    for row in view.comparison.rows:
+        assert any(f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]" in word for word in words)
+    for picture in (view.picture(), pareto(view.comparison, "bytes_per_token", "kl_mean")):
+        marks = [e for e in ET.fromstring(picture).iter() if "data-tip" in e.attrib and e.tag != f"{SVG}text"]
+        assert len({mark.attrib["data-key"] for mark in marks}) == len(marks) >= 3
+        assert [mark.attrib["tabindex"] for mark in marks] == ["0", *["-1"] * (len(marks) - 1)]
+
+
 def test_another_baseline_is_compared_anew(files: list[Path]) -> None:
     view = Compare(*files, measures=["bytes_per_token"])
     before = {row.label: row.ratio for row in view.comparison.rows}["cache.format=int8"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,8 +143,8 @@ def test_a_job_that_fails_ends_what_was_asked_and_the_next_is_served(runner: Run
 
 def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("IPython", reason="pip install 'inference-workbench[lab]'")
-    kernel = type("Kernel", (), {"saved_sigint_handler": None})()
-    monkeypatch.setattr("IPython.get_ipython", lambda: type("Shell", (), {"kernel": kernel})())
+    kernel = SimpleNamespace(saved_sigint_handler=lambda *_: None)
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=kernel))
     runner.owner = None
     asked = Live.of(runner).ask("class A:", max_tokens=400)
     kernel.saved_sigint_handler(2, None)

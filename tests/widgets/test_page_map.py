@@ -268,6 +268,31 @@ def test_it_tells_when_it_was_fullest_and_when_most_was_shared(seen: tuple[Snaps
         assert by_step[view.most_shared(panel)].shared(panel) == max(shared)
 
 
+def test_bands_of_one_colour_are_told_apart(seen: tuple[Snapshot, ...]) -> None:
+    names = list(dict.fromkeys(owner.name for each in seen for owner in each.owners))
+    numbers = {name: 7 * number for number, name in enumerate(names)}  # all of the first colour
+    busy = max(seen, key=lambda each: len(each.owners))
+    root = ET.fromstring(page_map(busy, seen, numbers))
+    strip = next(e for e in root.iter(f"{SVG}g") if e.attrib.get("class") == "strip")
+    paths = list(strip.iter(f"{SVG}path"))
+    bands = [e for e in paths if e.attrib["class"] == "c0"]
+    hatches = {e.attrib["d"]: e.attrib["fill"] for e in paths if e.attrib["class"] == "o"}
+    assert len(bands) == len(names) >= 3 and len({hatches.get(e.attrib["d"]) for e in bands}) == len(bands)
+    known = {f"url(#{e.attrib['id']})" for e in root.iter(f"{SVG}pattern")}
+    assert set(hatches.values()) <= known
+    tips = {e.attrib["data-tip"] for e in bands}
+    for owner, own in zip(busy.owners, busy.alone(0), strict=True):
+        told = f"{letters(numbers[owner.name])} {owner.name}, alone: {own} at step {busy.step}, at most "
+        assert any(tip.startswith(told) for tip in tips)
+    live = [e.attrib for e in paths if "data-tip" in e.attrib]
+    assert [e["tabindex"] for e in live] == ["0", *["-1"] * (len(live) - 1)]
+    view = PageMap(list(seen))
+    view.shown.picked = "band:0:A"
+    assert view.chosen == names[0], "a band picks whose it is"
+    view.shown.picked = "band:0:shared"
+    assert view.chosen == ""
+
+
 def test_what_cannot_be_shown_says_what_can(seen: tuple[Snapshot, ...]) -> None:
     for wrong in ("runs/mine", [], [1]):
         with pytest.raises(WorkbenchError, match="give a runner, or the snapshots"):

@@ -20,6 +20,7 @@ from workbench.study.run_folder import RunFolder
 from workbench.trace.events import Event, Finished, Stepped, Verified
 from workbench.trace.recorder import Recorder
 from workbench.widgets import Live, SpeculationView
+from workbench.widgets.speculation.picture import charts
 from workbench.widgets.speculation.seen import Check, Drafted, pieces, speeds
 
 PROMPT = "def read_file(path):\n    with open(path) as f:\n        return f.read()\n\ndef write_file(path, text):\n"
@@ -115,6 +116,7 @@ def test_one_goes_through_the_checks(runner: Runner, events: list[Event]) -> Non
         assert f'data-key="k{number + 1}"' not in picture and (number == 0 or f'data-key="k{number}"' in picture)
     assert lengths == sorted(lengths) and lengths[0] == 0
     assert lengths[-1] == sum(len(c.token_ids) + len(c.given) - min(c.accepted, len(c.given)) for c in checks)
+    view.shown.picked = "draft:1"  # a bar is no check
     view.shown.picked = "k2"
     assert view.check == view._step.value == 2
     ET.fromstring(picture.replace("<br>", "").replace("&nbsp;", " "))
@@ -258,3 +260,13 @@ def test_mistakes_are_told(runner: Runner, tmp_path: Path) -> None:
             SpeculationView(source, **more)
     empty = SpeculationView([])
     assert "Nothing was drafted" in empty.picture()
+
+
+def test_charts_say_their_values_in_figures_and_by_keyboard() -> None:
+    told = {"chance": 0.8, "acceptance_histogram": [1, 0, 3], "acceptance_by_position": [0.75, 0.7512]}
+    root = ET.fromstring(charts(told))
+    figures = [e.text for e in root.iter() if e.attrib.get("class") == "figure"]
+    assert figures == ["75%", "75%", "25%", "0%", "75%"]
+    bars = [e.attrib for e in root.iter() if "data-tip" in e.attrib]
+    assert [bar["data-key"] for bar in bars] == ["draft:1", "draft:2", "stand:0", "stand:1", "stand:2"]
+    assert [bar["tabindex"] for bar in bars] == ["0", "-1", "-1", "-1", "-1"]

@@ -175,6 +175,32 @@ def test_many_requests_are_scrolled_and_those_out_of_sight_left_out() -> None:
     view.close()
 
 
+def test_one_tab_stop_and_from_there_every_tip_by_arrow_keys() -> None:
+    runner = runner_of(model_of(spec_of()), pages=9)
+    view = Timeline(runner)
+    assert Live.of(runner).ask([request(f"r{n}", 9, 14) for n in range(4)]).wait(60)
+    view.pulse.flush()
+    for chosen in (-1, 2):
+        view.chosen = chosen
+        found = [e for e in ET.fromstring(view.picture()).iter() if "data-tip" in e.attrib]
+        keys = [e.attrib["data-key"] for e in found]  # without one the keyboard never comes by
+        assert len(set(keys)) == len(keys)
+        (stop,) = [e.attrib["data-key"] for e in found if e.attrib["tabindex"] == "0"]
+        assert stop == ("@2" if chosen == 2 else keys[0])
+        assert [key for e, key in zip(found, keys, strict=True) if "data-row" in e.attrib] == [
+            keys[0], *(f"@{n}" for n in range(4))
+        ]  # fmt: skip
+        assert {key.split(":")[0] for key in keys} >= {"step", "why", "@1", "ch", "de", "sb"}
+    view.shown.picked = next(key for key in keys if key.startswith("why:1:"))
+    assert view.chosen == 2, "only a name chooses its request"
+    view.close()
+    many = Timeline(some(100))
+    for window in ((0.0, many.length), (50_000.0, 52_700.0)):
+        many.window = window
+        assert many.picture().count('tabindex="0"') == 1
+    many.close()
+
+
 def test_a_record_is_shown_from_its_trace(tmp_path: Path) -> None:
     record = Record.open(write_run(tmp_path, small_recorder()))
     view, exported = Timeline(record), record.read_json("trace.json")["traceEvents"]

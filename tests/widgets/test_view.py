@@ -7,6 +7,7 @@ import time
 import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import ipywidgets
 import pytest
@@ -120,7 +121,7 @@ def test_what_is_closed_leaves_nothing_open() -> None:
 
 
 def test_views_of_a_cells_earlier_run_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = type("Shell", (), {"parent_header": {}})()
+    shell = SimpleNamespace(parent_header={})
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     monkeypatch.setattr("workbench.widgets.view._publish", lambda *_, **__: None)
 

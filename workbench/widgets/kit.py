@@ -71,6 +71,10 @@ def diamond(x: float, y: float, wide: float = 5, high: float = 5, **attributes: 
     return path(corners, **attributes)
 
 
+def polygon(points: Iterable[tuple[float, float]], **attributes: object) -> str:
+    return tag("polygon", points=" ".join(f"{num(x)},{num(y)}" for x, y in points), **_live(attributes))
+
+
 def text(x: float, y: float, told: str, **attributes: object) -> str:
     return tag("text", escape(told), x=float(x), y=float(y), **_live(attributes))
 

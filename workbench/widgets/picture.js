@@ -1,5 +1,6 @@
 // Shows the markup that the kernel has drawn. What has data-tip tells it to pointer and keyboard; what has data-key
-// can be picked by click or Enter, and the arrow keys go from one to the next.
+// can be picked by click or Enter, and the arrow keys go from one to the next; where some have data-row, each the first
+// of its row, up and down go from row to row.
 function render({ model, el }) {
   const view = document.createElement("div");
   const tip = document.createElement("div");
@@ -62,7 +63,10 @@ function render({ model, el }) {
     event.preventDefault();
     event.stopPropagation(); // the notebook would move between cells
     const all = [...view.querySelectorAll("[data-key]")];
-    all[all.indexOf(event.target) + (step ?? 0)]?.focus();
+    let at = all.indexOf(event.target) + (step ?? 0);
+    const across = ["ArrowUp", "ArrowDown"].includes(event.key) && all.some((each) => "row" in each.dataset);
+    while (across && all[at] && !("row" in all[at].dataset)) at += step;
+    all[at]?.focus();
   });
   // A place in the picture that only gets longer is told what is new: pieces of one element each, from place `at` on.
   const grow = ({ into, at, pieces }) => {

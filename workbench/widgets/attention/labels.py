@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.widgets.attention.picture import HEADS, SINKS, WINDOW
 from workbench.widgets.attention.source import Weights
 
 STEPS = 128  # rows at most whose edge is drawn step by step
@@ -47,11 +48,11 @@ class Labels:
             if bounded and window is not None:
                 top = place * count - positions[0]
                 first, end = max(positions[0], window), positions[-1] + 1
-                marks.append([[], *_edge(first - window + 1, top + first, end - first)])
+                marks.append([WINDOW, *_edge(first - window + 1, top + first, end - first)])
                 if sinks:
-                    marks.append([[3, 3], [sinks, top + first], [sinks, top + end]])
+                    marks.append([SINKS, [sinks, top + first], [sinks, top + end]])
             if place:
-                marks.append([[8, 3], [0, place * count], [self.source.columns, place * count]])
+                marks.append([HEADS, [0, place * count], [self.source.columns, place * count]])
         return marks
 
     def cell(self, row: int, column: int) -> str:

@@ -17,6 +17,8 @@ HATCH = (
     '<defs><pattern id="wb-unseen" width="6" height="6" patternUnits="userSpaceOnUse">'
     '<path class="grid" d="M-1 7L7 -1"/></pattern></defs>'
 )
+WINDOW, SINKS, HEADS = [], [3, 3], [8, 3]  # dashes of the lines over a map
+LINES = ((WINDOW, "where the window begins"), (SINKS, "where the sinks end"), (HEADS, "the next head's rows"))
 TICKS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -70,15 +72,22 @@ def heads(thumbs: Sequence[Thumb], caption: Sequence[str]) -> tuple[str, float]:
     return HATCH + "".join(parts), height
 
 
-def legend(y: float) -> tuple[str, float]:
-    """What the colours say."""
+def legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
+    """What the colours say, and of the lines over the map those that are there."""
     x, wide = 4.0, 240.0
     bars = [kit.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=kit.shade(n / 47)) for n in range(48)]
     ticks = [kit.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=9, text_anchor="middle") for t in TICKS[1:]]
     zero = kit.text(x, y + 21, "0", font_size=9)
     unseen = kit.rect(x + wide + 22, y, 22, 10, fill="url(#wb-unseen)", stroke="currentColor", stroke_opacity=0.5)
     said = kit.text(x + wide + 50, y + 9, "not looked at", font_size=10)
-    return "".join([*bars, zero, *ticks, unseen, said]), 30
+    parts, right, high = [*bars, zero, *ticks, unseen, said], 4.0, 30.0
+    for dash, told in LINES:
+        if any(list(mark[0]) == dash for mark in marks):
+            high = 48.0
+            parts.append(_line([(right, y + 36), (right + 32, y + 36)], dash))
+            parts.append(kit.text(right + 38, y + 40, told, font_size=10))
+            right += 60 + 5.2 * len(told)
+    return "".join(parts), high
 
 
 def large(shown: Map, y: float) -> tuple[str, float]:
@@ -93,9 +102,7 @@ def large(shown: Map, y: float) -> tuple[str, float]:
     ]
     for dash, *points in shown.marks:
         at = [(LEFT + cell * a, top + cell * b) for a, b in points]
-        told = " ".join(map(str, dash)) or None
-        parts.append(kit.path(at, stroke_width=2.6, style="stroke:#000", stroke_dasharray=told))
-        parts.append(kit.path(at, stroke_width=1.2, style="stroke:#fff", stroke_dasharray=told))
+        parts.append(_line(at, dash))
     size = min(10.0, max(7.0, cell))
     for n, name in _labels(shown.row_names, shown.row_numbers, cell, named):
         where = top + cell * (n + 0.5) + 3
@@ -105,6 +112,14 @@ def large(shown: Map, y: float) -> tuple[str, float]:
         parts.append(kit.tag("g", kit.text(0, 0, name[:11], font_size=size), transform=turned))
     parts.append(kit.text(4, y + 12, "from ↓  to →", class_="faint", font_size=10))
     return "".join(parts), room + high + 8
+
+
+def _line(points: Sequence[tuple[float, float]], dash: Sequence[float]) -> str:
+    """Seen on dark and on light."""
+    told = " ".join(map(str, dash)) or None
+    return kit.path(points, stroke_width=2.6, style="stroke:#000", stroke_dasharray=told) + kit.path(
+        points, stroke_width=1.2, style="stroke:#fff", stroke_dasharray=told
+    )
 
 
 def _labels(names: Sequence[str], numbers: Sequence[int], cell: float, named: bool) -> list[tuple[int, str]]:

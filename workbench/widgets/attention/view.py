@@ -200,7 +200,7 @@ class AttentionView(View):
             for head in range(count)
         ]
         markup, height = drawn.heads(thumbs, [title, *filter(None, [self._noted, self.problem])])
-        legend, more = drawn.legend(height + 6)
+        legend, more = drawn.legend(height + 6, self._labels().marks)
         return markup + legend, height + more + 6
 
     def _labels(self) -> Labels:

@@ -12,7 +12,7 @@ from workbench.study.labels import place
 from workbench.widgets import kit
 
 WIDTH, LINE = 760, 22
-LABEL, NUMBERS = 300, 190  # pixels at most for a run's label, and for the ratio in figures
+LABEL, NUMBERS = 260, 230  # pixels at most for a run's label, and for the ratio and its interval in figures
 PLOT = (74, 16, 520, 300)  # left, top, right and bottom of the plot of two measures
 BETTER = {"min": "less is better", "max": "more is better"}
 DECADE = 10.0
@@ -24,17 +24,17 @@ def ratios(comparison: Comparison, measures: Sequence[str] = ()) -> str:
     left = min(LABEL, max((LETTER * len(row.label) for row in rows), default=0)) + 18
     parts = [kit.text(4, 16, fitted(f"against {comparison.baseline}", WIDTH - 8), font_weight="bold")]
     parts.append(kit.text(4, 33, sureness(comparison), class_="faint"))
-    top = 44.0
+    top, stop = 44.0, next((row for row in rows if row.ratio is not None), None)
     for name in dict.fromkeys(row.measure for row in rows):
         mine = [row for row in rows if row.measure == name]
-        parts += _panel(name, mine, left, top)
+        parts += _panel(name, mine, left, top, stop)
         top += 30 + LINE * len(mine) + 18
     if not rows:
         parts.append(kit.text(4, top + 14, "no measure is chosen"))
     return kit.svg(WIDTH, top + (24 if not rows else 0), *parts, title=f"ratios to {comparison.baseline}")
 
 
-def _panel(name: str, rows: Sequence[Row], left: float, top: float) -> Iterator[str]:
+def _panel(name: str, rows: Sequence[Row], left: float, top: float, stop: Row | None) -> Iterator[str]:
     better = BETTER.get(direction(name) or "", "which way is better is not known")
     yield kit.text(4, top + 14, f"{name} ({better})")
     known = [row for row in rows if row.ratio is not None]
@@ -54,14 +54,22 @@ def _panel(name: str, rows: Sequence[Row], left: float, top: float) -> Iterator[
             continue
         if row.ratio_low is not None and row.ratio_high is not None:
             yield kit.line(across(row.ratio_low), y, across(row.ratio_high), y, stroke_width=3, stroke_opacity=0.55)
-        yield mark(across(row.ratio), y, row.verdict, tip=_told(row))
-        yield kit.text(WIDTH - NUMBERS + 14, y + 4, f"{row.ratio:.3f}  {_sure(row)}", tip=_told(row))
+        reach = {"key": f"{name}:{row.label}", "tabindex": 0 if row is stop else -1}
+        yield mark(across(row.ratio), y, row.verdict, tip=_told(row), **reach)
+        yield kit.text(WIDTH - NUMBERS + 14, y + 4, _figures(row), tip=_told(row))
 
 
 def _ends(across: Scale) -> Iterator[float]:
     """What stands below a panel: 1, and the ends of its axis where they are not too near."""
     yield 1.0
     yield from (end for end in (across.low, across.high) if abs(across(end) - across(1.0)) > 5 * LETTER)
+
+
+def _figures(row: Row) -> str:
+    """The ratio, its interval where there is room for it, and what that says."""
+    between = "" if row.ratio_low is None else f" [{row.ratio_low:.3f}, {row.ratio_high:.3f}]"
+    told = f"{row.ratio:.3f}{between}  {_sure(row)}"
+    return told if LETTER * len(told) <= NUMBERS - 14 else f"{row.ratio:.3f}  {_sure(row)}"
 
 
 def _sure(row: Row) -> str:
@@ -72,10 +80,8 @@ def mark(x: float, y: float, verdict: str | None, **attributes: object) -> str:
     """Better, worse, same or not sure: told by shape, and by colour besides."""
     if verdict in ("better", "worse"):
         up = -1 if verdict == "better" else 1
-        points = f"{kit.num(x - 6)},{kit.num(y - 5 * up)} {kit.num(x + 6)},{kit.num(y - 5 * up)} {kit.num(x)},"
-        colour = "c2" if verdict == "better" else "c5"
-        tip = {"data_tip": attributes.get("tip")}
-        return kit.tag("polygon", points=points + kit.num(y + 6 * up), class_=colour, **tip)
+        points = [(x - 6, y - 5 * up), (x + 6, y - 5 * up), (x, y + 6 * up)]
+        return kit.polygon(points, class_="c2" if verdict == "better" else "c5", **attributes)
     if verdict == "same":
         return kit.rect(x - 5, y - 5, 10, 10, class_="c0", **attributes)
     return kit.circle(x, y, 5, class_="line", stroke_width=2, **attributes)
@@ -93,10 +99,12 @@ def pareto(comparison: Comparison, x: str, y: str) -> str:
     front = sorted(point for row, point in zip(rows, points, strict=True) if row["front"])
     parts.append(kit.path(_corners(front, across_way == "min"), stroke_dasharray="3 2"))
     # The columns beside the plot are free for names that stand at its right edge.
-    for row, (a, b), label in zip(rows, points, place(points, [_name(row) for row in rows], WIDTH), strict=True):
+    labels = place(points, [_name(row) for row in rows], WIDTH)
+    for index, (row, (a, b), label) in enumerate(zip(rows, points, labels, strict=True)):
         tip = f"{row['label']}\n{across_name} {number(row[across_name])}\n{up_name} {number(row[up_name])}"
         filled = {"class_": "c2"} if row["front"] else {"class_": "line", "stroke_width": 1.5}
-        parts.append(kit.circle(a, b, 5, tip=tip, **filled))
+        reach = {"key": str(row["label"]), "tabindex": 0 if index == 0 else -1}
+        parts.append(kit.circle(a, b, 5, tip=tip, **reach, **filled))
         where = "end" if label.left else "start"
         parts.append(kit.text(a + label.dx, b + label.dy + 3, _name(row), text_anchor=where, font_size=11))
     parts.append(kit.text((left + right) / 2, bottom + 34, _axis(across_name, across_way), text_anchor="middle"))

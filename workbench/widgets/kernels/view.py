@@ -71,7 +71,12 @@ class KernelView(View):
     @property
     def text(self) -> str:
         """All of the stage that is shown."""
-        return self._texts(self.lane).get(self.stage, "")
+        texts = self._texts(self.lane)
+        return texts.get(self._stage(texts), "")
+
+    def _stage(self, texts: dict[str, str]) -> str:
+        """The one that is shown of those that were made; `stage` follows when it is drawn."""
+        return self.stage if self.stage in texts else kernel_stages.first(self.lane, texts) if texts else ""
 
     def make(self, *lanes: str) -> KernelView:
         """Have the stages of `lanes` (all unless given) made now; a lane that cannot make them says why."""
@@ -121,7 +126,7 @@ class KernelView(View):
 
     def picture(self) -> str:
         texts = self._texts(self.lane)
-        stage = self.stage if self.stage in texts else next(iter(texts), "")
+        stage = self._stage(texts)
         made, text = self._of(self.lane), texts.get(stage, "")
         fusion = kernel_stages.fusion(made)
         marks = marked(self.lane, stage, text, fusion, texts.get("post_grad", "")) if text else Marked()
@@ -139,8 +144,8 @@ class KernelView(View):
     def redraw(self) -> None:
         """The stages that can be chosen are those that were made."""
         texts = self._texts(self.lane)
-        if texts and self.stage not in texts:
-            self.stage = kernel_stages.first(self.lane, texts)
+        if texts:
+            self.stage = self._stage(texts)
         super().redraw()
 
     def _controls(self) -> tuple[ipywidgets.Widget, ...]:

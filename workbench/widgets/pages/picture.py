@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from workbench.widgets import kit
 from workbench.widgets.pages.cells import Cells, mark
 from workbench.widgets.pages.snapshot import Snapshot
-from workbench.widgets.pages.strip import HIGH, strip
+from workbench.widgets.pages.strip import HIGH, PATTERNS, strip
 
 LAYOUTS = ("by page", "by sequence")
 WIDTH = 900.0
@@ -41,7 +41,7 @@ def page_map(
     """`seen` is shown, one of `history`, all the snapshots there are; `numbers` are those of the owners, which give
     them their letters and colours; what `chosen` does not hold is dimmed."""
     told = f"after step {seen.step - 1}" if seen.resting else f"what step {seen.step} is computed on"
-    parts = [kit.tag("style", STYLE), kit.text(8, 17, told, class_="b")]
+    parts = [kit.tag("style", STYLE), PATTERNS, kit.text(8, 17, told, class_="b")]
     if note:
         parts.append(kit.text(WIDTH - 8, 17, note, class_="s faint", text_anchor="end"))
     y = 28.0

@@ -1,15 +1,26 @@
-"""Pages by owner over steps: bands on one another, as high as the pages each holds."""
+"""Pages by owner over steps: bands on one another, as high as the pages each holds.
+
+A band has its letters where there is room; those that have one colour are told apart by hatching, thin ones too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from workbench.shown import cut
 from workbench.widgets import kit
-from workbench.widgets.pages.cells import letters
+from workbench.widgets.pages.cells import LONGEST, letters
 from workbench.widgets.pages.snapshot import Snapshot
 
 HIGH = 56.0
 COLUMNS = 96  # snapshots drawn at most, of all there are
+HATCHES = (  # in the order in which the colours come again: none, and then these, in squares of 5
+    "M-1 6L6 -1M-1 1L1 -1M4 6L6 4", "M-1 -1L6 6M4 -1L6 1M-1 4L1 6", "M0 2.5h5", "M2.5 0v5", "M0 2.5h5M2.5 0v5"
+)  # fmt: skip
+PATTERNS = kit.tag("defs", *(
+    f'<pattern id="wb-band-{n}" width="5" height="5" patternUnits="userSpaceOnUse">'
+    f'<path d="{d}" stroke="#000" stroke-opacity=".65" fill="none"/></pattern>' for n, d in enumerate(HATCHES, 1)
+))  # fmt: skip
 
 
 def strip(
@@ -35,8 +46,15 @@ def strip(
         base = [low + count for low, count in zip(base, counts, strict=True)]
         tops.append((name, counts, below, base))
     parts = [kit.line(x, y, x + wide, y, class_="grid"), kit.line(x, y + HIGH, x + wide, y + HIGH, class_="grid")]
+    alone, shared, idle = seen.counts[panel]
+    now = {"\0shared": shared, "\0idle": idle, **dict(zip((each.name for each in seen.owners), alone, strict=True))}
+    first_band = True
     for name, counts, below, top in reversed(tops):  # each covers what is below it, which is drawn over it
-        parts.append(_band(name, counts, below, top, edges, y, most, numbers))
+        tip = _tip(name, counts, drawn, now.get(name, 0), seen.step, numbers)
+        live = f'data-key="band:{panel}:{kit.attribute(_told(name, numbers))}" tabindex="{0 if first_band else -1}"'
+        band = _band(name, counts, below, top, edges, y, most, numbers, f'data-tip="{kit.attribute(tip)}" {live}')
+        first_band = first_band and not band
+        parts.append(band)
     at = x + wide * (seen.step - first + 0.5) / (last - first)
     parts += [
         kit.line(at, y - 2, at, y + HIGH + 2, stroke_width=1.5, stroke_dasharray="4 2"),
@@ -64,7 +82,7 @@ def _bands(drawn: Sequence[Snapshot], panel: int) -> dict[str, list[int]]:
 
 def _band(
     name: str, counts: list[int], below: list[float], top: list[float], edges: list[float], y: float, most: int,
-    numbers: Mapping[str, int],
+    numbers: Mapping[str, int], live: str,
 ) -> str:  # fmt: skip
     here = [place for place, count in enumerate(counts) if count]
     if not here:
@@ -79,8 +97,25 @@ def _band(
     path = "".join(points) + f"H{edges[end + 1]:.5g}V{y + HIGH:g}z"
     kinds = {"\0shared": "sh", "\0idle": "bi"}
     kind = kinds.get(name) or f"c{numbers[name] % len(kit.SERIES)}"
-    told = {"\0shared": "shared", "\0idle": "idle"}.get(name) or letters(numbers[name])
-    return f'<path class="{kind}" d="{path}"/>' + _letter(told, here, counts, below, edges, y, scale)
+    times = 0 if name in kinds else numbers[name] // len(kit.SERIES) % (len(HATCHES) + 1)
+    hatched = f'<path class="o" fill="url(#wb-band-{times})" d="{path}"/>' if times else ""
+    letter = _letter(_told(name, numbers), here, counts, below, edges, y, scale)
+    return f'<path class="{kind}" d="{path}" {live}/>{hatched}{letter}'
+
+
+def _told(name: str, numbers: Mapping[str, int]) -> str:
+    return {"\0shared": "shared", "\0idle": "idle"}.get(name) or letters(numbers[name])
+
+
+def _tip(
+    name: str, counts: Sequence[int], drawn: Sequence[Snapshot], now: int, step: int, numbers: Mapping[str, int]
+) -> str:
+    """Whose a band is, what it is where one looks, its most, and its time."""
+    here = [each.step for each, count in zip(drawn, counts, strict=True) if count]
+    if not here:
+        return ""
+    who = _told(name, numbers) + ("" if name.startswith("\0") else f" {cut(name, LONGEST)}, alone")
+    return f"{who}: {now} at step {step}, at most {max(counts)}\nfrom step {here[0]} to {here[-1]}"
 
 
 def _letter(

@@ -10,6 +10,7 @@ import ipywidgets
 import traitlets
 
 from workbench.errors import WorkbenchError
+from workbench.widgets.pages.cells import letters
 from workbench.widgets.pages.log import PageLog, listener
 from workbench.widgets.pages.picture import LAYOUTS, page_map
 from workbench.widgets.pages.snapshot import Snapshot
@@ -102,6 +103,9 @@ class PageMap(View):
     def _pick(self, key: str) -> None:
         if key.startswith("@"):
             name = key[1:]
+        elif key.startswith("band:"):
+            found = key.rsplit(":", 1)[1]
+            name = next((name for name, number in self._log.numbers.items() if letters(number) == found), "")
         else:
             panel, page = map(int, key.split("."))
             seen = self._log.at(self.step)

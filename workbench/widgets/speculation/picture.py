@@ -97,26 +97,35 @@ def charts(told: Mapping[str, Any]) -> str:
         for n, share in enumerate(told["acceptance_by_position"], 1)
     ]
     right = [(str(n), count / total, None, f"{n} stand in {count} of {total} checks") for n, count in enumerate(counts)]
-    parts = _bars(left, 40, "acceptance by position in the draft", "c0")
-    parts += _bars(right, 420, "share of the checks in which so many stand", "c4")
+    parts = _bars(left, 40, "acceptance by position in the draft", "c0", "draft")
+    parts += _bars(right, 420, "share of the checks in which so many stand", "c4", "stand")
     legend = f"were each accepted alike, with chance {chance:.0%}"
     parts += [kit.diamond(50, HEIGHT - 8, class_="l1"), kit.text(60, HEIGHT - 4, legend)]
     return kit.svg(WIDTH, HEIGHT, *parts, title="acceptance by position in the draft; checks by how many tokens stand")
 
 
-def _bars(rows: Sequence[tuple[str, float, float | None, str]], x: float, title: str, kind: str) -> list[str]:
+def _bars(
+    rows: Sequence[tuple[str, float, float | None, str]], x: float, title: str, kind: str, key: str
+) -> list[str]:
+    """Bars of (name, share, what was expected, tip), with their shares in figures where there is room."""
     top, bottom, wide = 24, HEIGHT - 36, 320 / max(1, len(rows))
-    parts = [kit.text(x, 12, title)]
+    parts, figures = [kit.text(x, 12, title)], []
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * (bottom - top)
         parts += [kit.line(x, y, x + 320, y, class_="grid"), kit.text(x - 4, y + 4, f"{share:.0%}", text_anchor="end")]
     for number, (name, share, guess, tip) in enumerate(rows):
         at, thick = x + wide * (number + 0.15), 0.7 * wide
         tall = share * (bottom - top)
-        parts.append(kit.rect(at, bottom - tall, thick, tall, class_=kind, tip=tip))
+        live = {"tip": tip, "key": f"{key}:{name}", "tabindex": 0 if key == "draft" and not number else -1}
+        parts.append(kit.rect(at, bottom - tall, thick, tall, class_=kind, **live))
+        if wide >= 24:
+            above = min(bottom - tall, bottom if guess is None else bottom - guess * (bottom - top) - 5) - 3
+            figures.append(
+                kit.text(at + thick / 2, max(above, top + 8), f"{share:.0%}", text_anchor="middle", class_="figure")
+            )
         if len(rows) <= 24 or number % 8 == 0:
             parts.append(kit.text(at + thick / 2, bottom + 13, name, text_anchor="middle"))
         if guess is not None:
             y = bottom - guess * (bottom - top)
             parts.append(kit.diamond(at + thick / 2, y, class_="l1", stroke_width=2))
-    return parts
+    return [*parts, *figures]

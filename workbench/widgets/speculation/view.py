@@ -177,9 +177,13 @@ class SpeculationView(View):
         traitlets.link((self, "check"), (self._step, "value"))
         self._who.observe(lambda change: change["new"] and self.set_trait("sequence", change["new"]), "value")
         self.observe(lambda change: self._chosen(change["new"]), "sequence")
-        self.shown.observe(lambda change: self.set_trait("check", int(change["new"][1:] or 0)), "picked")
+        self.shown.observe(lambda change: self._pick(change["new"]), "picked")
         several = [self._who] if self._trial is None and len(self._run.names) > 1 else []
         self.children = (self._step, *several, *([self._halt] if self._trial is not None else []), self.shown)
+
+    def _pick(self, key: str) -> None:
+        if key.startswith("k"):  # a token's; those of bars only let the keyboard come by
+            self.check = int(key[1:])
 
     def _chosen(self, name: str) -> None:
         if name in self._who.options:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workbench.records.svg import Scale
 from workbench.shown import cut
 from workbench.trace.recorder import row_name
@@ -17,6 +19,7 @@ MOST = 512  # rows drawn
 TOKENS = 6.0  # pixels from token to token from which they are drawn
 LONGEST = 22  # letters of a request's name
 DETAILS = 14  # decisions of the chosen request
+STEPS = -1  # in place of a request's number: the row of the steps
 STYLE = (
     ".wb-pic .pf{fill:#e69f00;fill-opacity:.25}.wb-pic .de{fill:#0072b2;fill-opacity:.85}"
     ".wb-pic .qu{fill:none;stroke:currentColor;stroke-dasharray:3 2;stroke-opacity:.8}"
@@ -36,12 +39,14 @@ def timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
     """From `low` to `high` milliseconds after the first moment; `chosen` is the request whose decisions are told."""
     begin = tracks.begin if tracks.steps or tracks.requests else 0.0
     across = Scale(begin + low / 1e3, begin + max(high, low + 1e-3) / 1e3, LEFT, WIDTH - RIGHT)
-    head, y = _head(tracks, across, low, high)
-    rows = _in_sight(tracks, across)
+    rows, seen = _in_sight(tracks, across), steps(tracks, across)
     few = len(rows) <= FEW
     side = 17.0 if len(rows) <= 40 else 14.0
     drawn = rows[:MOST]
-    body = [_row(tracks, number, across, place * side, side, chosen) for place, number in enumerate(drawn)]
+    # One stop for the tabulator key in the whole chart: the chosen request, or the first step; arrows go on from there.
+    stop = chosen if chosen in drawn else STEPS if seen else drawn[0] if drawn else STEPS
+    head, y = _head(seen, across, low, high, stop == STEPS)
+    body = [_row(tracks, number, across, place * side, side, chosen, stop) for place, number in enumerate(drawn)]
     tail, more = _tail(tracks, len(rows), len(drawn), chosen)
     high_body = max(1.0, side * len(drawn))
     title = f"Timeline of {len(tracks.requests)} requests in {len(tracks.steps)} steps"
@@ -53,12 +58,13 @@ def timeline(tracks: Tracks, low: float, high: float, chosen: int = -1) -> str:
     scrolled = kit.svg(WIDTH, high_body, *body, title="Requests")
     return kit.html(
         kit.svg(WIDTH, y, style, *head, title=title),
-        f'<div data-scroll="rows" tabindex="0" style="max-height:{int(FEW * side)}px;overflow-y:auto">{scrolled}</div>',
+        f'<div data-scroll="rows" tabindex="-1" style="max-height:{int(FEW * side)}px;overflow-y:auto">',
+        f"{scrolled}</div>",
         kit.svg(WIDTH, more, *tail, title="What the marks mean"),
     )
 
 
-def _head(tracks: Tracks, across: Scale, low: float, high: float) -> tuple[list[str], float]:
+def _head(seen: Sequence[Bar], across: Scale, low: float, high: float, stop: bool) -> tuple[list[str], float]:
     """The axis, and the steps: prefill tokens above, decode tokens below, each as high as there are tokens."""
     parts, axis = [], Scale(low, max(high, low + 1e-3), LEFT, WIDTH - RIGHT)
     bottom = 22 + 2 * STEP + 14
@@ -68,7 +74,6 @@ def _head(tracks: Tracks, across: Scale, low: float, high: float) -> tuple[list[
             kit.line(x, 18, x, bottom, class_="grid"),
             kit.text(x, 12, f"{value:g} ms", class_="s faint", text_anchor="middle"),
         ]
-    seen = steps(tracks, across)
     for place, (kind, name) in enumerate((("c1", "prefill_tokens"), ("c0", "decode_tokens"))):
         y = 22 + place * (STEP + 2)
         peaks = [max(step.args[name] for step in bar.slices) for bar in seen]
@@ -84,8 +89,12 @@ def _head(tracks: Tracks, across: Scale, low: float, high: float) -> tuple[list[
             kit.text(LEFT - 8, y + STEP - 6, label, class_="s", text_anchor="end"),
             kit.line(LEFT, y + STEP, WIDTH - RIGHT, y + STEP, class_="grid"),
         ]
-    for bar in seen:
-        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * STEP + 2, class_="hit step", tip=step_tip(bar)))
+    for place, bar in enumerate(seen):
+        live = {"key": f"step:{bar.slices[0].args['step']}", "tabindex": 0 if stop and not place else -1}
+        if not place:
+            live["data_row"] = ""
+        tip = step_tip(bar)
+        parts.append(kit.rect(bar.x, 22, max(bar.wide, 0.7), 2 * STEP + 2, class_="hit step", tip=tip, **live))
         if len(bar.slices) == 1 and bar.wide > 26:
             told = str(bar.slices[0].args["step"])
             parts.append(kit.text(bar.x + bar.wide / 2, bottom - 1, told, class_="in faint"))
@@ -106,17 +115,16 @@ def _in_sight(tracks: Tracks, across: Scale) -> list[int]:
     return found
 
 
-def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int) -> str:
+def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chosen: int, stop: int) -> str:
     track = tracks.requests[number]
     name, phases, inner = row_name(track.row), tracks.phases(track), tracks.inner(track)
     high, parts, labels = side - 4, [], []
     if number % 2:
         parts.append(kit.rect(0, y, WIDTH, side, class_="odd"))
-    stop = 0 if number == max(chosen, 0) else -1
     parts.append(
         kit.text(
             LEFT - 8, y + side - 5, cut(name, LONGEST), text_anchor="end", class_="s b" if number == chosen else "s",
-            tip=request_tip(name, phases), key=f"@{number}", tabindex=stop,
+            tip=request_tip(name, phases), key=f"@{number}", tabindex=0 if number == stop else -1, data_row="",
         )  # fmt: skip
     )
     by_kind = {kind: [each for each in phases[1:] if each.name == kind] for kind in ("queue", "prefill", "decode")}
@@ -128,14 +136,15 @@ def _row(tracks: Tracks, number: int, across: Scale, y: float, side: float, chos
     for kind, (css, top, tall) in shapes.items():
         for bar in bars(by_kind[kind], across):
             tip = bar_tip(name, bar, track)
-            parts.append(kit.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip))
+            key = f"{css}:{number}:{_nanos(tracks, bar.slices[0].begin)}"
+            parts.append(kit.rect(bar.x, top, max(bar.wide, 0.8), tall, class_=css, tip=tip, key=key, tabindex=-1))
             if kind == "set back":
                 parts.append(kit.tag("path", class_="cross", d=_crosses(bar, top, tall)))
             told = inside(bar)
             if bar.wide > 6 * len(told) + 4 and kind not in ("queue", "prefill"):
                 ink = {"decode": "in w", "chunk": "in k"}.get(kind, "in")
                 labels.append(kit.text(bar.x + bar.wide / 2, top + tall / 2 + 3, told, class_=ink))
-    return "".join([*parts, _tokens(track, across, y + 5, high - 6), *labels, *_decisions(track, across, y)])
+    return "".join([*parts, _tokens(track, across, y + 5, high - 6), *labels, *_decisions(tracks, number, across, y)])
 
 
 def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
@@ -149,11 +158,19 @@ def _tokens(track: Track, across: Scale, y: float, tall: float) -> str:
     return kit.tag("path", class_="tk", d="".join(f"M{across(time):.5g} {y:g}v{tall:g}" for time in times))
 
 
-def _decisions(track: Track, across: Scale, y: float) -> list[str]:
+def _decisions(tracks: Tracks, number: int, across: Scale, y: float) -> list[str]:
     return [
-        kit.tag("path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(decision, found)))
-        for x, found in near(track.moments, across)
+        kit.tag(
+            "path", class_="dc", d=f"M{x - 3:.5g} {y:g}h6l-3 5z", data_tip="\n".join(map(decision, found)),
+            data_key=f"why:{number}:{_nanos(tracks, found[0].time)}", tabindex=-1,
+        )  # fmt: skip
+        for x, found in near(tracks.requests[number].moments, across)
     ]
+
+
+def _nanos(tracks: Tracks, time: float) -> int:
+    """A moment as a part of a key: what had the focus has it again after a redraw, wherever it stands then."""
+    return round((time - tracks.begin) * 1e9)
 
 
 def _crosses(bar: Bar, y: float, tall: float) -> str:
