@@ -19,7 +19,7 @@ from workbench.ledger.claim import Claim, Missing, Source, Trial
 from workbench.ledger.entry import Entry
 from workbench.records.comparison import Comparison
 from workbench.request import Request, SamplingParameters, Sequence
-from workbench.shown import MOST, Shown, Table, differing
+from workbench.shown import MOST, Shown, Table, differing, ranges
 from workbench.study.experiment import Experiment
 from workbench.trace.events import Finished
 
@@ -133,3 +133,12 @@ def test_layers_that_are_alike_stand_on_one_line() -> None:
 
 def test_a_sequence_is_no_value_and_shows_nothing() -> None:
     assert not isinstance(Sequence.of(Request("a", (1,)), 0), Shown)
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_ranges_name_every_number_once(numbers: set[int]) -> None:
+    told = ranges(sorted(numbers))
+    parts = [part.split("-") for part in told.split(", ") if part]
+    named = [n for first, *last in parts for n in range(int(first), int(last[0] if last else first) + 1)]
+    assert named == sorted(numbers)
+    assert len(parts) == sum(n - 1 not in numbers for n in numbers), "neighbours are one range"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
@@ -133,6 +133,17 @@ def short(value: object) -> str:
 def cut(text: str, most: int) -> str:
     """`text`, or as much of it as `most` letters hold, the last of which then tells that there was more."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-4, 6` for 0, 1, 2, 3, 4, 6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _cells(row: Sequence[object], first: bool) -> str:

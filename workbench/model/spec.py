@@ -10,7 +10,7 @@ from workbench.model.latent_spec import LatentAttention
 from workbench.model.rotary_spec import Rotary, Value
 from workbench.model.rotary_spec import RotaryScaling as RotaryScaling
 from workbench.request import UserPart
-from workbench.shown import Shown, Table, differing, short
+from workbench.shown import Shown, Table, differing, ranges, short
 
 
 class Attention(Value):
@@ -169,20 +169,9 @@ class ModelSpec(Shown, Value):
                 like.append(index)
         rows: list[tuple[str, object]] = [("parameters", self.parameters), ("layers", len(self.layers))]
         for kind, indices in kinds:
-            where = "each layer" if len(kinds) == 1 else f"layers {_runs(indices)}"
+            where = "each layer" if len(kinds) == 1 else f"layers {ranges(indices)}"
             attention = [f"{name} {short(value)}" for name, value in differing(kind.attention)]
             others = [f"{k} {short(v)}" for k, v in differing(kind) if not k.startswith("attention.")]
             rows.append((where, f"{kind.attention.kind} attention: {', '.join(attention)}; {', '.join(others)}"))
         rows += [(name, value) for name, value in differing(self) if name not in ("name", "layers")]
         return Table(self.name, rows)
-
-
-def _runs(numbers: list[int]) -> str:
-    """`0-4, 6` for 0, 1, 2, 3, 4, 6."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.shown import ranges
 from workbench.widgets.pages.snapshot import Ints, Owner, Panel, Snapshot
 
 
@@ -66,7 +67,7 @@ def panels_of(runner: Any) -> tuple[Panel, ...]:
     store, titles = runner.store, {}
     for number, table in enumerate(store.tables):
         shape = store.shapes[table.layers[0]]
-        told = [f"table {number}", f"layers {_ranges(table.layers)}"]
+        told = [f"table {number}", f"layers {ranges(table.layers)}"]
         if not shape.format.packed:
             told.append("latent rows" if shape.shared is not None else str(store.dtype).removeprefix("torch."))
         else:
@@ -107,14 +108,3 @@ def _of_index(holdings: Any, table: int) -> list[int]:
     """Places on the host of pages that the prefix index laid there, and of those on their way back from there."""
     fetched = [place for t, place in holdings.host.fetched if t == table]
     return fetched + (list(holdings.prefix.tree.hosted[table]) if holdings.prefix is not None else [])
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0-3, 5, 7-8"""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
