@@ -15,7 +15,7 @@ place = Path(tempfile.mkdtemp(prefix="workbench-"))  # runs are folders; these m
 experiment = workbench.Experiment.from_yaml("""
 question: What does a smaller cache cost in time, and what does it save?
 lane: eager
-workload: {kind: random, requests: 2, prompt_tokens: 96, output_tokens: 6}
+workload: {kind: random, requests: 2, prompt_tokens: 384, output_tokens: 6}
 measure: {warmup: 1, rounds: 5, ceilings: false}
 variants:
   dense: {}

@@ -89,7 +89,7 @@ class Compare(View):
         baselines = [(s if short.count(s) == 1 else name, name) for s, name in zip(short, self._names, strict=True)]
         wide = ipywidgets.Layout(width="auto", min_width="22em")
         baseline = ipywidgets.Dropdown(options=baselines, description="baseline", layout=wide)
-        way = ipywidgets.ToggleButtons(options=WAYS, description="show")
+        way = ipywidgets.ToggleButtons(options=WAYS, description="show", style={"button_width": "auto"})
         measures = ipywidgets.SelectMultiple(options=known, value=tuple(told), description="measures", rows=5)
         x = ipywidgets.Dropdown(options=_with(plotted, self.x), description="across")
         y = ipywidgets.Dropdown(options=_with(plotted, self.y), description="up")

@@ -28,7 +28,7 @@ STYLE = (
     ".wb-pic .now{font-weight:700;background:var(--jp-layout-color2,#eee)}.wb-pic td,.wb-pic th{padding:1px 14px 1px 0;"
     "text-align:left;font:inherit}.wb-pic td{font-weight:700;font-variant-numeric:tabular-nums}"
 )
-WIDTH, HEIGHT = 760, 170
+WIDTH, HEIGHT = 760, 186
 
 
 def text(pieces: Sequence[Piece], shown: int, spell: Callable[[int], str]) -> str:
@@ -108,7 +108,7 @@ def _bars(
     rows: Sequence[tuple[str, float, float | None, str]], x: float, title: str, kind: str, key: str
 ) -> list[str]:
     """Bars of (name, share, what was expected, tip), with their shares in figures where there is room."""
-    top, bottom, wide = 24, HEIGHT - 36, 320 / max(1, len(rows))
+    top, bottom, wide = 40, HEIGHT - 36, 320 / max(1, len(rows))
     parts, figures = [kit.text(x, 12, title)], []
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * (bottom - top)
@@ -121,7 +121,7 @@ def _bars(
         if wide >= 24:
             above = min(bottom - tall, bottom if guess is None else bottom - guess * (bottom - top) - 5) - 3
             figures.append(
-                kit.text(at + thick / 2, max(above, top + 8), f"{share:.0%}", text_anchor="middle", class_="figure")
+                kit.text(at + thick / 2, max(above, 24), f"{share:.0%}", text_anchor="middle", class_="figure")
             )
         if len(rows) <= 24 or number % 8 == 0:
             parts.append(kit.text(at + thick / 2, bottom + 13, name, text_anchor="middle"))
