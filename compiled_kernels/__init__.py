@@ -7,6 +7,7 @@ from compiled_kernels.expert_linear import expert_linear
 from compiled_kernels.gated import gated_clamped, gated_gelu, gated_silu
 from compiled_kernels.kv_write import kv_write
 from compiled_kernels.lanes import Lane, LaneError, lane_problems
+from compiled_kernels.level import hold_libraries
 from compiled_kernels.linear import linear, linear_int4, linear_int8
 from compiled_kernels.paged_attention import paged_attention
 from compiled_kernels.quantized_attention import quantized_attention
@@ -34,3 +35,5 @@ __all__ = [
     "rotary",
     "top_logprobs",
 ]
+
+hold_libraries()  # torch and oneDNN ask what they may use at their first operation

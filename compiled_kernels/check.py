@@ -14,6 +14,7 @@ from compiled_kernels.compiled import one_call
 from compiled_kernels.gaps import known_gap
 from compiled_kernels.interpreted import interpreting, needs_interpreter
 from compiled_kernels.lanes import Lane, LaneError, interpreted, lane_problems
+from compiled_kernels.level import held_to, level_here, levels_here
 
 ON_CUDA = (Lane.TRITON,)  # lanes whose kernels are for a GPU, and take tensors that lie there
 
@@ -23,7 +24,8 @@ class Row:
     """One case on one lane: `status` is `ok`, `gap` or `failed`, and `reason` says why it is not ok.
 
     `form` is how it ran: `as written`, `compiled` (in one graph), `by hand` (a kernel), `interpreted` (a kernel in
-    Triton's interpreter), or nothing.
+    Triton's interpreter), or nothing. `level` is that of the instruction set (see level.py), or nothing where the
+    machine has none.
     """
 
     operator: str
@@ -32,12 +34,14 @@ class Row:
     status: str
     reason: str = ""
     form: str = ""
+    level: str = ""
 
 
 def check(
     lanes: Iterable[Lane] = tuple(Lane), operator: str | None = None, compiled: bool = False, interpret: bool = False
 ) -> Iterator[Row]:
-    """A row for each operator, lane and case, as they are found; a lane that does not work here is a gap.
+    """A row for each operator, lane and case, as they are found; a lane that does not work here is a gap. Kernels of
+    the lane mlir are made for, and run at, every level that this machine executes: a row each.
 
     `compiled` compiles what the lane inductor would (the first time, minutes), else its traced form runs as
     written. `interpret` runs Triton's kernels in its interpreter where no GPU is at hand, in a process of its own
@@ -50,15 +54,25 @@ def check(
         for suite in chosen:
             for lane in asked:
                 if not (apart and lane is Lane.TRITON):
-                    yield from _rows(suite, lane, compiled and lane is Lane.INDUCTOR)
+                    yield from _at_levels(suite, lane, compiled and lane is Lane.INDUCTOR)
         yield from (Row(**row) for row in interpreted_rows)
+
+
+def _at_levels(suite: Suite, lane: Lane, compiled: bool) -> Iterator[Row]:
+    if lane is not Lane.MLIR or lane_problems()[lane]:
+        yield from _rows(suite, lane, compiled)
+        return
+    for level in levels_here():
+        with held_to(level):
+            rows = list(_rows(suite, lane, compiled))  # whoever reads them meanwhile is at no level of ours
+        yield from rows
 
 
 def _rows(suite: Suite, lane: Lane, compiled: bool) -> Iterator[Row]:
     form = one_call(suite, lane) if compiled else None
     for case in suite.cases:
         status, reason = verdict(suite, case, lane, form)
-        yield Row(suite.operator, str(lane), case.name, status, reason, _form(lane, compiled))
+        yield Row(suite.operator, str(lane), case.name, status, reason, _form(lane, compiled), str(level_here() or ""))
 
 
 def _form(lane: Lane, compiled: bool) -> str:

@@ -11,6 +11,8 @@ import sysconfig
 from enum import StrEnum
 from pathlib import Path
 
+from compiled_kernels.level import level_here
+
 
 class Lane(StrEnum):
     """`eager` runs the specification, or torch's own operation where there is one for all of it; `inductor` is what
@@ -24,6 +26,7 @@ class Lane(StrEnum):
 
 
 AUTO = "auto"
+NO_LEVEL = "its kernels are for x86-64 with AVX2 and FMA, which this machine has not; eager and inductor work here"
 
 
 class LaneError(RuntimeError):
@@ -83,6 +86,8 @@ def _triton_problem() -> str | None:
 
 
 def _mlir_problem() -> str | None:
+    if level_here() is None:
+        return NO_LEVEL
     if importlib.util.find_spec("torch_mlir") is None:
         return "torch-mlir is not installed: pip install 'inference-workbench[mlir]'"
     return None

@@ -18,6 +18,8 @@ from typing import Any
 import platformdirs
 import torch
 
+from compiled_kernels.level import level_here
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -75,11 +77,12 @@ def directory() -> Path:
     return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
 
 
-@functools.cache
 def machine() -> dict[str, str]:
-    """What a measurement depends on: the processor, the GPU, the compilers' versions and this package's own code."""
+    """What a measurement depends on: the processor and the level it is held to, the GPU, the compilers' versions and
+    this package's own code."""
     return {
         "cpu": f"{cpu_model()} x {os.cpu_count()}",
+        "level": str(level_here()),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "code": _own_code(),
         **{name: _version(name) for name in VERSIONS},
@@ -94,6 +97,7 @@ def cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
+@functools.cache
 def _own_code() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).resolve().parent.rglob("*.py")):

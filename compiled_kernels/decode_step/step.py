@@ -27,7 +27,9 @@ class DecodeStep:
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor]):
         checked(tensors, given(shape))
         self.shape = shape
-        self.kernel = compile_text(step_text(shape), "decode_step", libraries=(library(),))
+        self.kernel = compile_text(
+            step_text(shape), "decode_step", level=shape.target.level, libraries=(library(),)
+        )
         self._own = made(buffers(shape))
         self._call = Call(self.kernel.address, [*self._own.values(), *(tensors[name] for name, _ in given(shape))])
         self.x = self._own["x"]

@@ -27,7 +27,9 @@ class DecodeSteps:
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor], most: int, context: int):
         checked(tensors, [*loop_given(shape, context), *given(shape)])
         self.shape, self.most = shape, most
-        self.kernel = compile_text(steps_text(shape, most, context), "decode_steps", libraries=(library(),))
+        self.kernel = compile_text(
+            steps_text(shape, most, context), "decode_steps", level=shape.target.level, libraries=(library(),)
+        )
         loop, own = made(loop_buffers(shape, most)), made(buffers(shape))
         weights = [tensors[name] for name, _ in (*loop_given(shape, context), *given(shape))]
         first = len(loop_given(shape, context))

@@ -12,7 +12,7 @@ from compiled_kernels.cases import Case
 from compiled_kernels.expect import FLOATING, INTEGERS, expect
 from compiled_kernels.lanes import LaneError
 from compiled_kernels.mlir import Kernel, compile_text
-from compiled_kernels.mlir_text import PAGES, THREADS, TYPES, Lines, divisor, memref
+from compiled_kernels.mlir_text import PAGES, THREADS, TYPES, Lines, Target, divisor, memref
 from compiled_kernels.openmp import Call, library
 
 FEW = 64  # tokens that one thread writes before a second one would be awake
@@ -27,7 +27,7 @@ def kv_write(pages: Tensor, rows: Tensor, slots: Tensor) -> None:
     rows, slots = rows.to(pages.dtype), slots.long().contiguous()
     if tokens and rows.stride()[1:] != (dim, 1):
         rows = rows.contiguous()
-    kernel = _compiled(groups, dim, size, TYPES[pages.dtype])
+    kernel = _compiled(Target.here(), groups, dim, size, TYPES[pages.dtype])
     sizes = torch.tensor([tokens, rows.stride(0), count * size, 0])
     Call(kernel.address, (pages, rows, slots, sizes))(threads=1 if tokens < FEW else None)
     if sizes[3]:
@@ -41,13 +41,13 @@ def _range(numbers: Tensor) -> str:
 def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
-    return _compiled(of["groups"], of["dim"], of["size"], TYPES[of["dtype"]]).stages
+    return _compiled(Target.here(), of["groups"], of["dim"], of["size"], TYPES[of["dtype"]]).stages
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(groups: int, dim: int, size: int, kind: str) -> Kernel:
+def _compiled(target: Target, groups: int, dim: int, size: int, kind: str) -> Kernel:
     text = f"{THREADS}\n{_text(groups, dim, size, kind)}"
-    return compile_text(text, "kv_write", libraries=(library(),))
+    return compile_text(text, "kv_write", level=target.level, libraries=(library(),))
 
 
 def _text(groups: int, dim: int, size: int, kind: str) -> str:

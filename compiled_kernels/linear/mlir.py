@@ -49,7 +49,7 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     of = case.arguments
     kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, TYPES[of["dtype"]])
     shape = (min(of["tokens"], MOST_ROWS), of["width"], of["out"])
-    return _compiled(operator, *shape, kind, TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
+    return _compiled(Target.here(), operator, *shape, kind, TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
 
 
 def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...], bias: Tensor | None) -> Tensor:
@@ -60,17 +60,20 @@ def _run(x: Tensor, name: str, kind: str, group: int, weights: tuple[Tensor, ...
     if bias is not None:
         expect(name, "bias", bias, (outs,), (bias.dtype,), dense=False)
         weights = (*weights, bias.to(x.dtype))
-    kernel = _compiled(name, min(tokens, MOST_ROWS), width, outs, kind, TYPES[x.dtype], group, bias is not None)
-    rows = torch.tensor([tokens])
-    Call(kernel.address, (x.contiguous(), *(weight.contiguous() for weight in weights), out, rows))()
+    rows = min(tokens, MOST_ROWS)
+    kernel = _compiled(Target.here(), name, rows, width, outs, kind, TYPES[x.dtype], group, bias is not None)
+    sizes = torch.tensor([tokens])
+    Call(kernel.address, (x.contiguous(), *(weight.contiguous() for weight in weights), out, sizes))()
     return out.to(x.dtype)
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(name: str, rows: int, width: int, out: int, kind: str, x: str, group: int, bias: bool) -> Kernel:
-    product = Product("product", rows, width, out, kind, x, Target.here(), group, bias, any_rows=rows == MOST_ROWS)
+def _compiled(
+    target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, group: int, bias: bool
+) -> Kernel:
+    product = Product("product", rows, width, out, kind, x, target, group, bias, any_rows=rows == MOST_ROWS)
     text = "\n".join((THREADS, product_text(product), _entry(product, name)))
-    return compile_text(text, name, libraries=(library(),))
+    return compile_text(text, name, level=target.level, libraries=(library(),))
 
 
 def _entry(product: Product, name: str) -> str:

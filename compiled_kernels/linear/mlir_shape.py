@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiled_kernels.mlir_text import PAGES, SUMS, Target, divisor, memref
+from compiled_kernels.mlir_text import PAGES, Target, divisor, memref
 
 MOST_ROWS = 4  # tokens whose sums are kept at once; more are more passes over weights that lie in the nearest cache
 NEAR = 8192  # bytes: with blocks of weights up to this size the next block is fetched while one is read
@@ -60,7 +60,7 @@ class Product:
     @property
     def block(self) -> int:
         """Weight rows whose sums are kept at once."""
-        return divisor(self.out // self.stretches, max(1, min(4, SUMS // min(self.rows, MOST_ROWS))))
+        return divisor(self.out // self.stretches, max(1, min(4, self.target.sums // min(self.rows, MOST_ROWS))))
 
     @property
     def ahead(self) -> int:

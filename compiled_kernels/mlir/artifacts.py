@@ -33,8 +33,8 @@ def cache_directory() -> Path:
 
 
 def key_of(**content: object) -> str:
-    """The name of what `content` makes on this machine: SHA-256 over it and over what this machine's code depends on."""
-    text = json.dumps({**content, "machine": machine()}, sort_keys=True)
+    """The name of what these compilers make of `content`, which must tell the processor too: SHA-256 over both."""
+    text = json.dumps({**content, "compilers": compilers()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -109,12 +109,13 @@ def _checksum(path: Path) -> str:
 
 
 @cache
-def machine() -> dict[str, str]:
-    """What compiled code depends on besides its source: compiler versions, CPU model and features."""
-    return {"machine": platform.machine(), **_cpu(), **{name: version_of(name) for name in ("torch-mlir", "torch")}}
+def compilers() -> dict[str, str]:
+    return {name: version_of(name) for name in ("torch-mlir", "torch")}
 
 
-def _cpu() -> dict[str, str]:
+@cache
+def cpu() -> dict[str, str]:
+    """This processor's model and features: for code that is compiled for no level, but for the machine."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:

@@ -4,6 +4,7 @@
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
@@ -16,10 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
-from compiled_kernels.lanes import LaneError
+from compiled_kernels.lanes import NO_LEVEL, LaneError
+from compiled_kernels.level import Level, level_here
 from compiled_kernels.mlir.artifacts import Artifacts, cache_directory, key_of
 from compiled_kernels.mlir.execute import Code, Engine, Kernel, SharedObject, open_globally
 from compiled_kernels.mlir.lower import lower, sources
+from compiled_kernels.mlir.native_errors import native_errors
+from compiled_kernels.mlir.obey import obey
 from compiled_kernels.mlir.pipeline import passes, passes_to_llvm
 
 OPT_LEVEL = 3
@@ -30,19 +34,28 @@ def compile_text(
     entry: str,
     *,
     lowered_from: str = "vector",
+    level: Level | None = None,
     libraries: tuple[str, ...] = (),
     directory: Path | None = None,
     before: Mapping[str, str] | None = None,
 ) -> Kernel:
-    """The function `entry` of an MLIR module, as machine code for this CPU.
+    """The function `entry` of an MLIR module, as machine code for a level of the instruction set (this process's unless
+    given).
 
-    `lowered_from` is the module's level, `vector` or `bufferized` (see pipeline.py). Memrefs are static and passed as
+    `lowered_from` says what the module is, `vector` or `bufferized` (see pipeline.py). Memrefs are static and passed as
     bare pointers. External functions are declared private and found in `libraries` (paths). `before` holds stages the
     text came through, kept with it. `directory` is where artifacts lie, by default the user's cache.
-    Raises LaneError with MLIR's message where the text does not compile.
+    Raises LaneError with MLIR's message where the text does not compile, and where its code calls what nothing provides.
     """
     earlier = tuple((before or {}).items())
-    return _compiled(text, entry, lowered_from, libraries, directory or cache_directory(), earlier)
+    return _compiled(text, entry, lowered_from, level or _level(), libraries, directory or cache_directory(), earlier)
+
+
+def _level() -> Level:
+    level = level_here()
+    if level is None:
+        raise LaneError(f"lane mlir: {NO_LEVEL}")
+    return level
 
 
 def compile_function(
@@ -62,13 +75,21 @@ def compile_function(
     examples = tuple(examples)
     shapes = [(list(each.shape), str(each.dtype)) for each in examples]
     artifacts = Artifacts(directory or cache_directory())
-    made = {"lanes": lanes, "sources": sources(), "opt_level": OPT_LEVEL, "linked": linker() is not None}
+    level = _level()
+    made = {
+        "lanes": lanes,
+        "level": level,
+        "sources": sources(),
+        "opt_level": OPT_LEVEL,
+        "linked": linker() is not None,
+    }
     cooked = key_of(recipe=dict(recipe), name=name, shapes=shapes, **made)
     if (key := artifacts.named(cooked)) and (paths := artifacts.load(key)):
         return Kernel(name, key, _loaded(paths, ()), paths.get("library"), paths["stages"])
     stages = lower(function, examples, name, lanes)
+    text = stages.pop("bufferized")
     kernel = compile_text(
-        stages.pop("bufferized"), name, lowered_from="bufferized", directory=artifacts.directory, before=stages
+        text, name, lowered_from="bufferized", level=level, directory=artifacts.directory, before=stages
     )
     try:
         artifacts.name(cooked, kernel.digest)
@@ -79,18 +100,25 @@ def compile_function(
 
 @cache
 def _compiled(
-    text: str, entry: str, level: str, libraries: tuple[str, ...], directory: Path, before: tuple[tuple[str, str], ...]
+    text: str,
+    entry: str,
+    lowered_from: str,
+    level: Level,
+    libraries: tuple[str, ...],
+    directory: Path,
+    before: tuple[tuple[str, str], ...],
 ) -> Kernel:
-    content = {"text": text, "before": before, "passes": passes_to_llvm(level), "linked": linker() is not None}
-    key = key_of(**content, opt_level=OPT_LEVEL)
+    pipeline = passes_to_llvm(lowered_from, level)
+    content = {"text": text, "before": before, "passes": pipeline, "level": level, "linked": linker() is not None}
+    key = key_of(**content, opt_level=OPT_LEVEL, target=inspect.getsource(obey))
     artifacts = Artifacts(directory)
     if paths := artifacts.load(key):
         return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])
-    llvm = run_passes(text, passes_to_llvm(level))
+    llvm = run_passes(text, pipeline, level)
     engine = engine_of(llvm, libraries)
-    stages = {**dict(before), level: text, "llvm": llvm}
+    stages = {**dict(before), lowered_from: text, "llvm": llvm}
     files = {"stages": (json.dumps(stages).encode(), ".json")}
-    if (library := _linked(engine)) is not None:
+    if (library := _linked(engine, entry, level)) is not None:
         files["library"] = (library, ".so")
     try:
         paths = artifacts.store(key, files)
@@ -111,8 +139,8 @@ def _loaded(paths: Mapping[str, Path], libraries: tuple[str, ...]) -> Code:
     return Engine(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
 
 
-def run_passes(text: str, pipeline: str) -> str:
-    """The module of `text` after `pipeline`; raises LaneError with MLIR's message."""
+def run_passes(text: str, pipeline: str, level: Level) -> str:
+    """The module of `text` after `pipeline`, in the LLVM dialect, for `level`; raises LaneError with MLIR's message."""
     from torch_mlir.ir import Context, Location, MLIRError, Module
 
     with Context(), Location.unknown():
@@ -121,6 +149,7 @@ def run_passes(text: str, pipeline: str) -> str:
         except MLIRError as error:
             raise LaneError(f"mlir: {' '.join(str(error).split())[:600]}") from None
         passes(module, pipeline)
+        obey(module, level)
         return str(module)
 
 
@@ -150,14 +179,22 @@ def linker() -> tuple[str, ...] | None:
     return None
 
 
-def _linked(engine: Any) -> bytes | None:
+def _linked(engine: Any, entry: str, level: Level) -> bytes | None:
     command = linker()
     if command is None:
         return None
     mathematics = ["-lm"] if "-Wl,-Bsymbolic" in command else []
     with tempfile.TemporaryDirectory() as folder:
         compiled, shared = f"{folder}/kernel.o", f"{folder}/kernel.so"
-        engine.dump_to_object_file(compiled)
+        with native_errors() as said:
+            engine.dump_to_object_file(compiled)
+        if said.missing:
+            raise LaneError(
+                f"mlir: {entry} for level {level} calls {', '.join(said.missing)}, which nothing here provides"
+            )
+        if not Path(compiled).exists():
+            told = " ".join(said.text.split())[:300] or "and LLVM does not say why"
+            raise LaneError(f"mlir: {entry} for level {level} was not compiled: {told}")
         line = [*command, compiled, "-o", shared, *mathematics]
         run = subprocess.run(line, capture_output=True, text=True, check=False)
         if run.returncode:

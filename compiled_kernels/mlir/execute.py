@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from compiled_kernels.lanes import LaneError
+from compiled_kernels.mlir.native_errors import native_errors
+from compiled_kernels.mlir.obey import PACKED
 
 
 class Code(Protocol):
@@ -35,7 +37,7 @@ class SharedObject:
         self.library = ctypes.CDLL(str(path))
 
     def packed(self, function: str) -> int:
-        return ctypes.cast(self._found(f"_mlir_{function}"), ctypes.c_void_p).value or 0
+        return ctypes.cast(self._found(f"{PACKED}{function}"), ctypes.c_void_p).value or 0
 
     def callable(self, function: str, arguments: int) -> Callable[..., None]:
         call = self._found(function)
@@ -46,7 +48,7 @@ class SharedObject:
         try:
             return self.library[symbol]
         except AttributeError:
-            raise LaneError(f"mlir: the compiled module has no function {symbol.removeprefix('_mlir_')!r}") from None
+            raise LaneError(f"mlir: the compiled module has no function {symbol.removeprefix(PACKED)!r}") from None
 
 
 class Engine:
@@ -56,7 +58,11 @@ class Engine:
         self.engine = engine
 
     def packed(self, function: str) -> int:
-        if not (address := self.engine.raw_lookup(function)):
+        with native_errors() as said:
+            address = self.engine.raw_lookup(function)
+        if said.missing:
+            raise LaneError(f"mlir: {function} calls {', '.join(said.missing)}, which nothing here provides")
+        if not address:
             raise LaneError(f"mlir: the compiled module has no function {function!r}")
         return address
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from compiled_kernels.lanes import LaneError
-from compiled_kernels.mlir.artifacts import Artifacts, cache_directory, key_of, version_of
+from compiled_kernels.mlir.artifacts import Artifacts, cache_directory, cpu, key_of, version_of
 from compiled_kernels.mlir.iree_export import SCOPE, export
 
 # Data tiling packs the weights once, when they are loaded; float64 is kept, for angles of long contexts.
@@ -92,7 +92,7 @@ def compile_step(
 
 def _built(text: str, flags: tuple[str, ...], name: str, directory: Path | None) -> tuple[str, Mapping[str, Path]]:
     versions = {each: version_of(each) for each in ("iree-base-compiler", "iree-turbine")}
-    key = key_of(text=text, flags=flags, versions=versions)
+    key = key_of(text=text, flags=flags, versions=versions, cpu=cpu())
     artifacts = Artifacts(directory or cache_directory())
     if files := artifacts.load(key):
         return key, files

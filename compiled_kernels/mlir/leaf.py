@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from compiled_kernels.lanes import LaneError
+from compiled_kernels.level import level_here
 from compiled_kernels.mlir.compile import compile_function
 from compiled_kernels.mlir.execute import Kernel
 
@@ -49,7 +50,7 @@ class Leaf:
 
     def prepare(self, inputs: Sequence[Tensor], *constants: float) -> Prepared:
         """The kernel for inputs like these, compiled where it is not known yet."""
-        key = (*[(each.shape, each.stride(), each.dtype, each.device) for each in inputs], constants)
+        key = (level_here(), *[(each.shape, each.stride(), each.dtype, each.device) for each in inputs], constants)
         found = self.prepared.get(key)
         if found is None:
             found = self.prepared[key] = self._compiled(inputs, constants)

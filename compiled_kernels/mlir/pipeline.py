@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from compiled_kernels.lanes import LaneError
-from compiled_kernels.mlir.artifacts import machine
+from compiled_kernels.level import Level
 
 TO_LINALG = "torchdynamo-export-to-torch-backend-pipeline,torch-backend-to-linalg-on-tensors-backend-pipeline"
 NAMELESS = "func.func(linalg-generalize-named-ops,linalg-fold-unit-extent-dims,canonicalize,cse)"
@@ -42,19 +42,22 @@ def passes(module: Any, text: str) -> None:
             raise LaneError(f"mlir: {' '.join(str(error).split())[:600]}") from None
 
 
-def passes_to_llvm(level: str) -> str:
-    """The pipeline from `level` (`bufferized` or `vector`) down to the LLVM dialect."""
-    if level not in ("bufferized", "vector"):
-        raise ValueError(f"no pass pipeline lowers from {level!r}; known here: bufferized, vector")
-    return f"{LOOPS},{_to_llvm()}" if level == "bufferized" else _to_llvm()
+def passes_to_llvm(lowered_from: str, level: Level) -> str:
+    """The pipeline from `lowered_from` (`bufferized` or `vector`) down to the LLVM dialect, for `level`."""
+    if lowered_from not in ("bufferized", "vector"):
+        raise ValueError(f"no pass pipeline lowers from {lowered_from!r}; known here: bufferized, vector")
+    return f"{LOOPS},{_to_llvm(level)}" if lowered_from == "bufferized" else _to_llvm(level)
 
 
-def _to_llvm() -> str:
-    # Without instructions for bfloat16, LLVM would call a library for each conversion.
-    bfloat16 = "" if "avx512_bf16" in machine().get("features", "") else "{include-bf16=true}"
+# Arithmetic on bfloat16 is float32's, rounded: LLVM would round by calling a library where there is no instruction.
+IN_FLOAT32 = "func.func(arith-emulate-unsupported-floats{source-types=bf16 target-type=f32})"
+
+
+def _to_llvm(level: Level) -> str:
+    rounded = "" if level is Level.V4_BF16 else "{include-bf16=true}"  # in integers: nearest even, NaN kept
     return (
         "canonicalize,cse,convert-vector-to-scf,lower-affine,expand-strided-metadata,lower-affine,convert-scf-to-cf,"
-        f"arith-expand{bfloat16},func.func(math-expand-ops{{ops=rsqrt,exp2f,fpowi}}),"
+        f"{IN_FLOAT32},arith-expand{rounded},func.func(math-expand-ops{{ops=rsqrt,exp2f,fpowi}}),"
         "convert-vector-to-llvm{reassociate-fp-reductions=1},convert-math-to-llvm,convert-math-to-libm,"
         "finalize-memref-to-llvm,convert-arith-to-llvm,convert-index-to-llvm,"
         "convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-cf-to-llvm,convert-ub-to-llvm,"

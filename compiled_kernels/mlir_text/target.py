@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from compiled_kernels.lanes import NO_LEVEL, LaneError
+from compiled_kernels.level import Level, level_here
 
 TYPES = {
     torch.float32: "f32",
@@ -20,27 +20,49 @@ TYPES = {
     torch.int64: "i64",
 }
 PAGES = 1 << 24  # a bound for types only: no kernel depends on the size of the pool of pages
-SUMS = 16  # vectors of sums kept in registers, of the 32 there are
 
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels may count on: lanes of float32 a vector, dot products of bfloat16 pairs, and of four bytes."""
+    """What kernels may count on at a level of the instruction set: how long vectors are and how many stay in registers."""
 
-    lanes: int = 8
-    bf16_dots: bool = False
-    byte_dots: bool = False
+    level: Level
 
     @classmethod
-    @functools.cache
     def here(cls) -> Target:
-        """This machine, by /proc/cpuinfo; plain vectors of 8 where there is none."""
-        try:
-            flags = set(re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0].split())
-        except (OSError, IndexError):
-            return cls()
-        wide = "avx512f" in flags
-        return cls(16 if wide else 8, wide and "avx512_bf16" in flags, wide and "avx512_vnni" in flags)
+        """The level that this process makes kernels for. Raises LaneError where the machine has none."""
+        level = level_here()
+        if level is None:
+            raise LaneError(f"lane mlir: {NO_LEVEL}")
+        return _TARGETS[level]
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of float32 in a vector."""
+        return 8 if self.level is Level.V3 else 16
+
+    @property
+    def registers(self) -> int:
+        """Vector registers of the processor."""
+        return 16 if self.level is Level.V3 else 32
+
+    @property
+    def sums(self) -> int:
+        """Vectors of sums that a kernel keeps in registers: half of them, the rest is for what is multiplied."""
+        return self.registers // 2
+
+    @property
+    def bf16_dots(self) -> bool:
+        """Whether there are dot products of bfloat16 pairs."""
+        return self.level is Level.V4_BF16
+
+    @property
+    def byte_dots(self) -> bool:
+        """Whether there are dot products of four bytes."""
+        return self.level in (Level.V4_VNNI, Level.V4_BF16)
+
+
+_TARGETS = {level: Target(level) for level in Level}
 
 
 def divisor(count: int, most: int) -> int:

@@ -191,14 +191,14 @@ def _decode_shape(rows: int, held: int, heads: PagedHeads) -> Attention:
 
 @functools.lru_cache(maxsize=512)
 def _compiled_spans(shape: SpanAttention) -> Kernel:
-    return _compile(shape.lanes, span_text(shape))
+    return _compile(shape, span_text(shape))
 
 
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: Attention) -> Kernel:
-    return _compile(shape.lanes, attention_text(shape, "attend"), entry_text(shape))
+    return _compile(shape, attention_text(shape, "attend"), entry_text(shape))
 
 
-def _compile(lanes: int, *functions: str) -> Kernel:
-    text = "\n".join((THREADS, exp_function(lanes), *functions))
-    return compile_text(text, "paged_attention", libraries=(library(),))
+def _compile(shape: PagedHeads, *functions: str) -> Kernel:
+    text = "\n".join((THREADS, exp_function(shape.lanes), *functions))
+    return compile_text(text, "paged_attention", level=shape.target.level, libraries=(library(),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiled_kernels.mlir_text import SUMS, Lines, vector
+from compiled_kernels.mlir_text import Lines, vector
 from compiled_kernels.paged_attention.mlir_scores import Head, fetch
 from compiled_kernels.paged_attention.mlir_shape import Attention
 
@@ -13,7 +13,7 @@ def mix(lines: Lines, shape: Attention, heads: list[Head], factors: list[str]) -
     As many sums as registers: wide heads are walked in runs of columns.
     """
     columns = [lines.index(at) for at in range(0, shape.dim, shape.columns)]
-    most = max(1, SUMS // len(heads))
+    most = max(1, shape.target.sums // len(heads))
     for first in range(0, len(columns), most):
         run = columns[first : first + most]
         sums, begin = _earlier(lines, shape, heads, factors, run), "%from"

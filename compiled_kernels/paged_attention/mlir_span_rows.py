@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiled_kernels.mlir_text import SUMS, Lines, vector
+from compiled_kernels.mlir_text import Lines, vector
 from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, ROWS, SpanAttention
 from compiled_kernels.paged_attention.mlir_span_weights import Query, weigh
 
@@ -44,13 +44,23 @@ def _queries(lines: Lines, shape: SpanAttention) -> list[Query]:
 
 
 def _scores(lines: Lines, shape: SpanAttention, queries: list[Query]) -> list[list[str]]:
-    """For each query a vector of scores for each run of keys in the block."""
-    t, lanes = shape.types, shape.lanes
-    runs = [lines.index(at) for at in range(0, BLOCK, lanes)]
+    """For each query a vector of scores for each run of keys in the block; as many runs at once as there are registers
+    for."""
+    starts = [lines.index(at) for at in range(0, BLOCK, shape.lanes)]
+    most = max(1, shape.target.sums // ROWS)
+    found: list[list[str]] = [[] for _ in queries]
+    for first in range(0, len(starts), most):
+        for row, scores in zip(found, _score_runs(lines, shape, queries, starts[first : first + most]), strict=True):
+            row += scores
+    return found
+
+
+def _score_runs(lines: Lines, shape: SpanAttention, queries: list[Query], runs: list[str]) -> list[list[str]]:
+    t, lanes, label = shape.types, shape.lanes, lines.mark
     zero = lines.filled("0.0", lanes)
-    names = [f"%s{i}" for i in range(ROWS * len(runs))]
+    names = [f"%s{label}_{i}" for i in range(ROWS * len(runs))]
     end = lines.index(shape.dim // shape.each)
-    found = lines.open_sums("%found", f"%d = %zero to {end} step %one", names, [zero] * len(names), lanes)
+    found = lines.open_sums(f"%found{label}", f"%d = %zero to {end} step %one", names, [zero] * len(names), lanes)
     keys = _elements(lines, shape, [f"%keys[%at, %d, {run}] : {t['keys']}" for run in runs], lanes)
     column = lines.let(f"arith.muli %d, {lines.index(shape.each)} : index")
     moved, carried = [], iter(names)
@@ -64,7 +74,7 @@ def _scores(lines: Lines, shape: SpanAttention, queries: list[Query]) -> list[li
 def _mix(lines: Lines, shape: SpanAttention, queries: list[Query]) -> None:
     """sums += weights · values, in runs of as many columns as there are registers for."""
     columns = range(0, shape.dim, shape.columns)
-    most = max(1, SUMS // ROWS)
+    most = max(1, shape.target.sums // ROWS)
     for first in range(0, len(columns), most):
         _mix_run(lines, shape, queries, [lines.index(at) for at in columns[first : first + most]], str(first))
 

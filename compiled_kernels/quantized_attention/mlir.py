@@ -113,4 +113,4 @@ def stages(case: Case, operator: str = "quantized_attention") -> Mapping[str, st
 @functools.lru_cache(maxsize=512)
 def _compiled(shape: QuantizedAttention) -> Kernel:
     text = "\n".join((THREADS, exp_function(shape.lanes), attention_text(shape, "attend"), entry_text(shape)))
-    return compile_text(text, "quantized_attention", libraries=(library(),))
+    return compile_text(text, "quantized_attention", level=shape.target.level, libraries=(library(),))

@@ -9,7 +9,7 @@ from compiled_kernels.paged_attention.mlir_scores import Head
 from compiled_kernels.quantized_attention.mlir_fold import fetch, fold
 from compiled_kernels.quantized_attention.mlir_shape import Side
 
-REGISTERS = 24  # vectors of sums kept at once, of the 32 registers there are
+SUMS = 3 / 4  # of the registers: those of sums kept at once
 NIBBLES = str(0x0F0F0F0F)
 
 Take = Callable[[Head, str, str], None]  # a head, the index of a run's first number, and the run's sums as a vector
@@ -31,7 +31,7 @@ def sums(
         for head in heads
     ]
     base = lines.let(f"arith.muli {part}, {lines.index(side.run)} : index")
-    most = max(1, REGISTERS // (len(heads) * (2 if side.fixed else 1)))
+    most = max(1, int(SUMS * side.target.registers) // (len(heads) * (2 if side.fixed else 1)))
     starts = range(0, side.run, side.lanes)
     for first in range(0, len(starts), most):
         kept = [lines.let(f"arith.addi {base}, {lines.index(start)} : index") for start in starts[first : first + most]]

@@ -11,6 +11,7 @@ from compiled_kernels import LaneError
 from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
 from compiled_kernels.decode_step.step import _read
 from compiled_kernels.decode_step.text import given
+from compiled_kernels.level import Level
 from compiled_kernels.mlir_text import PAGES, Target
 
 DENSE, INT8, INT4 = Weight("bf16", bias=True), Weight("i8"), Weight("i4", group=4)
@@ -19,7 +20,7 @@ LAYER = LayerShape(
 )
 SHAPE = StepShape(
     rows=1, width=8, vocab=16, eps=1e-5, kind="bf16", layers=(LAYER,), head=INT8, size=4, held=2, chunks=1,
-    target=Target(),
+    target=Target(Level.V3),
 )  # fmt: skip
 Tensors = dict[str, torch.Tensor]
 

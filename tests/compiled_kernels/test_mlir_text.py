@@ -1,5 +1,5 @@
-"""Kernels written as MLIR text: any shape, on every kind of processor, in any number of threads. Unwritten memory is
-NaN (see `disagreement`)."""
+"""Kernels written as MLIR text: any shape, at every level of the instruction set, in any number of threads. Unwritten
+memory is NaN (see `disagreement`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from compiled_kernels import Lane, LaneError, lane_problems
 from compiled_kernels.cases import Case, Work, disagreement
 from compiled_kernels.gaps import known_gap
-from compiled_kernels.mlir_text import Lines, Target, divisor, number
+from compiled_kernels.level import Level, held_to, levels_here
+from compiled_kernels.mlir_text import Lines, divisor, number
 from tests.compiled_kernels.test_operators import ARGUMENTS, DTYPES, SUITES, seeds
 
 problem = lane_problems()[Lane.MLIR]
@@ -26,8 +27,7 @@ WRITTEN = {
     "kv_write": "compiled_kernels.kv_write.mlir",
     "paged_attention": "compiled_kernels.paged_attention.mlir",
 }
-HERE = Target.here()
-MACHINES = [(HERE, 1), (HERE, 3), (Target(lanes=8), 2), (Target(lanes=16), 2)]  # processors, and threads
+THREADS = {Level.V3: 2, Level.V4: 1, Level.V4_VNNI: 2, Level.V4_BF16: 3}  # one number for each level: all are tried
 
 
 @pytest.fixture(autouse=True)
@@ -48,23 +48,17 @@ def test_any_shape_agrees_with_float64(operator: str, data: st.DataObject) -> No
 
 
 @needs_mlir
-@pytest.mark.parametrize(("target", "threads_used"), MACHINES, ids=str)
-@pytest.mark.parametrize("operator", ["linear", "linear_int8", "linear_int4", "paged_attention"])
-def test_every_kind_of_processor(
-    operator: str, target: Target, threads_used: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With dot products of pairs and without, split among threads in any way; the shapes are those of models."""
-    module = importlib.import_module(WRITTEN[operator])
-    torch.set_num_threads(threads_used)
-    monkeypatch.setattr(module.Target, "here", lambda: target)
-    for kept in (module._compiled, getattr(module, "_compiled_spans", module._compiled)):
-        kept.cache_clear()
+@pytest.mark.parametrize("level", levels_here(), ids=str)
+@pytest.mark.parametrize("operator", [*WRITTEN, "quantized_attention"])
+def test_every_level(operator: str, level: Level) -> None:
+    """With dot products of pairs and of bytes and without, split among threads in any way; the shapes are those of
+    models."""
+    torch.set_num_threads(THREADS[level])
     suite = SUITES[operator]
-    for case in suite.cases:
-        if case.work.flops < 1e7 and not known_gap(operator, Lane.MLIR, case.name):
-            assert disagreement(suite, case, suite.make(case), Lane.MLIR) is None, case.name
-    for kept in (module._compiled, getattr(module, "_compiled_spans", module._compiled)):
-        kept.cache_clear()
+    with held_to(level):
+        for case in suite.cases:
+            if case.work.flops < 1e7 and not known_gap(operator, Lane.MLIR, case.name):
+                assert disagreement(suite, case, suite.make(case), Lane.MLIR) is None, case.name
 
 
 @needs_mlir

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Lane, lane_problems
+from compiled_kernels.level import Level, held_to, levels_here
 from compiled_kernels.mlir.artifacts import Artifacts, cache_directory
-from compiled_kernels.mlir_text import Target
 from tests.engine.tiny import Oracle, layer, poison, request, runner_of, spec_of, specs, weights_of
-from workbench.engine import mlir_step
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep
 from workbench.engine.runner import Runner, generate
@@ -57,13 +56,14 @@ def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> 
 
 
 @pytest.mark.parametrize("format", ["dense", "int8", "int4"])
-@pytest.mark.parametrize("target", [Target.here(), Target(lanes=8), Target(lanes=16)])
-def test_bfloat16_on_every_kind_of_processor(format: str, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("level", levels_here(), ids=str)
+def test_bfloat16_at_every_level(format: str, level: Level) -> None:
     """A shape wide enough for dot products of pairs, with them and without; 17 rows need more than one run."""
-    monkeypatch.setattr(mlir_step.Target, "here", lambda: target)
-    ours = runner(named_shape("tiny"), torch.bfloat16, WeightFormat.of(format), max_num_seqs=17, pages=80, page_size=8)
-    Oracle(ours)
-    generate(ours, [request(f"{format}-{i}", 3 + i, 5) for i in range(17)])
+    settings = {"max_num_seqs": 17, "pages": 80, "page_size": 8}
+    with held_to(level):
+        ours = runner(named_shape("tiny"), torch.bfloat16, WeightFormat.of(format), **settings)
+        Oracle(ours)
+        generate(ours, [request(f"{format}-{i}", 3 + i, 5) for i in range(17)])
 
 
 def test_a_context_that_threads_share_is_merged_right() -> None:

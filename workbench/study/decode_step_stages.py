@@ -37,6 +37,6 @@ def decode_step_stages(
     with torch.device("meta"):
         shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
     shape = step_shape(shapes, page_size, bucket_for(rows))
-    kernel = compile_text(step_text(shape), "decode_step", libraries=(library(),))
+    kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(library(),))
     texts = {name: Stage(text) for name, text in kernel.stages.items()}
     return Stages(kernel.digest, "the entry in the cache of artifacts that runs", texts)

@@ -27,25 +27,26 @@ def show_list(operators: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Counts by operator and lane, then every gap with its reason, then every failure."""
-    counts = Counter((row["operator"], row["lane"], row["status"]) for row in rows)
-    forms = {(row["operator"], row["lane"]): row["form"] for row in rows}
-    table = _table("operator", "lane", *STATES, "ran")
-    order = list(dict.fromkeys(operator for operator, _ in forms))
-    for (operator, lane), form in sorted(forms.items(), key=lambda item: order.index(item[0][0])):
-        numbers = [counts[operator, lane, status] for status in STATES]
+    """Counts by operator, lane and level, then every gap with its reason, then every failure."""
+    counts = Counter((row["operator"], row["lane"], row["level"], row["status"]) for row in rows)
+    forms = {(row["operator"], row["lane"], row["level"]): row["form"] for row in rows}
+    table = _table("operator", "lane", "level", *STATES, "ran")
+    order = list(dict.fromkeys(operator for operator, _, _ in forms))
+    for (operator, lane, level), form in sorted(forms.items(), key=lambda item: order.index(item[0][0])):
+        numbers = [counts[operator, lane, level, status] for status in STATES]
         cells = [str(number or "") for number in numbers]
-        table.add_row(operator, lane, *cells, form, style="red" if numbers[-1] else None)
+        table.add_row(operator, lane, level, *cells, form, style="red" if numbers[-1] else None)
     console.print(table)
     gaps = Counter((row["operator"], row["lane"], row["reason"]) for row in rows if row["status"] == "gap")
     for (operator, lane, reason), count in gaps.items():
         console.print(Text(f"gap  {operator} on {lane}, {count} cases: {reason}", style="dim"), soft_wrap=True)
-    failures: dict[tuple[str, str, str], list[str]] = {}
+    failures: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row["status"] == "failed":
-            failures.setdefault((row["operator"], row["lane"], row["reason"]), []).append(row["case"])
-    for (operator, lane, reason), cases in failures.items():
-        console.print(Text(f"failed  {operator} on {lane}, {'; '.join(cases)}: {reason}", style="red"), soft_wrap=True)
+            failures.setdefault((row["operator"], row["lane"], row["level"], row["reason"]), []).append(row["case"])
+    for (operator, lane, level, reason), cases in failures.items():
+        told = f"failed  {operator} on {lane}{level and f' at {level}'}, {'; '.join(cases)}: {reason}"
+        console.print(Text(told, style="red"), soft_wrap=True)
     total = Counter(row["status"] for row in rows)
     console.print(", ".join(f"{total[status]} {status}" for status in STATES))
 

@@ -1,0 +1,125 @@
+"""Levels of the x86-64 instruction set: what kernels are generated and compiled for, and how a machine is held to less.
+
+| level | has | vector registers |
+|---|---|---|
+| `v3` | AVX2, FMA, F16C | 16 of 256 bits |
+| `v4` | AVX-512 F, BW, CD, DQ, VL | 32 of 512 bits |
+| `v4+vnni` | and dot products of four bytes | 32 of 512 bits |
+| `v4+bf16` | and dot products of pairs of bfloat16, and its rounding | 32 of 512 bits |
+
+v3 and v4 are those of the x86-64 psABI. Each level has all of the one before it, so a machine runs every level up to
+its own. `WORKBENCH_LEVEL=v3` holds a whole process to less than its machine has: this package's kernels, and torch,
+oneDNN, MKL and Inductor's vectors with them.
+
+Imports nothing but the standard library, so that it can speak before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+ENVIRONMENT = "WORKBENCH_LEVEL"
+_V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}  # abm: Linux's word for LZCNT
+_V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+class Level(StrEnum):
+    V3 = "v3"
+    V4 = "v4"
+    V4_VNNI = "v4+vnni"
+    V4_BF16 = "v4+bf16"
+
+    @property
+    def rank(self) -> int:
+        return list(Level).index(self)
+
+    @property
+    def flags(self) -> frozenset[str]:
+        """What /proc/cpuinfo must list."""
+        added = {Level.V3: _V3, Level.V4: _V4, Level.V4_VNNI: {"avx512_vnni"}, Level.V4_BF16: {"avx512_bf16"}}
+        return frozenset().union(*(added[each] for each in Level if each.rank <= self.rank))
+
+    @property
+    def cpu(self) -> str:
+        """LLVM's name of the processor."""
+        return "x86-64-v3" if self is Level.V3 else "x86-64-v4"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What LLVM may count on beside that processor; never empty, or LLVM would take the machine's own."""
+        added = {Level.V3: "+avx2", Level.V4: "+avx512f", Level.V4_VNNI: "+avx512vnni", Level.V4_BF16: "+avx512bf16"}
+        return tuple(added[each] for each in Level if each.rank <= self.rank)
+
+
+def level_of(flags: frozenset[str]) -> Level | None:
+    """The highest level whose features are all among `flags`, in /proc/cpuinfo's words; None where none is."""
+    return max((each for each in Level if each.flags <= flags), key=lambda each: each.rank, default=None)
+
+
+@functools.cache
+def machine_level() -> Level | None:
+    """The highest level that this machine executes; None where that is less than AVX2 and FMA, or not x86-64."""
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return level_of(frozenset(flags[1].split())) if flags else None
+
+
+def level_here() -> Level | None:
+    """The level that kernels are made for: the machine's, unless it is held to less (`WORKBENCH_LEVEL`, `held_to`).
+
+    Raises ValueError where WORKBENCH_LEVEL is no level, or more than the machine has.
+    """
+    return _held[-1] if _held else _asked()
+
+
+def levels_here() -> tuple[Level, ...]:
+    """All levels that can be executed here, the lowest first; none above WORKBENCH_LEVEL."""
+    highest = _asked()
+    return tuple(each for each in Level if highest is not None and each.rank <= highest.rank)
+
+
+@contextmanager
+def held_to(level: Level) -> Iterator[None]:
+    """Make this package's kernels for `level` meanwhile, in all threads: for checks that go through the levels."""
+    if level not in levels_here():
+        raise ValueError(f"level {level}: this machine executes {', '.join(levels_here()) or 'none'}")
+    _held.append(level)
+    try:
+        yield
+    finally:
+        _held.pop()
+
+
+def hold_libraries() -> None:
+    """Hold torch, oneDNN, MKL and Inductor to WORKBENCH_LEVEL where it is set, by their own variables, which they read
+    at their first use; one that is set already stays as it is. AMX is above every level here, so it is held down."""
+    if not os.environ.get(ENVIRONMENT) or (level := _asked()) is None:
+        return
+    vectors = "avx2" if level is Level.V3 else "avx512"  # Inductor takes its vectors' length from this too
+    onednn = {Level.V3: "AVX2", Level.V4: "AVX512_CORE", Level.V4_VNNI: "AVX512_CORE_VNNI"}
+    os.environ.setdefault("ATEN_CPU_CAPABILITY", vectors)
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", onednn.get(level, "AVX512_CORE_BF16"))
+    os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", "AVX2" if level is Level.V3 else "AVX512")
+
+
+_held: list[Level] = []
+
+
+@functools.cache
+def _asked() -> Level | None:
+    text, highest = os.environ.get(ENVIRONMENT, ""), machine_level()
+    if not text:
+        return highest
+    if text not in tuple(Level):
+        raise ValueError(f"{ENVIRONMENT}={text!r} is no level; there are {', '.join(Level)}")
+    if highest is None or Level(text).rank > highest.rank:
+        raise ValueError(f"{ENVIRONMENT}={text}: this machine executes {highest or 'none of the levels'} at most")
+    return Level(text)

@@ -1,0 +1,49 @@
+"""What LLVM says on the process's standard error, which MLIR's bindings do not raise."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ONE_AT_A_TIME = threading.Lock()  # there is one standard error for all threads
+
+
+class Said:
+    """`text` is what was said, once the block has ended."""
+
+    text = ""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Symbols that compiled code calls and nothing provides, as LLVM's JIT lists them."""
+        lists = re.findall(r"Symbols not found: \[ (.*?) \]", self.text)
+        return tuple(dict.fromkeys(symbol for each in lists for symbol in each.split(", ")))
+
+
+@contextmanager
+def native_errors() -> Iterator[Said]:
+    """Keep what native code writes to file descriptor 2 meanwhile. Lines that are not LLVM's are passed on afterwards:
+    another thread may have written them."""
+    said = Said()
+    with _ONE_AT_A_TIME, tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            said.text = file.read().decode(errors="replace")
+            others = [line for line in said.text.splitlines(keepends=True) if not _LLVM.match(line)]
+            if "".join(others).strip():
+                os.write(2, "".join(others).encode())
+
+
+_LLVM = re.compile(r"\s*(JIT session error:|Could not compile |Failed to materialize symbols:)")

@@ -1,0 +1,258 @@
+"""Levels of the instruction set: compiled code keeps to its level, rounds alike at all of them, and hides nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiled_kernels import Lane, LaneError, lane_problems
+from compiled_kernels.cases import case_of, suite_of
+from compiled_kernels.decode_step import DecodeStep, LayerShape, StepShape, Weight
+from compiled_kernels.decode_step.step import made
+from compiled_kernels.decode_step.text import given as given_tensors
+from compiled_kernels.level import Level, held_to, level_here, level_of, levels_here
+from compiled_kernels.mlir import compile_text
+from compiled_kernels.mlir.execute import Kernel
+from compiled_kernels.mlir.native_errors import native_errors
+from compiled_kernels.mlir.show import stages
+from compiled_kernels.mlir_text import PAGES, Target, memref
+
+problem = lane_problems()[Lane.MLIR]
+needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
+needs_objdump = pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is missing: apt install binutils")
+at_every_level = pytest.mark.parametrize("level", levels_here(), ids=str)
+FLAGS = sorted(frozenset().union(*(level.flags for level in Level)))
+
+
+@given(st.sets(st.sampled_from(FLAGS)), st.sets(st.sampled_from(FLAGS)))
+def test_more_features_are_never_a_lower_level(some: set[str], more: set[str]) -> None:
+    def rank(flags: set[str]) -> int:
+        level = level_of(frozenset(flags))
+        return -1 if level is None else level.rank
+
+    assert rank(some) <= rank(some | more)
+    if level := level_of(frozenset(some)):
+        assert level.flags <= some
+
+
+def test_each_level_has_all_of_the_one_before() -> None:
+    for lower, higher in zip(tuple(Level), tuple(Level)[1:], strict=False):
+        assert lower.flags < higher.flags and set(lower.features) < set(higher.features)
+
+
+def test_a_machine_without_avx2_has_no_level_and_is_told_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert level_of(frozenset({"sse2", "avx"})) is None
+    assert level_of(frozenset({"asimd", "bf16"})) is None  # as ARM lists its own
+    monkeypatch.setattr("compiled_kernels.lanes.level_here", lambda: None)
+    from compiled_kernels.lanes import _mlir_problem
+
+    assert "AVX2" in str(_mlir_problem()) and "eager and inductor" in str(_mlir_problem())
+
+
+def in_a_process(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    held = {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "WORKBENCH_LEVEL"}
+    rest = {name: value for name, value in os.environ.items() if name not in held}
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=root, env=rest | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(level_here() is None, reason="this machine has no level of x86-64 with AVX2")
+def test_a_process_is_held_to_a_level_with_torch() -> None:
+    told = in_a_process(
+        "import compiled_kernels, torch, os; from compiled_kernels.level import level_here, levels_here;"
+        "capability = torch.backends.cpu.get_cpu_capability();"
+        "print(level_here(), len(levels_here()), capability, os.environ['ONEDNN_MAX_CPU_ISA'])",
+        WORKBENCH_LEVEL="v3",
+    )
+    assert told.stdout.split() == ["v3", "1", "AVX2", "AVX2"], told.stderr
+    told = in_a_process("import compiled_kernels, os; print('ATEN_CPU_CAPABILITY' in os.environ)")
+    assert told.stdout.strip() == "False", told.stderr
+
+
+@pytest.mark.parametrize(("asked", "words"), [("v2", "is no level; there are v3, v4"), ("avx512", "is no level")])
+def test_a_level_that_is_none_is_refused(asked: str, words: str) -> None:
+    told = in_a_process("import compiled_kernels", WORKBENCH_LEVEL=asked)
+    assert told.returncode != 0 and words in told.stderr
+
+
+def test_more_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiled_kernels import level
+
+    monkeypatch.setattr(level, "machine_level", lambda: Level.V3)
+    monkeypatch.setenv("WORKBENCH_LEVEL", "v4")
+    with pytest.raises(ValueError, match="WORKBENCH_LEVEL=v4: this machine executes v3 at most"):
+        level._asked.__wrapped__()
+    if levels_here()[-1:] != (Level.V4_BF16,):
+        with pytest.raises(ValueError, match=r"level v4\+bf16: this machine executes"), held_to(Level.V4_BF16):
+            pass
+
+
+# What instructions of more than a level look like in a disassembly.
+BEYOND_V3 = r"zmm|[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]"
+VNNI, BF16 = r"vpdpbusd|vpdpwssd", r"bf16"
+BEYOND = {
+    Level.V3: f"{BEYOND_V3}|{VNNI}|{BF16}",
+    Level.V4: f"{VNNI}|{BF16}",
+    Level.V4_VNNI: BF16,
+    Level.V4_BF16: r"%tmm|vaddph|vfmadd...ph",  # AMX and AVX512-FP16, which some machines have besides
+}
+SHOWN = {
+    "add_rms_norm": "16x576 bfloat16",
+    "linear_int4": "2x64x40 group 32 bfloat16",
+    "linear": "2x64x40 bfloat16",
+    "paged_attention": "decode 3 ragged bfloat16",
+    "quantized_attention": "decode 3 ragged int8 bfloat16",
+    "kv_write": "16x3x64 bfloat16",
+}
+
+
+def beyond(kernel_asm: str, level: Level) -> list[str]:
+    """Instructions beyond `level`, outside of the functions that MLIR's engine adds and nobody calls."""
+    ours = (part for part in kernel_asm.split("\n\n") if "<_mlir_" not in part)
+    return [line.strip() for part in ours for line in part.splitlines() if re.search(BEYOND[level], line)]
+
+
+@needs_mlir
+@needs_objdump
+@at_every_level
+@pytest.mark.parametrize("operator", list(SHOWN))
+def test_code_keeps_to_its_level(operator: str, level: Level) -> None:
+    with held_to(level):
+        asm = stages(operator, case_of(suite_of(operator), SHOWN[operator])).stages["asm"]
+    assert beyond(asm, level)[:3] == []
+
+
+@needs_mlir
+@needs_objdump
+@pytest.mark.skipif(len(levels_here()) < 2, reason="this machine executes one level: nothing else could be in its code")
+def test_code_of_a_higher_level_would_be_seen() -> None:
+    with held_to(levels_here()[-1]):
+        asm = stages("linear", case_of(suite_of("linear"), SHOWN["linear"])).stages["asm"]
+    assert beyond(asm, Level.V3)
+
+
+def a_step(level: Level) -> DecodeStep:
+    weight = Weight("bf16")
+    layer = LayerShape(
+        heads=4, groups=2, dim=64, hidden=128, scale=0.125, qkv=weight, output=weight, gate_up=weight, down=weight
+    )
+    shape = StepShape(
+        rows=2, width=256, vocab=64, eps=1e-5, kind="bf16", layers=(layer,), head=weight, size=16, held=2, chunks=1,
+        target=Target(level),
+    )  # fmt: skip
+    wanted = [each._replace(type=each.type.replace(f"<{PAGES}x", "<3x")) for each in given_tensors(shape)]
+    return DecodeStep(shape, made(wanted))
+
+
+@needs_mlir
+@needs_objdump
+@at_every_level
+def test_a_whole_step_keeps_to_its_level(level: Level) -> None:
+    assert beyond(a_step(level).kernel.stages["asm"], level)[:3] == []
+
+
+@needs_mlir
+def test_each_level_has_code_of_its_own() -> None:
+    digests = {level: a_step(level).kernel.digest for level in levels_here()}
+    assert len(set(digests.values())) == len(digests)
+
+
+SIZE = 512
+
+
+def kernel_of(body: str, level: Level, result: str = "bf16") -> Kernel:
+    """%x and %y, vectors of bfloat16 or float32 in SIZE numbers, to %z, a vector of `result`."""
+    f, b, r = memref((SIZE,), "f32"), memref((SIZE,), "bf16"), memref((SIZE,), result)
+    text = f"""func.func @f(%a: {f}, %b: {b}, %c: {b}, %out: {r}) {{
+%zero = arith.constant 0 : index
+%wide = vector.load %a[%zero] : {f}, vector<{SIZE}xf32>
+%x = vector.load %b[%zero] : {b}, vector<{SIZE}xbf16>
+%y = vector.load %c[%zero] : {b}, vector<{SIZE}xbf16>
+{body}
+vector.store %z, %out[%zero] : {r}, vector<{SIZE}x{result}>
+return
+}}"""
+    return compile_text(text, "f", level=level)
+
+
+def result_of(kernel: Kernel, wide: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.full((SIZE,), torch.nan, dtype=torch.bfloat16)
+    kernel.function(4)(wide.data_ptr(), x.data_ptr(), y.data_ptr(), out.data_ptr())
+    return out
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Every bit, but for NaN, which only has to stay NaN."""
+    return torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(
+        ours.nan_to_num(0.0, torch.inf, -torch.inf).view(torch.int16),
+        theirs.nan_to_num(0.0, torch.inf, -torch.inf).view(torch.int16),
+    )
+
+
+NOTHING = torch.zeros(SIZE, dtype=torch.bfloat16)
+
+
+def normal(values: torch.Tensor) -> torch.Tensor:
+    """Subnormal numbers as zeros of their sign: AVX512-BF16's rounding takes and gives none."""
+    return torch.where(values.abs() < 2.0**-126, torch.zeros(()).to(values.dtype).copysign(values), values)
+
+
+@needs_mlir
+@at_every_level
+def test_rounding_is_torchs_for_every_upper_half(level: Level) -> None:
+    """Every sign, exponent and leading fraction, with what is cut off below, at and above one half, ties to even."""
+    kernel = kernel_of(f"%z = arith.truncf %wide : vector<{SIZE}xf32> to vector<{SIZE}xbf16>", level)
+    upper = torch.arange(1 << 16, dtype=torch.int64)[:, None] << 16
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int64)
+    bits = (upper + lower).flatten()
+    floats = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+    theirs = floats.to(torch.bfloat16)
+    if level is Level.V4_BF16:
+        floats = normal(floats)
+        theirs = floats.to(torch.bfloat16)
+    ours = torch.cat([result_of(kernel, part.contiguous(), NOTHING, NOTHING) for part in floats.split(SIZE)])
+    assert same_bits(ours, theirs)
+
+
+@needs_mlir
+@at_every_level
+@pytest.mark.parametrize("operation", ["addf", "subf", "mulf", "divf", "maximumf"])
+def test_arithmetic_on_bfloat16_is_torchs(operation: str, level: Level) -> None:
+    """Each result is float32's, rounded: LLVM alone would call a library for it where the level has no instruction."""
+    kernel = kernel_of(f"%z = arith.{operation} %x, %y : vector<{SIZE}xbf16>", level)
+    theirs = {"addf": torch.add, "subf": torch.sub, "mulf": torch.mul, "divf": torch.div, "maximumf": torch.maximum}
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        x, y = (torch.randn(SIZE, generator=generator).bfloat16() for _ in range(2))
+        assert same_bits(result_of(kernel, torch.zeros(SIZE), x, y), theirs[operation](x, y))
+
+
+@needs_mlir
+@at_every_level
+def test_a_symbol_that_is_missing_is_named(level: Level, capfd: pytest.CaptureFixture[str]) -> None:
+    text = "func.func private @nobody_has_this(f32) -> f32\n" + (
+        "func.func @f(%a: memref<1xf32>) {\n%zero = arith.constant 0 : index\n"
+        "%x = memref.load %a[%zero] : memref<1xf32>\n"
+        "%y = call @nobody_has_this(%x) : (f32) -> f32\nmemref.store %y, %a[%zero] : memref<1xf32>\nreturn\n}"
+    )
+    words = f"f for level {re.escape(level)} calls nobody_has_this, which nothing here provides"
+    with pytest.raises(LaneError, match=words):
+        compile_text(text, "f", level=level)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_say_meanwhile_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with native_errors() as said:
+        os.write(2, b"JIT session error: Symbols not found: [ one, two ]\nanother thread's line\n")
+    assert said.missing == ("one", "two")
+    assert capfd.readouterr().err == "another thread's line\n"
