@@ -110,6 +110,10 @@ def hold_libraries() -> None:
     os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", "AVX2" if level is Level.V3 else "AVX512")
 
 
+def main() -> None:
+    print(*levels_here())
+
+
 _held: list[Level] = []
 
 
@@ -123,3 +127,7 @@ def _asked() -> Level | None:
     if highest is None or Level(text).rank > highest.rank:
         raise ValueError(f"{ENVIRONMENT}={text}: this machine executes {highest or 'none of the levels'} at most")
     return Level(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
 Importing this module registers the backend under that name. Whatever is left runs where the report says: operations
 around a subgraph that was taken run in eager torch, graphs of which nothing was taken, or nothing compiled, are
-Inductor's.
+Inductor's. Operations that suit it and do not compile are a warning besides.
 """
 
 # The stubs of these optional packages, where installed, do not list what they export.
@@ -10,6 +10,7 @@ Inductor's.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,6 +73,8 @@ class Backend:
         hidden = any(suited.base_name(node.target) == "as_strided" for node in reasons)
         parts = [] if hidden else _partitions(graph, reasons)
         kernels = [compiled_part(graph, part, f"kernel_{number}_{index}") for index, part in enumerate(parts)]
+        for why in dict.fromkeys(each for each in kernels if isinstance(each, str)):
+            warnings.warn(f"{NAME}: operations that suit it were left to another backend: {why}", stacklevel=2)
         if not any(isinstance(each, Placed) for each in kernels):
             obstacles = (f"{called[node]}: {why}" for node, why in reasons.items() if why)
             failures = (each for each in kernels if isinstance(each, str))

@@ -4,7 +4,6 @@
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 import subprocess
@@ -110,7 +109,7 @@ def _compiled(
 ) -> Kernel:
     pipeline = passes_to_llvm(lowered_from, level)
     content = {"text": text, "before": before, "passes": pipeline, "level": level, "linked": linker() is not None}
-    key = key_of(**content, opt_level=OPT_LEVEL, target=inspect.getsource(obey))
+    key = key_of(**content, opt_level=OPT_LEVEL, target=Path(obey.__code__.co_filename).read_text())
     artifacts = Artifacts(directory)
     if paths := artifacts.load(key):
         return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])

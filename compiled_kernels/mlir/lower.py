@@ -62,6 +62,7 @@ def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, s
     pipeline.passes(module, pipeline.SIMPLER_MATH)
     rewrites.allow_reordering(module)
     rewrites.polynomial_exp(module)
+    rewrites.bfloat16_by_float32(module)
     scheduled = schedule.by_rows(module, alone=lanes > 0)
     if lanes and schedule.vectors(module, lanes):
         scheduled = True

@@ -79,6 +79,18 @@ def polynomial_exp(module: Any) -> None:
             op.erase()
 
 
+def bfloat16_by_float32(module: Any) -> None:
+    """Round float64 to bfloat16 by way of float32, as torch does: LLVM would call a library for both at once."""
+    from torch_mlir.dialects import arith
+    from torch_mlir.ir import BF16Type, F32Type, F64Type, InsertionPoint, Location
+
+    with module.context, Location.unknown():
+        for op in found(module, "arith.truncf"):
+            if op.operands[0].type == F64Type.get() and op.results[0].type == BF16Type.get():
+                with InsertionPoint(op):
+                    op.operands[0] = arith.TruncFOp(F32Type.get(), op.operands[0]).result
+
+
 def loops_for_copies(module: Any) -> None:
     """`memref.copy` of strided memory as `linalg.copy`: the wheel lacks the library that carries it out."""
     from torch_mlir.dialects import linalg

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from compiled_kernels.level import Level, held_to, levels_here
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
@@ -48,6 +51,22 @@ class Block(torch.nn.Module):
         cache.mul_(0.5).add_(y)
         cache[1] = y[0] * 2
         return torch.softmax(y, -1), before, cache.amax()
+
+
+@pytest.mark.parametrize("level", levels_here(), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_chain_of_operations_is_taken_at_every_level(dtype: torch.dtype, level: Level) -> None:
+    """In whatever type: nothing is left to Inductor because LLVM has no instruction for it."""
+
+    def chain(a: Tensor, b: Tensor) -> Tensor:
+        return (F.silu(a + b) * b - a.float().to(torch.bfloat16)).to(torch.bfloat16)
+
+    own, a, b = backend(), torch.randn(8, 48).to(dtype), torch.randn(8, 48).to(dtype)
+    with held_to(level), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = torch.compile(chain, backend=own)(a, b)
+    torch.testing.assert_close(found, chain(a, b), rtol=2e-2, atol=2e-2)
+    assert own.report().taken and not own.report().left
 
 
 def test_a_block_that_mutates_an_input_is_right() -> None:
@@ -118,7 +137,7 @@ def test_what_is_left_is_right_and_reported(function: Callable, options: dict, r
     assert left.runs_on == runs_on and reason in left.reason
 
 
-def test_what_does_not_lower_at_all_is_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_lower_at_all_is_inductors_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from compiled_kernels.lanes import LaneError
 
     def refuses(*_: object, **__: object) -> None:
@@ -132,7 +151,9 @@ def test_what_does_not_lower_at_all_is_inductors(monkeypatch: pytest.MonkeyPatch
         cache.add_(a)
         return (a.exp() @ a).tanh()
 
-    torch.testing.assert_close(torch.compile(function, backend=own)(a, cache), (a.exp() @ a).tanh())
+    with pytest.warns(UserWarning, match="workbench_mlir: operations that suit it were left .*: mlir: not today"):
+        found = torch.compile(function, backend=own)(a, cache)
+    torch.testing.assert_close(found, (a.exp() @ a).tanh())
     assert torch.equal(cache, a)
     assert [(each.runs_on, each.reason) for each in own.report().subgraphs] == [("inductor", "mlir: not today")]
 
