@@ -17,8 +17,10 @@ Imports nothing but the standard library, so that it can speak before torch is l
 from __future__ import annotations
 
 import functools
+import getpass
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -100,7 +102,8 @@ def held_to(level: Level) -> Iterator[None]:
 
 def hold_libraries() -> None:
     """Hold torch, oneDNN, MKL and Inductor to WORKBENCH_LEVEL where it is set, by their own variables, which they read
-    at their first use; one that is set already stays as it is. AMX is above every level here, so it is held down."""
+    at their first use; one that is set already stays as it is. AMX is above every level here, so it is held down. What
+    Inductor keeps lies in a folder of the level's own."""
     if not os.environ.get(ENVIRONMENT) or (level := _asked()) is None:
         return
     vectors = "avx2" if level is Level.V3 else "avx512"  # Inductor takes its vectors' length from this too
@@ -108,6 +111,9 @@ def hold_libraries() -> None:
     os.environ.setdefault("ATEN_CPU_CAPABILITY", vectors)
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", onednn.get(level, "AVX512_CORE_BF16"))
     os.environ.setdefault("MKL_ENABLE_INSTRUCTIONS", "AVX2" if level is Level.V3 else "AVX512")
+    # Inductor (torch 2.13) finds kernels again by the graph alone, and those of longer vectors give wrong numbers here.
+    kept = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = kept if kept.endswith(f"@{level}") else f"{kept}@{level}"
 
 
 def main() -> None:

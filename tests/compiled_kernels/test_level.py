@@ -71,10 +71,11 @@ def test_a_process_is_held_to_a_level_with_torch() -> None:
     told = in_a_process(
         "import compiled_kernels, torch, os; from compiled_kernels.level import level_here, levels_here;"
         "capability = torch.backends.cpu.get_cpu_capability();"
-        "print(level_here(), len(levels_here()), capability, os.environ['ONEDNN_MAX_CPU_ISA'])",
-        WORKBENCH_LEVEL="v3",
-    )
-    assert told.stdout.split() == ["v3", "1", "AVX2", "AVX2"], told.stderr
+        "print(level_here(), len(levels_here()), capability, os.environ['ONEDNN_MAX_CPU_ISA']);"
+        "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])",
+        WORKBENCH_LEVEL="v3", TORCHINDUCTOR_CACHE_DIR="kept",
+    )  # fmt: skip
+    assert told.stdout.split() == ["v3", "1", "AVX2", "AVX2", "kept@v3"], told.stderr
     told = in_a_process("import compiled_kernels, os; print('ATEN_CPU_CAPABILITY' in os.environ)")
     assert told.stdout.strip() == "False", told.stderr
 

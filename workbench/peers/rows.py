@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.peers.catalog import WORKBENCH
+from workbench.peers.placement import of_one_placement
 
 Row = dict[str, Any]
 
@@ -14,11 +15,23 @@ Row = dict[str, Any]
 def rows_of(lines: Sequence[Row], runs: Sequence[dict]) -> list[Row]:
     """Each line (peer, format, work, status, reason) with what its runs measured, where it was timed.
 
-    `tokens_per_s` is the median over all repetitions of all rounds, `rounds` each round's median and `spread` the
-    least and most of those. `of_workbench` and `of_best_peer` are ratios of medians to the first workbench
-    row, and to the fastest row that is no workbench row, of the same work and format.
+    Of one work and format only runs of one placement of the cores are compared (see placement.py); `left_out` says how
+    many others there were, `core_to_core_ns` where the cores sat. `tokens_per_s` is the median over all repetitions of
+    all rounds, `rounds` each round's median and `spread` the least and most of those. `of_workbench` and
+    `of_best_peer` are ratios of medians to the first workbench row, and to the fastest row that is no workbench row, of
+    the same work and format.
     """
-    rows = [_measured(line, [run for run in runs if _key(run) == _key(line)]) for line in lines]
+    together: dict[tuple[str, str], list[dict]] = {}
+    for run in runs:
+        together.setdefault(_key(run)[1:], []).append(run)
+    compared = {key: of_one_placement(each) for key, each in together.items()}
+    rows = []
+    for line in lines:
+        own = [run for run in runs if _key(run) == _key(line)]
+        kept = [run for run in compared.get(_key(line)[1:], ()) if _key(run) == _key(line)]
+        if own and not kept:
+            line = {**line, "status": "elsewhere", "reason": "in all its rounds the cores sat elsewhere"}
+        rows.append(_measured(line, kept, len(own) - len(kept)))
     return [{**row, **_ratios(row, [each for each in rows if _key(each)[1:] == _key(row)[1:]])} for row in rows]
 
 
@@ -30,13 +43,14 @@ def _key(row: Row) -> tuple[str, str, str]:
     return row["peer"], row["format"], row["work"]
 
 
-def _measured(line: Row, runs: Sequence[dict]) -> Row:
+def _measured(line: Row, runs: Sequence[dict], left_out: int) -> Row:
     broken = next((run for run in runs if run["status"] != "ok"), None)
     if line["status"] != "ok" or broken or not runs:
         told = broken or line
         return {**line, "status": told["status"], "reason": told.get("reason", "")}
     rates = [[each["tokens"] / each["seconds"] for each in run["measured"]] for run in runs]
     medians = [statistics.median(each) for each in rates]
+    places = [run["core_to_core_ns"] for run in runs if run.get("core_to_core_ns") is not None]
     shares = [run["others_cpu_share"] for run in runs if run["others_cpu_share"] is not None]
     return {
         **line,
@@ -46,6 +60,8 @@ def _measured(line: Row, runs: Sequence[dict]) -> Row:
         "load_seconds": statistics.median(run["load_seconds"] for run in runs),
         "peak_bytes": max(run["peak_bytes"] for run in runs),
         "others_cpu_share": max(shares) if shares else None,
+        "core_to_core_ns": statistics.median(places) if places else None,
+        "left_out": left_out,
         "how": "; then ".join(dict.fromkeys(", ".join(filter(None, (run["weights"], run["how"]))) for run in runs)),
     }
 

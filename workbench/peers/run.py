@@ -15,6 +15,7 @@ from workbench.peers.agreement import Reference
 from workbench.peers.catalog import FORMATS, Peer, foreign_peers, python_of, workbench_peer
 from workbench.peers.entries import Entry, agreeing, fitting, line_of, to_compare
 from workbench.peers.export import ExportFailure, Exports
+from workbench.peers.placement import core_to_core_ns
 from workbench.peers.process import run_script
 from workbench.peers.rows import rows_of
 from workbench.peers.works import Work, standard_works
@@ -121,8 +122,10 @@ class _Bench:
         self.tell(f"round {turn + 1}/{rounds}: {work.name} {entry.format}, {peer.name}")
         vocab, first = self.exports.spec.vocab, turn * (repetitions + 1)
         asked = [work.repetition(vocab, first + index) for index in range(repetitions + 1)]
+        place = core_to_core_ns()
         answer = self._run(peer, entry.format, {"kind": work.kind, "repetitions": asked})
-        return {"round": turn, "peer": peer.name, "format": entry.format, "work": work.name, **answer}
+        told = {"round": turn, "peer": peer.name, "format": entry.format, "work": work.name}
+        return {**told, "core_to_core_ns": place, **answer}
 
     def _run(self, peer: Peer, format: str, job: dict) -> dict:
         python = python_of(peer, self.pythons)

@@ -34,6 +34,8 @@ def markdown(record: Mapping[str, Any]) -> str:
         f"{record['model']['name']}, seed {record['model']['seed']}, {settings['threads']} threads, "
         f"{settings['rounds']} interleaved rounds of {settings['repetitions']}, {cpu['model']}, {record['date']}",
         "",
+        f"Cores hand a cache line over in {_nanoseconds(record['runs'])}.",
+        "",
         *(f"- {name}: {_versions(found)}" for name, found in record["peers"].items()),
     ]
     for title, rows in _sections(record):
@@ -64,11 +66,18 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     how, busy = row["how"], row["others_cpu_share"]
     if is_busy(busy):
         how += f" (others took {busy:.0%} of the processor: do not trust it)"
+    if row.get("left_out"):
+        how += f" ({row['left_out']} rounds with the cores elsewhere left out)"
     low, high = row["spread"]
     return [
         row["peer"], _number(row["tokens_per_s"]), f"{_number(low)} to {_number(high)}", _ratio(row["of_workbench"]),
         _ratio(row["of_best_peer"]), f"{row['load_seconds']:.1f}", f"{row['peak_bytes'] / 1e6:,.0f}", how,
     ]  # fmt: skip
+
+
+def _nanoseconds(runs: Sequence[Mapping[str, Any]]) -> str:
+    found = [run["core_to_core_ns"] for run in runs if run.get("core_to_core_ns") is not None]
+    return f"{min(found):.0f} to {max(found):.0f} ns" if found else "a time that was not measured"
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,71 @@
+"""How long a cache line takes from one core to another: where a machine's cores sit beside one another.
+
+Two threads hand a number back and forth through one cache line. On a processor of several core complexes, cores of one
+complex hand it over in some 20 ns and those of two in some 100 ns; a virtual machine's cores are moved between such
+places, and with them what memory and shared caches give. So rounds of a measurement are compared within one placement.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+
+import torch
+
+from compiled_kernels.mlir import Kernel, compile_text
+from compiled_kernels.mlir_text import THREADS
+from compiled_kernels.openmp import Call, library
+
+TRIPS = 100  # there and back again, in one sample
+SAMPLES = 101
+BUDGET_SECONDS = 0.5  # with other work on the cores a trip can take a turn of the scheduler
+
+_TEXT = f"""{THREADS}
+func.func @hand_over(%line: memref<16xi64>) {{
+  %thread, %threads = call @thread() : () -> (index, index)
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %trips = arith.constant {TRIPS} : index
+  %one64 = arith.constant 1 : i64
+  %mine = arith.index_cast %thread : index to i64
+  %address = memref.extract_aligned_pointer_as_index %line : memref<16xi64> -> index
+  %address64 = arith.index_cast %address : index to i64
+  %pointer = llvm.inttoptr %address64 : i64 to !llvm.ptr
+  scf.for %trip = %zero to %trips step %one {{
+    %trip64 = arith.index_cast %trip : index to i64
+    %two = arith.addi %trip64, %trip64 : i64
+    %awaited = arith.addi %two, %mine : i64
+    scf.while : () -> () {{
+      %now = llvm.load %pointer atomic acquire {{alignment = 8 : i64}} : !llvm.ptr -> i64
+      %wait = arith.cmpi ne, %now, %awaited : i64
+      scf.condition(%wait)
+    }} do {{
+      scf.yield
+    }}
+    %next = arith.addi %awaited, %one64 : i64
+    llvm.store %next, %pointer atomic release {{alignment = 8 : i64}} : i64, !llvm.ptr
+  }}
+  return
+}}"""
+
+
+def core_to_core_seconds() -> float | None:
+    """Seconds in which a cache line goes from one core to another: the median of samples of many trips, taken now. None
+    on a machine of one core. Raises LaneError where the lane mlir does not work."""
+    if len(os.sched_getaffinity(0)) < 2:
+        return None
+    kernel, line = _kernel(), torch.zeros(16, dtype=torch.int64)
+    call, samples, began = Call(kernel.address, [line]), [], time.perf_counter()
+    while len(samples) < SAMPLES and (len(samples) < 3 or time.perf_counter() - began < BUDGET_SECONDS):
+        line.zero_()
+        before = time.perf_counter()
+        call(threads=2)
+        samples.append((time.perf_counter() - before) / (2 * TRIPS))
+    return statistics.median(samples)
+
+
+@functools.cache
+def _kernel() -> Kernel:
+    return compile_text(_TEXT, "hand_over", libraries=(library(),))

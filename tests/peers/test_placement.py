@@ -1,0 +1,57 @@
+"""Rounds are compared within one placement of the cores."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compiled_kernels import Lane, lane_problems
+from workbench.peers.placement import APART, core_to_core_ns, of_one_placement, placements
+from workbench.peers.rows import rows_of
+
+latencies = st.lists(st.one_of(st.none(), st.floats(1, 1000)), max_size=12)
+
+
+@given(latencies)
+def test_a_placement_is_a_run_of_near_latencies(found: list[float | None]) -> None:
+    numbers = placements(found)
+    known = sorted((each, number) for each, number in zip(found, numbers, strict=True) if each is not None)
+    for (low, first), (high, second) in zip(known, known[1:], strict=False):
+        assert second - first == (high >= APART * low)
+    assert all(number == 0 for each, number in zip(found, numbers, strict=True) if each is None)
+
+
+@given(latencies)
+def test_what_is_kept_is_one_placement_and_most_of_the_runs(found: list[float | None]) -> None:
+    runs = [{"core_to_core_ns": each, "number": i} for i, each in enumerate(found)]
+    kept, numbers = of_one_placement(runs), placements(found)
+    chosen = {numbers[run["number"]] for run in kept}
+    assert len(chosen) == bool(runs)
+    assert all(len(kept) >= numbers.count(number) for number in numbers)
+
+
+def run_of(peer: str, place: float | None, rate: float) -> dict:
+    measured = [{"tokens": rate, "seconds": 1.0}]
+    told = {"load_seconds": 1.0, "peak_bytes": 1, "others_cpu_share": None, "weights": "", "how": "", "status": "ok"}
+    return {"peer": peer, "format": "f", "work": "w", "core_to_core_ns": place, "measured": measured, **told}
+
+
+def test_rows_leave_rounds_of_another_placement_out() -> None:
+    names, line = ("workbench mlir", "p", "q"), {"format": "f", "work": "w", "status": "ok", "reason": ""}
+    lines = [{"peer": name, **line} for name in names]
+    runs = [run_of("workbench mlir", 22.0, 10.0), run_of("p", 21.0, 5.0), run_of("workbench mlir", 24.0, 12.0)]
+    runs += [run_of("p", 105.0, 50.0), run_of("q", 104.0, 1.0)]
+    ours, p, q = rows_of(lines, runs)
+    assert (ours["tokens_per_s"], ours["left_out"], ours["of_best_peer"]) == (11.0, 0, 2.2)
+    assert (p["tokens_per_s"], p["left_out"], p["core_to_core_ns"]) == (5.0, 1, 21.0)
+    assert q["status"] == "elsewhere" and "tokens_per_s" not in q
+    before = rows_of(lines[:2], [{**run, "core_to_core_ns": None} for run in runs[:4]])  # records from before know none
+    assert before[1]["tokens_per_s"] == 27.5 and before[1]["core_to_core_ns"] is None
+
+
+@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason="lane mlir measures it")
+def test_the_latency_of_this_machine_is_a_time() -> None:
+    """Above what light takes and below what a person would call a delay, however busy the machine is."""
+    found = core_to_core_ns()
+    assert found is None or found > 1
