@@ -38,7 +38,9 @@ def until(true: Callable[[], object], lives: Callable[[], bool] = lambda: True) 
         lives: whether what brings it about still runs.
     """
     while not true():
-        if not lives() and not true():
+        if not lives():
+            if true():  # it came with the last act of what ended
+                return
             raise AssertionError("what was to bring it about has ended")
         time.sleep(0.01)
 

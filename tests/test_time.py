@@ -35,7 +35,8 @@ IN_TEXT = re.compile(r"\b(?:wait|join)\(\d|\btimeout\s*=\s*\d|\bsleep\(\d|\bperf
 
 def faults(source: str) -> list[str]:
     """Return a line for each place of a test's source whose outcome may depend on time."""
-    return [f"line {node.lineno}: {what}" for node, what in sorted(_found(ast.parse(source)), key=lambda f: f[0].lineno)]
+    found = sorted(_found(ast.parse(source)), key=lambda fault: fault[0].lineno)
+    return [f"line {node.lineno}: {what}" for node, what in found]
 
 
 def _found(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
@@ -135,7 +136,8 @@ def test_what_depends_on_time_is_found(source: str, told: str) -> None:
     [
         "assert job.wait()", "thread.join(limit(5))", "subprocess.run(words, timeout=limit(60))", "', '.join(names)",
         "assert timing.seconds > 0", "assert 0 < timing.seconds", "assert timing.p10 <= timing.seconds <= timing.p90",
-        "until(lambda: file.exists())", "settings(deadline=None)", "assert seconds == 2.0", "assert output_tokens_per_s < 4",
+        "until(lambda: file.exists())", "settings(deadline=None)", "assert seconds == 2.0",
+        "assert output_tokens_per_s < 4",
     ],
 )  # fmt: skip
 def test_what_does_not_is_left_alone(source: str) -> None:
