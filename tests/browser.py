@@ -17,7 +17,7 @@ from workbench.lab.page import Lab
 from workbench.lab.server import LabServer
 
 ROOT = Path(__file__).resolve().parent.parent
-browser = pytest.mark.timeout(limit(120))
+browser = pytest.mark.timeout(limit(240))
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ torch stays on one thread."""
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
 import pytest
@@ -32,7 +33,10 @@ torch.set_num_threads(1)  # tiny tensors: a second thread only waits
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """A test that hangs is ended by a limit in seconds of this machine, unless one is asked for by hand."""
+    """A test that hangs is ended by a limit in seconds of this machine, unless one is asked for by hand. A run that a
+    shell put into the background was begun deaf to SIGINT, which tests send to themselves."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("timeout", None) is None and "PYTEST_TIMEOUT" not in os.environ:
         config.option.timeout = limit(TEST_SECONDS)
 

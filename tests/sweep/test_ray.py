@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import SlowClock
 from tests.sweep.quick import began, ended, kill_holder_of, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
 from workbench.sweep.places import place_from
@@ -22,8 +23,18 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 __all__ = ["quick_workers"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """Ray gives a node 30 seconds to start, and no setting for it."""
+    import ray._private.node
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray._private.node, "time", SlowClock())
+        yield
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster(patient: None) -> Iterator[Any]:
     """One with two cores that the caller started: a place uses it, and leaves it."""
     import ray
 
