@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.browser import ROOT, browser
+from tests.patience import until
 from workbench.errors import WorkbenchError
 from workbench.lab.page import Lab
 
@@ -49,10 +50,10 @@ def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
 
 
 def test_a_cell_that_does_not_end_is_named_and_stopped(lab: Lab) -> None:
-    page = lab.open(lab.write("long.py", "# %%\nx = 1\n\n# %%\nimport time\ntime.sleep(600)\n\n# %%\nx = 2\n"))
+    page = lab.open(lab.write("long.py", "# %%\nx = 1\n\n# %%\nimport time\nprint(1)\ntime.sleep(600)\n\n# %%\nx = 2\n"))
     with pytest.raises(WorkbenchError, match=r"long.py: cell 2 still runs after 0.1 s"):
         page.begin_all()
-        page.tab.wait_for_function("bench.running() === 1")
+        until(lambda: page.document()["cells"][1]["outputs"])  # it says that it has begun
         page.finish(timeout_s=0.1)
     page.tab.wait_for_function("bench.kernel().status === 'idle'")
     assert [(error.cell, error.name) for error in page.errors()] == [(2, "KeyboardInterrupt")]

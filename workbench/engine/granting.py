@@ -54,6 +54,7 @@ class Granting:
         together = sequence.mates or [sequence]
         for each in together:
             self.lengths.pop(each, None)
+            each.set_backs += 1  # before it waits: a policy is shown it
             if each in self.running:
                 self.running.remove(each)
             elif each.leader is None:
@@ -67,7 +68,6 @@ class Granting:
             reason += f", {saved} pages saved on the host" if saved else ""
             self.queue.add(sequence, *sequence.followers)
         for each in together:
-            each.set_backs += 1
             self.decisions.append(Decision(each.request_id, "set_back", reason))
 
     def unshare(self, need: str, but: Sequence | None = None) -> bool:
