@@ -49,8 +49,21 @@ def test_a_slider_moves_and_the_kernel_answers(lab: Lab) -> None:
     assert {str(error) for error in page.errors()} == {"in a widget's callback: ZeroDivisionError: division by zero"}
 
 
+ENDLESS = """# %%
+x = 1
+
+# %%
+import time
+print("begun")
+time.sleep(600)
+
+# %%
+x = 2
+"""
+
+
 def test_a_cell_that_does_not_end_is_named_and_stopped(lab: Lab) -> None:
-    page = lab.open(lab.write("long.py", "# %%\nx = 1\n\n# %%\nimport time\nprint(1)\ntime.sleep(600)\n\n# %%\nx = 2\n"))
+    page = lab.open(lab.write("long.py", ENDLESS))
     with pytest.raises(WorkbenchError, match=r"long.py: cell 2 still runs after 0.1 s"):
         page.begin_all()
         until(lambda: page.document()["cells"][1]["outputs"])  # it says that it has begun
