@@ -73,7 +73,7 @@ play
 
 # %%
 play.run()
-play.wait(60)
+play.wait()
 
 # %% [markdown]
 # ## Try

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import limit, scale
 from workbench.lab.browser import Browser
 from workbench.lab.needs import lacks_browser, lacks_lab
 from workbench.lab.page import Lab
 from workbench.lab.server import LabServer
 
 ROOT = Path(__file__).resolve().parent.parent
-browser = pytest.mark.timeout(400)
+browser = pytest.mark.timeout(limit(240))
 
 
 @pytest.fixture(scope="session")
@@ -26,5 +27,5 @@ def lab() -> Iterator[Lab]:
         if lacking:
             pytest.skip(lacking)
     folders = {"notebooks": ROOT / "notebooks"} if (ROOT / "notebooks").is_dir() else {}
-    with LabServer(folders) as server, Browser() as chromium:
-        yield Lab(server, chromium)
+    with LabServer(folders, scale()) as server, Browser() as chromium:
+        yield Lab(server, chromium, scale())

@@ -1,8 +1,10 @@
-"""Settings for every test: examples have no deadline (machines are shared), and torch stays on one thread."""
+"""Settings for every test: examples have no deadline and tests the time this machine needs (machines are shared), and
+torch stays on one thread."""
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.browser import lab
+from tests.patience import TEST_SECONDS, limit
+from workbench.engine import patience
 
 __all__ = ["lab"]
 
@@ -23,7 +27,18 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helpers each 
 
 settings.register_profile("workbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("workbench")
+patience.LONG = limit(patience.LONG)  # what is told of long waiting is told by this machine's seconds
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that hangs is ended by a limit in seconds of this machine, unless one is asked for by hand. A run that a
+    shell put into the background was begun deaf to SIGINT, which tests send to themselves."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("timeout", None) is None and "PYTEST_TIMEOUT" not in os.environ:
+        config.option.timeout = limit(TEST_SECONDS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,12 +15,13 @@ import torch
 import compiled_kernels
 from compiled_kernels import Lane, LaneError
 from compiled_kernels.lanes import interpreted
+from tests.patience import limit
 
 HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="pip install 'inference-workbench[triton]'")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(limit(240))
 def test_kernels_agree_with_their_specification_in_the_interpreter(tmp_path: Path) -> None:
     files = [str(HERE / f"{name}.py") for name in ("triton_interpreted", "triton_fixed_interpreted")]
     done = subprocess.run(

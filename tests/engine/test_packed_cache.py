@@ -9,6 +9,7 @@ import torch
 
 from compiled_kernels import Lane, lane_problems
 from tests.engine.tiny import layer, poison, request, spec_of
+from tests.patience import limit
 from workbench.cache.format import cache_format
 from workbench.engine.lanes import Lanes
 from workbench.engine.load import load
@@ -75,7 +76,7 @@ def test_rotated_heads_decode_through_modules_on_the_lane() -> None:
 
 
 @pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
-@pytest.mark.timeout(600)  # graph after graph, on a machine that never compiled them
+@pytest.mark.timeout(limit(240))  # graph after graph, on a machine that never compiled them
 def test_compiled_blocks_read_packed_pages_between_their_sides() -> None:
     cache = cache_format({"format": "int4", **SMALL})
     agree(rows(model(Lane.INDUCTOR), cache=cache), rows(model(Lane.EAGER), cache=cache), 1e-4)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.calls import calls_of
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import PagePool, pages_for
 from workbench.cache.prefix import PrefixIndex
@@ -157,8 +156,8 @@ def test_reasons_have_numbers() -> None:
 @pytest.mark.parametrize(
     "tables", [(Table(),), (Table(), Table(back=256)), (Table(lag=128, group=64), Table(back=192))]
 )
-def test_sixty_four_sequences_are_scheduled_in_200_microseconds(tables: tuple[Table, ...]) -> None:
-    """With the index; in 64 steps each sequence fills a page. Processor time: others use this machine."""
+def test_a_decode_step_is_planned_and_committed_in_few_calls_a_sequence(tables: tuple[Table, ...]) -> None:
+    """With the index; in 64 steps each sequence fills a page. Calls, not seconds: `experiments.plan_cost` has those."""
     size, seqs, context = 64, 64, 2048
     pools = tuple(PagePool(seqs * context // size, size) for _ in tables)
     holdings = Holdings(pools, tables, 4096, PrefixIndex(pools, tables))
@@ -167,20 +166,16 @@ def test_sixty_four_sequences_are_scheduled_in_200_microseconds(tables: tuple[Ta
         ids = tuple(order + i for i in range(1024 + order))
         scheduler.submit(Sequence.of(Request(f"r{order}", ids, SamplingParameters(max_tokens=600)), order))
 
-    def step() -> tuple[StepPlan, float]:
-        began = time.thread_time()
+    def step() -> StepPlan:
         plan = scheduler.plan()
-        planned = time.thread_time()
         assert plan is not None
-        chosen = {span.sequence.request_id: 1 for span in plan.spans if span.samples}
-        resumed = time.thread_time()
-        scheduler.commit(plan, chosen)
-        return plan, planned - began + time.thread_time() - resumed
+        scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans if span.samples})
+        return plan
 
-    while step()[0].phase != "decode" or scheduler.waiting:
+    while step().phase != "decode" or scheduler.waiting:
         pass
-    rounds = [sum(step()[1] for _ in range(size)) / size for _ in range(6)]
-    assert len(scheduler.running) == seqs and min(rounds) < 200e-6
+    calls = calls_of(lambda: [step() for _ in range(size)]) / size
+    assert len(scheduler.running) == seqs and calls < 20 * seqs
 
 
 def test_an_heir_takes_its_place_in_the_order() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.browser import browser
+from tests.patience import until
 from workbench.lab.page import Lab
 
 pytestmark = browser
@@ -15,10 +16,13 @@ runner = workbench.load("demo", lane="eager")
 runner
 
 # %%
-text = ""
-for event in runner.stream(["def fib(n):"] * 4, max_tokens=900, temperature=1.0, ignore_eos=True):
-    text += event.text
-    seen = event
+text, seen = "", None
+while True:  # until it is stopped
+    for event in runner.stream(["def fib(n):"] * 4, max_tokens=900, temperature=1.0, ignore_eos=True):
+        text += event.text
+        if seen is None and text:
+            print("begun")
+            seen = event
 
 # %%
 runner.load = workbench.load("dmo")
@@ -42,10 +46,10 @@ workbench.Experiment(question="What does <INT8> cost?", workload={"kind": "rando
 def test_a_cell_is_stopped_an_error_is_one_line_and_values_are_tables(lab: Lab) -> None:
     page = lab.open(lab.write("comfort.py", CELLS))
     page.run_cell(1)
-    page.tab.evaluate("bench.runCell(1)")  # the second, which is not waited for
-    page.tab.wait_for_timeout(2500)
+    page.begin_cell(2)
+    until(lambda: page.document()["cells"][1]["outputs"])
     page.interrupt()
-    page.tab.wait_for_function("bench.kernel().status === 'idle'")
+    page.finish()
     (error,) = page.errors()
     assert error.name == "KeyboardInterrupt"
     assert page.ask("seen is not None and len(text) > 0") == "True"

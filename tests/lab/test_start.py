@@ -16,6 +16,7 @@ import pytest
 
 from tests.browser import ROOT, browser
 from tests.lab.test_check import PICTURED
+from tests.patience import limit
 from workbench.lab.cells import widget_outputs
 from workbench.lab.page import Lab
 from workbench.lab.server import free_port
@@ -42,9 +43,9 @@ def started(lab: Lab, tmp_path: Path) -> Iterator[tuple[str, Path]]:
         yield f"http://127.0.0.1:{port}", folder
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait()
         with pytest.raises(URLError):  # the server ends with the command
-            urlopen(f"http://127.0.0.1:{port}/api", timeout=5)
+            urlopen(f"http://127.0.0.1:{port}/api", timeout=limit(5))
 
 
 def test_a_double_click_opens_a_percent_file_and_a_save_keeps_its_picture(
@@ -53,7 +54,7 @@ def test_a_double_click_opens_a_percent_file_and_a_save_keeps_its_picture(
     origin, folder = started
     tab = lab.browser.tab(origin)
     page = tab.page
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(limit(120) * 1000)
     page.goto(f"{origin}/lab?token=t")
     page.locator(".jp-DirListing-item", has_text="01_square.py").dblclick()
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()

@@ -31,12 +31,12 @@ class Fake:
             case "waits":
                 with open(self.options["note"], "w") as note:
                     note.write(str(os.getpid()))
-                time.sleep(60)
+                time.sleep(3600)
             case "hangs":
-                child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+                child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
                 with open(self.options["note"], "w") as note:
                     note.write(str(child.pid))
-                time.sleep(60)
+                time.sleep(3600)
 
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
         return {"prefill": self.options["logits"], "decode": self.options["logits"]}

@@ -6,24 +6,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.patience import limit, until
 from tests.peers.fakes import SCRIPT, fake
 from workbench.peers.catalog import SCRIPTS
 from workbench.peers.process import first_cores, run_script, surroundings, without_folders
 
 
-def run(tmp_path: Path, timeout: float = 30.0, python: str = sys.executable, **options: Any) -> dict:
+def run(tmp_path: Path, timeout: float | None = None, python: str = sys.executable, **options: Any) -> dict:
     peer = fake("fake", tmp_path / "note", **options)
     requests = [{"prompt": [1, 2, 3], "output_tokens": 5}]
     job = {"peer": "fake", "format": "bfloat16", "model": "/some/where/model", "options": dict(peer.options)}
     return run_script(
         python, str(SCRIPT), {**job, "kind": "decode", "repetitions": [requests] * 3}, threads=1,
-        packages=peer.packages, timeout=timeout, environment=peer.environment,
+        packages=peer.packages, timeout=timeout or limit(30), environment=peer.environment,
     )  # fmt: skip
 
 
@@ -57,14 +57,13 @@ def test_failures_are_answers(tmp_path: Path, options: dict, status: str, reason
 
 
 def test_a_peer_that_hangs_is_ended_with_its_helpers(tmp_path: Path) -> None:
-    answer = run(tmp_path, timeout=2.0, load="hangs")
-    assert answer == {"status": "failed", "reason": "no answer within 2 s"}
-    helper = int((tmp_path / "note").read_text())
-    for _ in range(50):
-        if not _alive(helper):
-            return
-        time.sleep(0.1)
-    pytest.fail("the helper lives on")
+    note, seconds = tmp_path / "note", 1
+    while not note.exists() or not note.read_text():  # it had not come as far as to hang
+        seconds *= 2
+        answer = run(tmp_path, timeout=seconds, load="hangs")
+        assert answer == {"status": "failed", "reason": f"no answer within {seconds} s"}
+    helper = int(note.read_text())
+    until(lambda: not _alive(helper))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
@@ -76,20 +75,16 @@ from tests.peers.test_process import run
 run(Path({str(tmp_path)!r}), load="waits")
 """
     bench = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2])
-    for _ in range(300):
-        if note.exists() and note.read_text():
-            break
-        time.sleep(0.1)
+    until(lambda: note.exists() and note.read_text(), lambda: bench.poll() is None)
     peer = int(note.read_text())
     assert _alive(peer)
     bench.kill()
     bench.wait()
-    for _ in range(50):
-        if not _alive(peer):
-            return
-        time.sleep(0.1)
-    os.kill(peer, signal.SIGKILL)
-    pytest.fail("the peer lives on")
+    try:
+        until(lambda: not _alive(peer))
+    except BaseException:  # it lives on
+        os.kill(peer, signal.SIGKILL)
+        raise
 
 
 def _alive(process: int) -> bool:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,9 +101,18 @@ def test_a_compiler_that_fails_leaves_the_other_ways(monkeypatch):
     assert ways.keys() == measure_ceilings._reads(torch.zeros(2, 4), compiled=False).keys()
 
 
-def test_the_quickest_way_wins():
-    timing, name = measure_ceilings._best({"slow": lambda: time.sleep(0.02), "quick": lambda: None})
-    assert (name, timing.repeats > 1) == ("quick", True)
+def test_the_quickest_way_wins(monkeypatch):
+    now = [0.0]
+
+    def takes(seconds: float):
+        def way() -> None:
+            now[0] += seconds
+
+        return way
+
+    monkeypatch.setattr(measure_ceilings, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    timing, name = measure_ceilings._best({"slow": takes(0.02), "quick": takes(0.001)})
+    assert (name, timing.seconds, timing.repeats > 1) == ("quick", pytest.approx(0.001), True)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
         f"mount -t tmpfs -o size=512k tmpfs '{disk}' && '{sys.executable}' -m tests.study.runs full '{disk}'"
         f" && cp -a '{disk}' '{tmp_path}/seen'"
     )
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, cwd=ROOT)
     if "unshare" in done.stderr or "mount" in done.stderr:
         pytest.skip(f"no file system of one's own here: {done.stderr.strip()}")
     assert "cannot be written (No space left on device)" in done.stdout, done.stderr

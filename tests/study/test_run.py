@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from rich.console import Console
 
 import workbench.study.run as run_module
 from compiled_kernels import Lane, lane_problems
+from tests.patience import until
 from workbench.errors import WorkbenchError
 from workbench.records.reproduce import reproduce
 from workbench.study import report
@@ -341,11 +341,8 @@ def test_a_killed_run_says_that_it_is_unfinished(tmp_path: Path) -> None:
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
-        while not list(out.glob("long-*/environment.json")):  # the model is loaded: the requests come next
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(0.2)
+        # The model is loaded: the requests come next, and there are too many for them to be done by now.
+        until(lambda: list(out.glob("long-*/environment.json")), lambda: process.poll() is None)
     finally:
         process.kill()
         process.wait()

@@ -53,7 +53,7 @@ def test_the_client_has_the_whole_text(delivery: str, runner: Runner) -> None:
 def test_a_round_is_timed_from_the_arrival_to_the_last_message(runner: Runner) -> None:
     found = {name: handed_over(runner, variant(name), 1) for name in ("whole", "stream")}
     for each in found.values():
-        assert 0 < each["visible_s_p50"] <= each["e2el_s_p50"] <= each["seconds"] + 1
+        assert 0 < each["visible_s_p50"] <= each["e2el_s_p50"]
         assert each["output_tokens_per_s"] == pytest.approx(36 / each["seconds"])
     whole, stream = found["whole"], found["stream"]
     assert whole["visible_s_p50"] == whole["e2el_s_p50"] and whole["messages"] == 3

@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.patience import until
 from workbench.study import alive
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
@@ -65,8 +65,7 @@ def kill_holder_of(folder: Path) -> threading.Thread:
     """As soon as a worker has begun the point, SIGKILL for the process that started it."""
 
     def wait_and_kill() -> None:
-        while not (folder / "stayed").exists():
-            time.sleep(0.02)
+        until((folder / "stayed").exists)
         os.kill(parent_of(began(folder)[0]["pid"]), signal.SIGKILL)
 
     killer = threading.Thread(target=wait_and_kill, daemon=True)
@@ -74,9 +73,6 @@ def kill_holder_of(folder: Path) -> threading.Thread:
     return killer
 
 
-def gone(mark: dict, seconds: float = 20.0) -> bool:
-    """Whether a process ends within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while alive.runs(mark) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive.runs(mark)
+def ended(mark: dict) -> None:
+    """Wait until a process has ended."""
+    until(lambda: not alive.runs(mark))

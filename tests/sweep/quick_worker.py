@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
             file.write(json.dumps(process()) + "\n")
         if (folder / "stay").exists():
             (folder / "stay").rename(folder / "stayed")
-            time.sleep(600)
+            time.sleep(3600)
         run.finish()
         text = {"key": folder.name, "run": run.path.name, "error": None, "seconds": 0.1, "peak_bytes": None}
         (folder / "outcome.tmp").write_text(json.dumps(text))

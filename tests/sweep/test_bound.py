@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.sweep.quick import began, gone
+from tests.patience import until
+from tests.sweep.quick import began, ended
 from workbench.sweep import bound
 
 ROOT = Path(__file__).parents[2]
@@ -23,13 +23,11 @@ def test_a_child_ends_with_who_started_it(tmp_path: Path) -> None:
     code = f"from workbench.sweep.bound import carry_out; carry_out({words!r}, {str(tmp_path / 'log.txt')!r}, '/', '')"
     holder = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        while not (tmp_path / "stayed").exists():
-            assert holder.poll() is None, (tmp_path / "log.txt").read_text()
-            time.sleep(0.02)
+        until((tmp_path / "stayed").exists, lambda: holder.poll() is None)
     finally:
         holder.kill()
         holder.wait()
-    assert gone(began(tmp_path)[0])
+    ended(began(tmp_path)[0])
 
 
 def test_what_a_child_says_and_how_it_ends_come_through(tmp_path: Path) -> None:
@@ -47,6 +45,5 @@ def test_a_child_whose_parent_has_ended_does_not_begin() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 1 and "process 1234567, which this one belongs to, has ended" in done.stderr

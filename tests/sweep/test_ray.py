@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.sweep.quick import began, gone, kill_holder_of, quick_sweep, quick_workers, states
+from tests.patience import SlowClock
+from tests.sweep.quick import began, ended, kill_holder_of, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
 from workbench.sweep.places import place_from
 from workbench.sweep.ray import FULL_SPEED
@@ -22,8 +23,18 @@ pytest.importorskip("ray", reason="pip install 'ray>=2.40'")
 __all__ = ["quick_workers"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """Ray gives a node 30 seconds to start, and no setting for it."""
+    import ray._private.node
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray._private.node, "time", SlowClock())
+        yield
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster(patient: None) -> Iterator[Any]:
     """One with two cores that the caller started: a place uses it, and leaves it."""
     import ray
 
@@ -51,7 +62,7 @@ def test_a_killed_workers_point_runs_again_and_nothing_else_runs_twice(
     killer.join()
     assert [row.state for row in rows] == ["done"] * 4
     assert states(first.folder) == ["complete", "killed"] and len(began(first.folder)) == 2
-    assert gone(began(first.folder)[0])  # the worker's child went with it
+    ended(began(first.folder)[0])  # the worker's child goes with it
     for point in others:
         assert states(point.folder) == ["complete"] and len(began(point.folder)) == 1
     said = capfd.readouterr()
@@ -77,7 +88,7 @@ def test_an_interruption_ends_the_workers_and_keeps_what_is_done(
     with pytest.raises(KeyboardInterrupt):
         place.run([first, *others], interrupted)
     assert sorted(told) == sorted(others)
-    assert gone(began(first)[0])
+    ended(began(first)[0])
     assert states(first) == ["killed"] and [states(point) for point in others] == [["complete"]] * 3
     rows = run_sweep(sweep, place)
     assert [row.state for row in rows] == ["done"] * 4

@@ -6,20 +6,21 @@ import json
 import os
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.patience import until
 from tests.sweep.points import write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run_folder import RunFolder
-from workbench.sweep import places
+from workbench.sweep import local, places
 from workbench.sweep.carry_out import NAME, carry_out
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.local import LocalPlace
@@ -172,14 +173,28 @@ def test_a_point_that_was_changed_is_refused(tmp_path: Path) -> None:
         SweepFolder.read(sweep.path)
 
 
+def endless_after_one(out: Path) -> Callable[[Path], list[str]]:
+    """Commands for workers: once a point has an outcome, of one that begins the next, never ends, and dies with us."""
+
+    def command(point: Path) -> list[str]:
+        if not list(out.glob(f"*/points/*/{OUTCOME}")):
+            return places.worker_command(point)
+        (point / "stay").touch()
+        bound = [sys.executable, "-m", "workbench.sweep.bound", str(os.getpid())]
+        return [*bound, "tests.sweep.quick_worker", str(point / POINT)]
+
+    return command
+
+
 def test_killed_with_nine_and_resumed(tmp_path: Path) -> None:
     """The command itself, its process killed while a worker is at it: the points that were done are not run again."""
     file, out = write(tmp_path), tmp_path / "runs"
     child = os.fork()
     if not child:
+        local.worker_command = endless_after_one(out)
         main(["sweep", str(file), "--set", "workload.output_tokens=2,3", "--out", str(out), "--json"])
         os._exit(0)
-    _wait(lambda: list(out.glob(f"*/points/*/{OUTCOME}")))
+    until(lambda: list(out.glob("*/points/*/stayed")), lambda: os.waitpid(child, os.WNOHANG) == (0, 0))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -234,10 +249,3 @@ def test_an_exception_ends_local_workers(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_wrong_place(text: str, told: str) -> None:
     with pytest.raises(WorkbenchError, match=told):
         place_setting(text)
-
-
-def _wait(ready: Callable[[], object], seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < until, "nothing came of it"
-        time.sleep(0.02)

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.sweep.quick import began, gone, quick_sweep, quick_workers, states
+from tests.patience import until
+from tests.sweep.quick import began, ended, quick_sweep, quick_workers, states
 from workbench.errors import WorkbenchError
 from workbench.sweep.folder import SweepFolder
 from workbench.sweep.places import place_from
@@ -27,6 +27,7 @@ LOCAL = "{kind: slurm, local: true}"
 SUBMIT = """
 import sys
 from pathlib import Path
+from tests.patience import until
 from tests.sweep.quick import quick_command
 from workbench.sweep import places
 from workbench.sweep.folder import SweepFolder
@@ -43,16 +44,9 @@ def submit_and_leave(sweep: SweepFolder) -> str:
     """What a process of its own says, which has ended when this returns; its jobs have not."""
     with (sweep.path / "said.txt").open("w+") as said:
         command = [sys.executable, "-c", SUBMIT, str(sweep.path), LOCAL]
-        subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, check=True, timeout=120)
+        subprocess.run(command, cwd=ROOT, stdout=said, stderr=said, check=True)
         said.seek(0)
         return said.read()
-
-
-def wait_for(folder: Path, name: str) -> None:
-    deadline = time.monotonic() + 60
-    while not (folder / name).exists():
-        assert time.monotonic() < deadline, (folder / "log.txt").read_text()
-        time.sleep(0.05)
 
 
 def test_submitted_left_and_collected(tmp_path: Path, quick_workers: None, capfd: pytest.CaptureFixture[str]) -> None:
@@ -61,8 +55,8 @@ def test_submitted_left_and_collected(tmp_path: Path, quick_workers: None, capfd
     (first / "stay").touch()
     assert "slurm: 3 submitted; resume the sweep to collect" in submit_and_leave(sweep)
     for point in others:
-        wait_for(point, "outcome.json")
-    wait_for(first, "stayed")
+        until((point / "outcome.json").exists)
+    until((first / "stayed").exists)
     held = Job.read(first)
     assert held is not None and held.process is not None
     place = place_from(place_setting(LOCAL))
@@ -72,19 +66,17 @@ def test_submitted_left_and_collected(tmp_path: Path, quick_workers: None, capfd
 
     os.kill(held.process["pid"], signal.SIGKILL)  # the job, as a node that goes down would end it
     os.kill(began(first)[0]["pid"], signal.SIGKILL)
-    assert gone(held.process) and gone(began(first)[0])
+    ended(held.process)
+    ended(began(first)[0])
     assert [row.state for row in run_sweep(sweep, place)] == ["to run", "done", "done"]
     said = capfd.readouterr().err
     assert "its worker died; it runs again" in said and "slurm: 1 submitted" in said
-    wait_for(first, "outcome.json")
+    until((first / "outcome.json").exists)
     assert [row.state for row in rows_of(sweep)] == ["done"] * 3
     assert states(first) == ["complete", "killed"]
     assert [(states(point), len(began(point))) for point in others] == [(["complete"], 1)] * 2
     assert f"job {held.id}, submitted {held.submitted}, is gone" in (first / "log.txt").read_text()
-    deadline = time.monotonic() + 30
-    while list(sweep.path.glob(f"points/*/{JOB}")):  # a job that has left an outcome is not asked for again
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not list(sweep.path.glob(f"points/*/{JOB}")))  # one that has left an outcome is not asked for again
 
 
 @pytest.fixture

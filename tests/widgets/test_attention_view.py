@@ -90,7 +90,7 @@ def test_rows_of_stacked_heads_are_those_of_the_heads(rows: int, groups: int, sh
 def test_a_text_is_followed_while_it_is_generated(runner: Runner) -> None:
     asked = Request("a", IDS[:6], request("x", 1, 12).sampling)
     view = AttentionView(runner, asked)
-    assert view.wait(60) and view.source.columns == 18 and view.map.rows == 18
+    assert view.wait() and view.source.columns == 18 and view.map.rows == 18
     alone = AttentionView(runner, view.source.token_ids, max_tokens=0)
     for number in range(2):
         view.layer = alone.layer = number

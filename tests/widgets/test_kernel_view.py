@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.patience import limit
 from workbench.errors import WorkbenchError
 from workbench.widgets import KernelView
 from workbench.widgets.kernels import stages as kernel_stages
@@ -62,7 +63,7 @@ def test_the_specification_is_there_at_once_and_lanes_are_made_when_they_are_cho
     assert "eager/source" in found.keys and not any(key.startswith(("inductor/", "mlir/")) for key in found.keys)
     fresh.shown.picked = "eager/api"
     fresh.lane = "mlir"
-    assert fresh.wait(60) and fresh.stage == "linalg" and "linalg.generic" in fresh.text
+    assert fresh.wait() and fresh.stage == "linalg" and "linalg.generic" in fresh.text
     fresh.close()
 
 
@@ -127,14 +128,14 @@ def test_a_lane_that_cannot_make_it_says_why_and_the_others_go_on() -> None:
     lacking = KernelView("expert_linear", lanes=("eager", "mlir")).make()
     assert "cannot be made here" in Text(lacking.picture()).text and lacking.text
     lacking.lane = "mlir"
-    assert lacking.wait(30) and lacking.text == "" and "cannot be made here" in lacking.picture()
+    assert lacking.wait() and lacking.text == "" and "cannot be made here" in lacking.picture()
 
 
 def test_a_timing_is_stopped_and_says_so() -> None:
     view = KernelView("rotary", lanes=("eager",))
     assert "being timed" in view.measure().picture()
     view.stop()
-    assert view.wait(60) and 'role="alert">the timing was stopped' in view.picture()
+    assert view.wait() and 'role="alert">the timing was stopped' in view.picture()
     view.close()
 
 
@@ -160,7 +161,7 @@ def test_times_stand_beside_with_what_they_are_measured_by() -> None:
 def test_another_operator_has_cases_of_its_own(view: KernelView) -> None:
     other = KernelView(OPERATOR, lanes=("eager",))
     other.operator = "gated_silu"
-    assert other.wait(30) and other.case in kernel_stages.cases("gated_silu") and "gate_up" in other.text
+    assert other.wait() and other.case in kernel_stages.cases("gated_silu") and "gate_up" in other.text
     other.close()
 
 
@@ -189,9 +190,9 @@ def test_the_specification_waits_for_no_compilation_of_this_view_or_another() ->
     with kernel_view._COMPILING:  # another compiles
         thread = threading.Thread(target=look, daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(limit(20))
         assert len(made) == 2 and all(view.text for view in made)
         assert "goes on to its end" in made[1].picture()
     for view in made:
-        assert view.wait(60)
+        assert view.wait()
         view.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
+from tests.patience import until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -40,35 +40,34 @@ def test_what_is_asked_is_what_the_runner_gives(runner: Runner) -> None:
     alone = [e.token_id for e in runner.stream("def f(x):", max_tokens=12) if isinstance(e, Decoded)]
     first, second = Live.of(runner).ask("def f(x):", max_tokens=12), Live.of(runner).ask("class A:", max_tokens=12)
     assert [e.token_id for e in first if isinstance(e, Decoded)] == alone
-    assert second.wait(60) and len(finished(second.events).token_ids) == 12
+    assert second.wait() and len(finished(second.events).token_ids) == 12
 
 
 def test_a_cell_streams_through_the_owner(runner: Runner) -> None:
-    other = Live.of(runner).ask("class A:", max_tokens=400)
+    other = Live.of(runner).ask("class A:", max_tokens=900)
     text = "".join(event.text for event in runner.stream("def f(x):", max_tokens=8))
     assert text and not other.done
     other.stop()
-    assert other.wait(60) and finished(other.events).reason == "cancelled"
+    assert other.wait() and finished(other.events).reason == "cancelled"
 
 
 def test_while_it_works_nobody_else_steps(runner: Runner) -> None:
-    asked = Live.of(runner).ask("class A:", max_tokens=400)
-    while not asked.events:
-        time.sleep(0.001)
+    asked = Live.of(runner).ask("class A:", max_tokens=900)
+    until(lambda: asked.events)
     with pytest.raises(WorkbenchError, match="another thread owns this runner"):
         runner.step()
     names = Live.of(runner).call(lambda r: list(r.served.sequences))
     assert len(names) == 1
     asked.stop()
-    assert asked.wait(60)
+    assert asked.wait()
 
 
 def test_leaving_the_loop_ends_the_requests(runner: Runner) -> None:
-    asked = Live.of(runner).ask("class A:", max_tokens=400)
+    asked = Live.of(runner).ask("class A:", max_tokens=900)
     for event in asked:
         if isinstance(event, Decoded):
             break
-    assert asked.wait(60) and finished(asked.events).reason == "cancelled"
+    assert asked.wait() and finished(asked.events).reason == "cancelled"
 
 
 def test_what_cannot_run_raises_where_it_is_read_and_harms_nobody(runner: Runner) -> None:
@@ -76,7 +75,7 @@ def test_what_cannot_run_raises_where_it_is_read_and_harms_nobody(runner: Runner
     bad = Live.of(runner).ask("", max_tokens=6)
     with pytest.raises(WorkbenchError, match="the prompt is empty"):
         list(bad)
-    assert good.wait(60) and finished(good.events).reason == "length"
+    assert good.wait() and finished(good.events).reason == "length"
 
 
 def test_a_fault_of_the_runner_is_told_to_all_and_ends_with_them(runner: Runner, monkeypatch: object) -> None:
@@ -91,24 +90,21 @@ def test_a_fault_of_the_runner_is_told_to_all_and_ends_with_them(runner: Runner,
             list(asked)
     finally:
         runner.step = step  # type: ignore[method-assign]
-    assert Live.of(runner).ask("class A:", max_tokens=3).wait(60)
+    assert Live.of(runner).ask("class A:", max_tokens=3).wait()
 
 
 def test_later_arrivals_come_when_they_are_due(runner: Runner) -> None:
     few = SamplingParameters(max_tokens=3)
     asked = Live.of(runner).ask([Request("late", (5, 6, 7), few, arrival=0.2), Request("now", (5, 6, 7), few)])
-    assert asked.wait(60)
+    assert asked.wait()
     assert [e.request_id for e in asked.events if isinstance(e, Finished)] == ["now", "late"]
 
 
 def test_errors_of_a_call_come_out_and_the_thread_ends_when_all_is_done(runner: Runner) -> None:
     with pytest.raises(WorkbenchError, match="is not being served"):
         Live.of(runner).call(lambda r: r.inspect("nobody"))
-    assert Live.of(runner).ask("class A:", max_tokens=2).wait(60)
-    for _ in range(1000):
-        if not [t for t in threading.enumerate() if t.name == "runner's owner"]:
-            break
-        time.sleep(0.01)
+    assert Live.of(runner).ask("class A:", max_tokens=2).wait()
+    until(lambda: not [t for t in threading.enumerate() if t.name == "runner's owner"])
     assert not Live.of(runner).elsewhere()
     runner.step()  # nobody is in the way
 
@@ -117,28 +113,31 @@ def test_listeners_hear_everything_until_they_leave(runner: Runner) -> None:
     heard: list[Event] = []
     leave = Live.of(runner).listen(heard.append)
     asked = Live.of(runner).ask("class A:", max_tokens=4)
-    assert asked.wait(60)
+    assert asked.wait()
     assert {event.kind for event in heard} >= {"submitted", "formed", "prefilled", "decoded", "stepped", "finished"}
     leave()
     count = len(heard)
-    assert Live.of(runner).ask("class A:", max_tokens=4).wait(60) and len(heard) == count
+    assert Live.of(runner).ask("class A:", max_tokens=4).wait() and len(heard) == count
 
 
 def test_a_job_that_fails_ends_what_was_asked_and_the_next_is_served(runner: Runner) -> None:
+    came = threading.Event()
+
     def broken(*_: object) -> None:
+        came.set()
         raise RuntimeError("no clock")
 
     clock = runner.clock
     runner.clock = broken  # type: ignore[assignment]
     asked = Live.of(runner).ask("class A:", max_tokens=3)
     try:
-        time.sleep(0.05)
+        came.wait()
     finally:
         runner.clock = clock
     with pytest.raises(WorkbenchError, match="no clock"):
         list(asked)
     again = Live.of(runner).ask("class A:", max_tokens=3)
-    assert again.wait(60) and finished(again.events).reason == "length"
+    assert again.wait() and finished(again.events).reason == "length"
 
 
 def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +145,6 @@ def test_the_stop_button_reaches_what_goes_on(runner: Runner, monkeypatch: pytes
     kernel = SimpleNamespace(saved_sigint_handler=lambda *_: None)
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=kernel))
     runner.owner = None
-    asked = Live.of(runner).ask("class A:", max_tokens=400)
+    asked = Live.of(runner).ask("class A:", max_tokens=900)
     kernel.saved_sigint_handler(2, None)
-    assert asked.wait(60) and finished(asked.events).reason == "cancelled"
+    assert asked.wait() and finished(asked.events).reason == "cancelled"

@@ -7,13 +7,13 @@ import html
 import io
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.patience import limit, until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -37,7 +37,7 @@ def play(demo: Runner) -> Iterator[Playground]:
     play.settings.write({"sampling": {"max_tokens": 20}})
     yield play
     play.close()
-    play.wait(30)
+    play.wait()
     demo.owner, demo.instruments.listener = None, None
 
 
@@ -49,7 +49,7 @@ def texts(picture: str) -> str:
 
 def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner) -> None:
     play.run()
-    assert play.wait(60)
+    assert play.wait()
     ids = [piece.id for piece in play.played.pieces[0]]
     events = list(demo.stream(PROMPT, max_tokens=20))
     assert ids == [event.token_id for event in events if isinstance(event, Decoded)]
@@ -63,7 +63,7 @@ def test_what_is_played_is_what_the_runner_gives(play: Playground, demo: Runner)
 def test_every_token_has_its_chance_and_the_others_there_were(play: Playground) -> None:
     play.settings.write({"sampling": {"temperature": 0.0, "logprobs": 7}})
     play.run()
-    assert play.wait(60)
+    assert play.wait()
     for piece in play.played.pieces[0]:
         shares = [share for _, share in piece.others]
         assert len(shares) == 7 and shares == sorted(shares, reverse=True) and piece.chance == shares[0]
@@ -71,11 +71,11 @@ def test_every_token_has_its_chance_and_the_others_there_were(play: Playground) 
 
 def test_settings_of_sampling_take_effect_without_another_runner(play: Playground) -> None:
     play.run()
-    assert play.wait(60)
+    assert play.wait()
     first, runners = play.played.text(), list(play._runners._kept.values())
     play.settings.write({"sampling": {"seed": 7}})
     play.run()
-    assert play.wait(60) and play.played.text() != first
+    assert play.wait() and play.played.text() != first
     assert list(play._runners._kept.values()) == runners
 
 
@@ -83,7 +83,7 @@ def test_other_settings_make_a_runner_and_few_are_kept(play: Playground) -> None
     for size in (16, 32, 64, 8):
         play.settings.write({"cache": {"page_size": size}, "sampling": {"max_tokens": 2}})
         play.run()
-        assert play.wait(120) and not play._alert.value
+        assert play.wait() and not play._alert.value
     kept = list(play._runners._kept.values())
     assert [runner.store.page_size for runner in kept] == [32, 64, 8]
 
@@ -91,12 +91,11 @@ def test_other_settings_make_a_runner_and_few_are_kept(play: Playground) -> None
 def test_stop_ends_it_within_a_step_or_two(play: Playground) -> None:
     play.settings.write({"sampling": {"max_tokens": 1000, "ignore_eos": True}})
     play.run()
-    while play.played.tokens < 3:
-        time.sleep(0.001)
+    until(lambda: play.played.tokens >= 3)
     assert play.running and play._go.disabled and not play._halt.disabled
     play.stop()
     seen = play.played.tokens
-    assert play.wait(30) and play.played.ends == {0: "cancelled"} and play.played.tokens <= seen + 3
+    assert play.wait() and play.played.ends == {0: "cancelled"} and play.played.tokens <= seen + 3
     assert not play._go.disabled and play._halt.disabled and "cancelled" in play.shown.content
 
 
@@ -123,11 +122,11 @@ def test_what_is_wrong_is_told_and_cannot_be_run(play: Playground) -> None:
 def test_what_cannot_be_carried_out_is_said_in_the_widget(play: Playground) -> None:
     play.prompt = ""
     play.run()
-    assert play.wait(60) and "the prompt is empty" in play._alert.value
+    assert play.wait() and "the prompt is empty" in play._alert.value
     play.prompt = PROMPT
     play.settings.write({"cache": {"format": "int8", "page_size": 32}})
     play.run()
-    assert play.wait(60) and 'role="alert"' in play._alert.value
+    assert play.wait() and 'role="alert"' in play._alert.value
     assert "groups of 64 tokens do not divide pages of 32" in play._alert.value
     assert "cache.group" in "".join(each.value for each in play.settings.panels["cache"]._alerts.values())
 
@@ -147,7 +146,7 @@ def test_what_was_played_can_be_taken_away(play: Playground) -> None:
         }
     )
     play.run()
-    assert play.wait(120) and play.played.tokens == 20
+    assert play.wait() and play.played.tokens == 20
     assert Experiment.from_yaml(play.copied.yaml.text) == play.last == play.experiment
     assert ids_of(play.copied.python.text) == play.played.text()
 
@@ -155,11 +154,11 @@ def test_what_was_played_can_be_taken_away(play: Playground) -> None:
 def test_samples_are_shown_apart(play: Playground) -> None:
     play.settings.write({"sampling": {"n": 3, "max_tokens": 5}})
     play.run()
-    assert play.wait(60) and set(play.played.pieces) == {0, 1, 2}
+    assert play.wait() and set(play.played.pieces) == {0, 1, 2}
     assert all(f'data-grows="s{n}"' in play.text.content and f"sample {n}" in play.text.content for n in range(3))
     play.settings.write({"sampling": {"n": 1, "beams": 2}})
     play.run()
-    assert play.wait(60) and len(play.played.pieces[0]) == 5 and not play._alert.value
+    assert play.wait() and len(play.played.pieces[0]) == 5 and not play._alert.value
     assert play.played.ends == {0: "length", 1: "not_chosen"} and "sample 1 not_chosen" in play.picture()
 
 
@@ -167,7 +166,7 @@ def test_what_grows_is_sent_once(play: Playground) -> None:
     sent: list[Any] = []
     play.text.send = lambda message, *_: sent.append(message)  # type: ignore[method-assign]
     play.run()
-    assert play.wait(60)
+    assert play.wait()
     pieces = [piece for message in sent for piece in message["pieces"]]
     places = [message["at"] for message in sent]
     assert places == sorted(set(places)) and all(piece in play.text.content for piece in pieces)
@@ -180,7 +179,7 @@ def test_what_a_model_says_is_not_markup(play: Playground, demo: Runner) -> None
     play.prompt = "<script>alert(1)</script>"
     play.settings.write({"sampling": {"logit_bias": {str(sign): 100.0}, "max_tokens": 4, "temperature": 0.0}})
     play.run()
-    assert play.wait(60) and play.played.text() == "<<<<" == texts(play.picture())
+    assert play.wait() and play.played.text() == "<<<<" == texts(play.picture())
     assert "<script" not in play.picture() and "&lt;script&gt;" in play.picture() and "<<" not in play.picture()
 
 
@@ -223,7 +222,7 @@ class Gate:
 
     def runner_for(self, experiment: Experiment, tell: Callable[[str], None]) -> Runner:
         self.begun.set()
-        assert self.open.wait(60)
+        assert self.open.wait()
         runner = runner_for(experiment, tell)
         self.made.set()
         return runner
@@ -236,21 +235,14 @@ def ends(work: Callable[[], object]) -> bool:
     """Whether it does before the gate opens."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(limit(5))
     return not thread.is_alive()
-
-
-def until(true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 30
-    while not true() and time.monotonic() < end:
-        time.sleep(0.005)
-    return true()
 
 
 def test_a_run_that_was_reset_has_no_say_in_the_next(play: Playground, gate: Gate) -> None:
     play.settings.write(OTHER)
     play.run()
-    assert gate.begun.wait(30) and play.running
+    assert gate.begun.wait() and play.running
     assert ends(play.reset)
     assert not play.running and not play._go.disabled and play._halt.disabled
     play.settings.write(OTHER | {"sampling": {"max_tokens": 1000, "ignore_eos": True}})
@@ -260,42 +252,43 @@ def test_a_run_that_was_reset_has_no_say_in_the_next(play: Playground, gate: Gat
     threads = [each for each in threading.enumerate() if each.name == "playground"]
     assert len(threads) == 2
     gate.open.set()
-    assert until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played.tokens > 3)
+    until(lambda: sum(each.is_alive() for each in threads) == 1 and second.played.tokens > 3)
     assert play.running and play._go.disabled and not play._halt.disabled
     assert play.copied.yaml.text == "" and play.played is second.played
     play.stop()
-    assert play.wait(30) and not play.running and play.output == second.played.text() != ""
+    assert play.wait() and not play.running and play.output == second.played.text() != ""
 
 
 def test_stop_does_not_wait_for_the_runner_to_be_made(play: Playground, gate: Gate) -> None:
     play.settings.write(OTHER)
     play.run()
-    assert gate.begun.wait(30)
+    assert gate.begun.wait()
     play.stop()
-    assert play.wait(5) and not play.running and not play._go.disabled and play._halt.disabled
-    assert until(lambda: "stopped; what was begun of its runner still goes on" in play._doing.value)
+    assert play.wait() and not play.running and not play._go.disabled and play._halt.disabled
+    until(lambda: "stopped; what was begun of its runner still goes on" in play._doing.value)
     gate.open.set()
-    assert gate.made.wait(30) and until(lambda: "stopped" not in play._doing.value)
+    assert gate.made.wait()
+    until(lambda: "stopped" not in play._doing.value)
     assert not play.played.tokens and not play._alert.value
     gate.begun.clear()
     play.run()
-    assert play.wait(30) and play.played.tokens == 5 and not gate.begun.is_set()  # it was kept
+    assert play.wait() and play.played.tokens == 5 and not gate.begun.is_set()  # it was kept
 
 
 def test_the_stop_button_ends_the_making_of_a_runner(play: Playground, gate: Gate) -> None:
     play.settings.write(OTHER)
     play.run()
-    assert gate.begun.wait(30) and play._playing in stop_button._GOING
+    assert gate.begun.wait() and play._playing in stop_button._GOING
     for work in tuple(stop_button._GOING):
         work.stop()
-    assert play.wait(5) and not play.running
+    assert play.wait() and not play.running
 
 
 def test_its_state_can_be_observed(play: Playground) -> None:
     seen: list[tuple[bool, str]] = []
     play.observe(lambda change: seen.append((change["new"], play.output)), "running")
     play.run()
-    assert play.wait(60)
+    assert play.wait()
     assert seen == [(True, ""), (False, play.played.text())] and play.output
     play.reset()
     assert play.output == ""
@@ -304,7 +297,7 @@ def test_its_state_can_be_observed(play: Playground) -> None:
 def test_what_is_told_on_the_way_is_not_markup(play: Playground) -> None:
     play.run()
     playing = play._playing
-    assert playing is not None and play.wait(60)
+    assert playing is not None and play.wait()
     type(playing).doing, kept = property(lambda _: "<b>&"), type(playing).doing  # type: ignore[method-assign]
     try:
         play.redraw()
@@ -319,7 +312,7 @@ def test_two_play_on_one_runner_at_once(play: Playground, demo: Runner) -> None:
     both = (play, other)
     for each in both:
         each.run()
-    assert all(each.wait(60) for each in both)
+    assert all(each.wait() for each in both)
     first, second = ([piece.id for piece in each.played.pieces[0]] for each in both)
     assert first == second and len(first) == 20
     other.close()

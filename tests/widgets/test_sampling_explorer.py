@@ -174,7 +174,7 @@ def test_generate_goes_on_with_the_present_settings(runner: Runner) -> None:
 def test_stopped_it_shows_what_there_is(runner: Runner) -> None:
     explorer = SamplingExplorer(runner, PROMPT, max_tokens=500, temperature=0, ignore_eos=True)
     explorer.stop()
-    explorer.wait(60)
+    explorer.wait()
     assert explorer._text is not None and len(explorer._text.output_ids) < 500
     assert "working" not in explorer.shown.content
 
@@ -218,6 +218,6 @@ def test_while_it_is_live_a_fault_is_a_line_of_text(runner: Runner) -> None:
 
 
 def test_two_explorers_generate_at_once_on_one_runner(runner: Runner) -> None:
-    alone = SamplingExplorer(runner, PROMPT, max_tokens=12, seed=5).wait(60).ids
+    alone = SamplingExplorer(runner, PROMPT, max_tokens=12, seed=5).wait().ids
     both = [SamplingExplorer(runner, PROMPT, max_tokens=12, seed=5) for _ in range(2)]
-    assert [each.wait(60).ids for each in both] == [alone, alone]
+    assert [each.wait().ids for each in both] == [alone, alone]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.patience import until
 from workbench.engine.load import load
 from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
@@ -143,7 +143,7 @@ def test_a_record_is_shown_as_its_events_are(events: list[Event], tmp_path: Path
 
 def test_a_runner_drafts_and_does_not_in_turn(runner: Runner) -> None:
     drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=24, rounds=1)
-    view.wait(60)
+    view.wait()
     assert view._problem == "" and runner.drafts is drafts
     assert len(view.token_ids) == 24 and view.token_ids == view.plain_token_ids
     assert "the same 24 as plain" in view.shown.content
@@ -158,23 +158,22 @@ def test_other_drafts_are_lent_to_the_runner(runner: Runner) -> None:
     view = SpeculationView(
         runner, PROMPT, speculate={"kind": "draft", "num_speculative_tokens": 2}, rounds=0, max_tokens=9
     )
-    view.wait(60)
+    view.wait()
     assert runner.drafts is drafts and view.figures["drafted_tokens"] > 0 == (view.speeds or 0)
     assert max(len(check.token_ids) for check in view._run.checks_of(view.sequence)) == 2
     assert view.plain_token_ids is None and "nothing was timed" in view.picture()
 
 
 def test_stopped_the_runner_drafts_as_before(runner: Runner) -> None:
-    drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
+    drafts, view = runner.drafts, SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
     view.stop()
-    view.wait(60)
+    view.wait()
     assert runner.drafts is drafts and view.speeds is None and "not known" in view.picture()
-    other = SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
-    while not other._trial.both.seen and other._trial.working:  # type: ignore[union-attr]
-        time.sleep(0.01)
+    other = SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
+    until(lambda: other._trial.both.seen or not other._trial.working)  # type: ignore[union-attr]
     Live.of(runner).stop()  # as the kernel's stop button does
-    other.wait(60)
-    assert runner.drafts is drafts and other.speeds is None and 0 < len(other.token_ids) < 400
+    other.wait()
+    assert runner.drafts is drafts and other.speeds is None and 0 < len(other.token_ids) < 900
 
 
 def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> None:
@@ -189,23 +188,23 @@ def test_two_views_on_one_runner_do_not_disturb_each_other(runner: Runner) -> No
         assert view._trial is not None and view._problem == ""
         return [[e.token_ids for e in events if isinstance(e, Verified)] for events in view._trial.both.drafted]
 
-    alone = [drafted(view(most, 0).wait(60)) for most in (2, 4)]
+    alone = [drafted(view(most, 0).wait()) for most in (2, 4)]
     together = [view(most, 1) for most in (2, 4)]
     assert "waits for another view" in together[1].picture()
-    assert [drafted(each.wait(60)) for each in together] == [2 * each for each in alone]
+    assert [drafted(each.wait()) for each in together] == [2 * each for each in alone]
     assert alone[0] != alone[1] and runner.drafts is drafts
     assert len({each.sequence for each in together}) == 2
 
 
 def test_who_waits_for_another_view_can_be_stopped(runner: Runner) -> None:
-    first = SpeculationView(runner, PROMPT, max_tokens=400, ignore_eos=True)
+    first = SpeculationView(runner, PROMPT, max_tokens=900, ignore_eos=True)
     second = SpeculationView(runner, PROMPT, max_tokens=16)
     third = SpeculationView(runner, PROMPT, max_tokens=16, rounds=0)
     second.stop()
-    second.wait(60)
+    second.wait()
     assert first._working and not second._working and second.token_ids == []
     first.stop()
-    assert len(third.wait(60).token_ids) == 16
+    assert len(third.wait().token_ids) == 16
 
 
 def row(step: int, wall: float, drafted: int, given: int) -> dict:

@@ -125,7 +125,7 @@ def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
     Live.of(runner).listen(heard.append)
     view = Timeline(runner)
     assert "Timeline of 0 requests" in view.picture() and view.follow
-    assert Live.of(runner).ask([request(f"r<{n}>", 9, 14) for n in range(4)]).wait(60)
+    assert Live.of(runner).ask([request(f"r<{n}>", 9, 14) for n in range(4)]).wait()
     view.pulse.flush()
     again = Timeline(heard)
     assert view.picture() == again.picture() == view._repr_mimebundle_()["image/svg+xml"]
@@ -137,11 +137,11 @@ def test_a_runner_is_followed_and_its_decisions_are_told() -> None:
     assert view.chosen == number and f"Decisions on r&lt;{number}&gt;" in view.picture()
     view.window = (0.0, view.length / 2)
     assert not view.follow, "who looks back is not carried off"
-    assert Live.of(runner).ask([request("later", 5, 5)]).wait(60)
+    assert Live.of(runner).ask([request("later", 5, 5)]).wait()
     view.pulse.flush()
     assert view.window[1] == pytest.approx(again.length / 2) and len(view.tracks.requests) == 5
     view.close()
-    assert Live.of(runner).ask([request("unheard", 5, 5)]).wait(60)
+    assert Live.of(runner).ask([request("unheard", 5, 5)]).wait()
     assert len(view.tracks.requests) == 5
 
 
@@ -178,7 +178,7 @@ def test_many_requests_are_scrolled_and_those_out_of_sight_left_out() -> None:
 def test_one_tab_stop_and_from_there_every_tip_by_arrow_keys() -> None:
     runner = runner_of(model_of(spec_of()), pages=9)
     view = Timeline(runner)
-    assert Live.of(runner).ask([request(f"r{n}", 9, 14) for n in range(4)]).wait(60)
+    assert Live.of(runner).ask([request(f"r{n}", 9, 14) for n in range(4)]).wait()
     view.pulse.flush()
     for chosen in (-1, 2):
         view.chosen = chosen

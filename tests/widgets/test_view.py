@@ -6,6 +6,9 @@ import threading
 import time
 import tomllib
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +18,9 @@ import traitlets
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.patience import limit
 from workbench.widgets import kit
+from workbench.widgets import pulse as pulse_module
 from workbench.widgets.pulse import Pulse
 from workbench.widgets.view import View
 
@@ -65,23 +70,93 @@ def test_a_pulse_draws_the_last_mark(pauses: list[int]) -> None:
     assert drawn[-1] == state[0] and len(drawn) <= len(pauses) + 1
 
 
-def test_a_pulse_is_no_faster_than_it_says_and_never_two_at_once() -> None:
-    at, drawing, together = [], threading.Lock(), []
+class Clock:
+    """Stands for the modules time and threading: time goes on, and timers ring, when they are told to. In eighths of a
+    second, which add up exactly."""
+
+    Lock, RLock = staticmethod(threading.Lock), staticmethod(threading.RLock)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[SimpleNamespace] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def Timer(self, delay: float, ring: Callable[[], None]) -> SimpleNamespace:  # noqa: N802
+        timer = SimpleNamespace(at=self.now + delay, ring=ring, daemon=False)
+        timer.start, timer.cancel = lambda: self.timers.append(timer), lambda: self.timers.remove(timer)
+        return timer
+
+    def pass_by(self, seconds: float) -> None:
+        until = self.now + seconds
+        while due := [timer for timer in self.timers if timer.at <= until]:
+            first = min(due, key=lambda timer: timer.at)
+            self.timers.remove(first)
+            self.now = max(self.now, first.at)
+            first.ring()
+        self.now = max(self.now, until)
+
+
+@given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 8))
+def test_a_pulse_is_no_faster_than_it_says(pauses: list[int], long: int) -> None:
+    clock, at = Clock(), []
+
+    def draw() -> None:
+        at.append(clock.now)
+        clock.now += long / 8
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pulse_module, "time", clock)
+        patch.setattr(pulse_module, "threading", clock)
+        pulse = Pulse(draw, seconds=1.0)
+        for pause in pauses:
+            pulse.mark()
+            clock.pass_by(pause / 8)
+        marked = bool(clock.timers)
+        pulse.catch_up()
+    assert len(at) >= bool(pauses) and not clock.timers
+    between = [later - earlier for earlier, later in pairwise(at)]
+    assert all(each >= 1.0 + long / 8 for each in (between[:-1] if marked else between))
+
+
+def test_a_pulse_never_draws_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, drawing, together = Clock(), threading.Lock(), []
+    begun, again = threading.Event(), threading.Event()
 
     def draw() -> None:
         together.append(not drawing.acquire(blocking=False))
-        at.append(time.monotonic())
-        time.sleep(0.003)
+        if not begun.is_set():
+            begun.set()
+            again.wait(limit(0.02))  # the second has its chance
+        elif drawing.locked() and together[-1]:
+            again.set()
+            return
         drawing.release()
 
-    pulse = Pulse(draw, seconds=0.02)
-    until = time.monotonic() + 0.2
-    while time.monotonic() < until:
+    monkeypatch.setattr(pulse_module, "time", clock)
+    monkeypatch.setattr(pulse_module, "threading", clock)
+    pulse = Pulse(draw)
+    threads = []
+    for _ in range(2):
         pulse.mark()
-        time.sleep(0.001)
-    pulse.flush()
-    assert not any(together) and 2 <= len(at) <= 12
-    assert all(later - earlier >= 0.02 for earlier, later in zip(at[:-1], at[1:-1], strict=False))
+        threads.append(threading.Thread(target=clock.timers.pop().ring))
+        threads[-1].start()
+        begun.wait()
+    for thread in threads:
+        thread.join()
+    assert together == [False, False]
+
+
+def test_what_is_marked_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse_module, "threading", Clock())
+    drawn: list[str] = []
+    marked, idle = (Pulse(partial(drawn.append, name)) for name in ("marked", "idle"))
+    marked.mark()
+    pulse_module.catch_up()
+    assert drawn == ["marked"] and idle._timer is None
+    pulse_module.catch_up()
+    assert drawn == ["marked"]
 
 
 @given(WORDS, WORDS)

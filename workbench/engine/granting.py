@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Collection, Mapping
 
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import NULL_PAGE
@@ -37,6 +38,11 @@ class Granting:
         return self.limits.max_num_batched_tokens - sum(self.lengths.values())
 
     @property
+    def joining(self) -> int:
+        """Sequences that are to join those that run."""
+        return sum([len(sequence.followers) for sequence in self.running if sequence.followers])
+
+    @property
     def chunk_left(self) -> int:
         """Prefill tokens that this step may still compute."""
         return self.limits.chunk - sum(n for s, n in self.lengths.items() if n > 1 or s.waiting_tokens > 1)
@@ -48,6 +54,7 @@ class Granting:
         together = sequence.mates or [sequence]
         for each in together:
             self.lengths.pop(each, None)
+            each.set_backs += 1  # before it waits: a policy is shown it
             if each in self.running:
                 self.running.remove(each)
             elif each.leader is None:
@@ -61,12 +68,11 @@ class Granting:
             reason += f", {saved} pages saved on the host" if saved else ""
             self.queue.add(sequence, *sequence.followers)
         for each in together:
-            each.set_backs += 1
             self.decisions.append(Decision(each.request_id, "set_back", reason))
 
     def unshare(self, need: str, but: Sequence | None = None) -> bool:
         """The youngest of those that wait on pages which they share gives them back; whether there was one."""
-        holder = next((s for s in reversed(self.queue.sequences) if s.computed and s is not but), None)
+        holder = self.queue.youngest_holder(but)
         if holder is not None:
             self.views.forget_offers()
             self.freed = True
@@ -76,11 +82,13 @@ class Granting:
             self.decisions.append(Decision(holder.request_id, "set_back", f"{need}; who waits gives way"))
         return holder is not None
 
-    def grow(self, order: list[Sequence]) -> bool:
-        """Pages for those in `order` that get tokens of this step; the last in it makes room. True if none had to."""
+    def grow(self, order: list[Sequence], lack: Collection[Sequence] | None = None) -> bool:
+        """Pages for those in `order` that get tokens of this step; the last in it makes room. True if none had to.
+        `lack` are those among whom all are who may lack pages; anybody, where it is not given."""
         holdings, order, index, roomy = self.holdings, list(order), 0, True
-        while index < len(order):
-            sequence = order[index]
+        may = order if lack is None else [sequence for sequence in order if sequence in lack] if lack else []
+        while index < len(may):
+            sequence = may[index]
             if len(sequence.token_ids) - sequence.evicted <= sequence.covered or not self.lengths.get(sequence):
                 index += 1
                 continue
@@ -97,6 +105,7 @@ class Granting:
                 which = "the youngest" if last is self.running[-1] else "the last in turn"
                 self.set_back(last, f"{need}; {which} gives way")
                 order = [each for each in order if each in self.running]
+                may = [each for each in may if each in self.running]
                 index = 0  # mates of the last may have stood before this one; who has pages needs none
         return roomy
 
@@ -118,6 +127,19 @@ class Granting:
         self.lengths[sequence] = length
         return ""
 
+    def give_all(self, order: list[Sequence], tokens: Mapping[Sequence, int]) -> None:
+        """`tokens` of this step for those in `order`, as `give` does."""
+        lengths, wished = self.lengths, tokens.get
+        if len(order) == len(self.running) == self.views.decode and set(map(wished, order)) == {1}:
+            lengths.update(dict.fromkeys(order, 1))
+            return
+        for sequence in order:
+            if count := wished(sequence):
+                if len(sequence.token_ids) - sequence.computed == 1:
+                    lengths[sequence] = 1
+                else:
+                    self.give(sequence, count)
+
     def give(self, sequence: Sequence, tokens: int) -> None:
         """`tokens` of this step for one that runs, no more than it has to compute."""
         todo = len(sequence.token_ids) - sequence.computed
@@ -128,9 +150,10 @@ class Granting:
 
     def obstacle(self, sequence: Sequence, places: int) -> str:
         """Why `sequence` cannot begin now, or nothing. Who waits on shared pages gives them up for it."""
-        limits, come = self.limits, sum(len(s.followers) for s in self.running)
+        limits = self.limits
         wanted = 1 + len(sequence.followers) if sequence.mates else 1
         if places < wanted:
+            come = self.joining
             run = f"{len(self.running)} sequences run" + (f" and {come} are to join them" if come else "")
             beams = f", {wanted} beams would come" if wanted > 1 else ""
             return f"not admitted: {run}{beams}, max_num_seqs is {limits.max_num_seqs}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from workbench.engine.plan import Decision
@@ -14,9 +14,8 @@ from workbench.request import Sequence
 @dataclass
 class Lawful:
     """`tokens` and `set_back` may be carried out. `faults` are requests with a wish that broke a law, and which, with
-    their mates; what concerns no request at all is in `strays`, to be told. `here` are the ids of those that run."""
+    their mates; what concerns no request at all is in `strays`, to be told."""
 
-    here: set[str]
     tokens: dict[Sequence, int] = field(default_factory=dict)
     set_back: list[Sequence] = field(default_factory=list)
     because: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +33,10 @@ def ask(policy: Policy, state: State) -> Wishes:
     try:
         wishes = policy(state)
         if isinstance(wishes, Wishes):  # it may hand out iterators, or a list that it goes on to change
-            return replace(wishes, tokens=tuple(wishes.tokens), set_back=tuple(wishes.set_back))
+            tokens, set_back = tuple(wishes.tokens), tuple(wishes.set_back)
+            if type(wishes) is Wishes:
+                return Wishes(tokens, set_back, wishes.because)
+            return replace(wishes, tokens=tokens, set_back=set_back)
     except WorkbenchError:
         raise
     except Exception as error:
@@ -47,8 +49,11 @@ def ask(policy: Policy, state: State) -> Wishes:
 
 def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: str) -> Lawful:
     """One wrong wish is one fault of the request it names, and of nobody else's."""
+    found, left, faulty = Lawful(because=wishes.because), state.budget, set[Sequence]()
+    if not wishes.set_back and (whole := _whole(wishes.tokens, left, by_id)) is not None:
+        found.tokens = whole
+        return found
     here = {entry.id for entry in state.running}
-    found, left, faulty = Lawful(here, because=wishes.because), state.budget, set[Sequence]()
 
     def wrong(sequence: Sequence, words: str) -> None:
         for each in sequence.mates or [sequence]:
@@ -92,6 +97,20 @@ def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: st
             found.tokens[sequence] = int(tokens)
             left -= int(tokens)
     return found
+
+
+def _whole(wishes: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, Sequence]) -> dict[Sequence, int] | None:
+    """All wishes at once, where nothing is wrong in any, as nearly always; None where each must be looked at."""
+    try:
+        pairs = tuple(wishes)
+        tokens = dict(pairs)  # where one is named twice there are fewer
+        sequences = [by_id[name] for name in tokens]
+    except (KeyError, TypeError, ValueError):
+        return None
+    counts = tokens.values()
+    if len(tokens) < len(pairs) or set(map(type, counts)) - {int}:
+        return None
+    return dict(zip(sequences, counts, strict=True)) if sum(counts) <= budget and min(counts, default=0) >= 0 else None
 
 
 def _stray(name: object, reason: str) -> Decision:

@@ -19,9 +19,9 @@ def to_nobody(line: str) -> None:
 
 
 @contextmanager
-def told_if_long(line: str, tell: Callable[[str], None], seconds: float = LONG) -> Iterator[None]:
-    """Tell `line` once what is inside has taken `seconds`; nothing where it is over by then."""
-    timer = threading.Timer(seconds, tell, (line,))
+def told_if_long(line: str, tell: Callable[[str], None], seconds: float | None = None) -> Iterator[None]:
+    """Tell `line` once what is inside has taken `seconds` (`LONG` unless given); nothing where it is over by then."""
+    timer = threading.Timer(LONG if seconds is None else seconds, tell, (line,))
     timer.daemon = True
     timer.start()
     try:

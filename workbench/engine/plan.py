@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from workbench.cache.moves import Moves
 from workbench.cache.pages import NULL_PAGE
@@ -11,8 +12,7 @@ from workbench.request import Sequence
 from workbench.shown import Shown, Table
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Consecutive tokens of one sequence that this step computes: positions [start, start + length)."""
 
     sequence: Sequence

@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench.engine.policy import Entry, Policy, State, Wishes
-from workbench.engine.serving import in_turn, overdue, parted, serve, sharing, spared
+from workbench.engine.serving import in_turn, overdue, parted, serve, sharing, spared, waiting_overdue
 from workbench.shown import Brief
 
 Steps = Annotated[int, Field(ge=1)]
@@ -32,6 +32,7 @@ Steps = Annotated[int, Field(ge=1)]
 class _Part(Brief, BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     steady: ClassVar[bool] = True
+    padded: ClassVar[bool] = False
 
 
 class FCFS(_Part):
@@ -41,7 +42,7 @@ class FCFS(_Part):
 
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
-        return serve(state, chain(decodes, prefills, state.waiting))
+        return serve(state, chain(prefills, state.waiting), decodes=decodes)
 
 
 class PrefillFirst(_Part):
@@ -53,7 +54,7 @@ class PrefillFirst(_Part):
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
         late, others = overdue(state, self.patience, decodes)
-        return serve(state, chain(late, prefills, state.waiting, others))
+        return serve(state, chain(prefills, state.waiting), decodes=late, after=others)
 
 
 class DecodeFirst(_Part):
@@ -67,9 +68,12 @@ class DecodeFirst(_Part):
         decodes, prefills = parted(state.running)
         if not decodes:
             return serve(state, chain(prefills, state.waiting))
-        late, _ = overdue(state, self.patience, chain(prefills, state.waiting))
-        wishes = serve(state, chain(decodes, late))
-        if late or not state.waiting:
+        late = heapq.merge(
+            overdue(state, self.patience, prefills)[0], waiting_overdue(state, self.patience), key=_order
+        )
+        first = next(late, None)
+        wishes = serve(state, () if first is None else chain((first,), late), decodes=decodes)
+        if first is not None or not state.waiting:
             return wishes
         head = state.waiting[0]
         words = f"{len(decodes)} sequences decode, and it has waited {state.step - head.since} of {self.patience} steps"
@@ -84,8 +88,7 @@ class ShortestPrompt(_Part):
 
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
-        behind = in_turn(state, self.patience, prefills, lambda entry: entry.todo)
-        return serve(state, chain(decodes, behind))
+        return serve(state, in_turn(state, self.patience, prefills, _todo), decodes=decodes)
 
 
 class Priority(_Part):
@@ -98,8 +101,11 @@ class Priority(_Part):
         decodes, prefills = parted(state.running)
         behind = in_turn(state, self.patience, prefills, _priority)
         first = spared(state, self.patience, state.running)
-        keep = sorted(state.running, key=lambda entry: (entry is not first, entry.priority, entry.order))
-        return serve(state, chain(decodes, behind), keep)
+        keep = sorted(state.running, key=_priority)  # stable: in order of arrival where it is equal
+        if first is not None:
+            keep.remove(first)
+            keep.insert(0, first)
+        return serve(state, behind, keep, decodes)
 
 
 class Fair(_Part):
@@ -111,20 +117,19 @@ class Fair(_Part):
 
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
-        return serve(state, chain(decodes, prefills, sharing(state, self.patience, self._by_tenant(state))))
+        behind = sharing(state, self.patience, self._by_tenant(state))
+        return serve(state, chain(prefills, behind), decodes=decodes)
 
     def _by_tenant(self, state: State) -> Iterator[Entry]:
-        queues: dict[str, list[Entry]] = {}
-        for entry in reversed(state.waiting):
-            queues.setdefault(entry.tenant, []).append(entry)
-        heap = [(state.served[tenant], queue[-1].order, tenant) for tenant, queue in queues.items()]
+        queues = state.tenants()
+        heap = [(state.served[tenant], queue[0].order, tenant, 0) for tenant, queue in queues.items()]
         heapq.heapify(heap)
         while heap:
-            tokens, _, tenant = heapq.heappop(heap)
-            entry = queues[tenant].pop()
+            tokens, _, tenant, place = heapq.heappop(heap)
+            entry, place = queues[tenant][place], place + 1
             yield entry
-            if queues[tenant]:
-                heapq.heappush(heap, (tokens + entry.todo, queues[tenant][-1].order, tenant))
+            if place < len(queues[tenant]):
+                heapq.heappush(heap, (tokens + entry.todo, queues[tenant][place].order, tenant, place))
 
 
 class Static:
@@ -166,3 +171,11 @@ class Static:
 
 def _priority(entry: Entry) -> int:
     return entry.priority
+
+
+def _todo(entry: Entry) -> int:
+    return entry.todo
+
+
+def _order(entry: Entry) -> int:
+    return entry.order

@@ -20,9 +20,11 @@ A policy of your own, in a file of your own (`schedule.policy: {path: mine.py:lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import bisect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 Counts = tuple[int, ...]  # pages, one number a table
 
@@ -50,6 +52,86 @@ class Entry(NamedTuple):
         return self.runs and self.todo == 1
 
 
+class WaitingOrders:
+    """Entries that wait, in order of arrival and in the orders that policies asked for: who comes or goes is put into
+    or taken out of each, and nothing is sorted anew."""
+
+    MOST_KEYS = 4  # a policy that gives a new key every step has it sorted every step, and leaves nothing behind
+
+    def __init__(self) -> None:
+        self._arrival: list[Entry] = []
+        self._orders: dict[Callable[[Entry], Any], list[Entry]] = {}
+        self._tenants: dict[str, list[Entry]] = {}
+        self._tuples: dict[Callable[[Entry], Any], tuple[Entry, ...]] = {}  # of both, until somebody comes or goes
+        self._by_tenant: Mapping[str, tuple[Entry, ...]] | None = None
+
+    def add(self, entry: Entry) -> None:
+        self._changed()
+        bisect.insort(self._arrival, entry, key=_arrival)
+        bisect.insort(self._tenants.setdefault(entry.tenant, []), entry, key=_arrival)
+        for key, entries in self._orders.items():
+            bisect.insort(entries, entry, key=_and_arrival(key))
+
+    def remove(self, order: int) -> None:
+        """The entry of this order of arrival."""
+        self._changed()
+        place = bisect.bisect_left(self._arrival, order, key=_arrival)
+        entry = self._arrival.pop(place)
+        mine = self._tenants[entry.tenant]
+        del mine[bisect.bisect_left(mine, order, key=_arrival)]
+        if not mine:
+            del self._tenants[entry.tenant]
+        for key, entries in self._orders.items():
+            del entries[bisect.bisect_left(entries, (key(entry), order), key=_and_arrival(key))]
+
+    def _changed(self) -> None:
+        self._tuples.clear()
+        self._by_tenant = None
+
+    def entries(self) -> tuple[Entry, ...]:
+        """In order of arrival; the same tuple until somebody comes or goes."""
+        if _arrival not in self._tuples:
+            self._tuples[_arrival] = tuple(self._arrival)
+        return self._tuples[_arrival]
+
+    def by(self, key: Callable[[Entry], Any]) -> tuple[Entry, ...]:
+        """By `key`, then in order of arrival."""
+        if key not in self._orders:
+            while len(self._orders) >= self.MOST_KEYS:
+                oldest = next(iter(self._orders))
+                del self._orders[oldest]
+                self._tuples.pop(oldest, None)
+            self._orders[key] = sorted(self._arrival, key=key)
+        if key not in self._tuples:
+            self._tuples[key] = tuple(self._orders[key])
+        return self._tuples[key]
+
+    def tenants(self) -> Mapping[str, tuple[Entry, ...]]:
+        """Of each tenant, in order of arrival."""
+        if self._by_tenant is None:
+            self._by_tenant = _tuples(self._tenants)
+        return self._by_tenant
+
+
+def _arrival(entry: Entry) -> int:
+    return entry.order
+
+
+def _and_arrival(key: Callable[[Entry], Any]) -> Callable[[Entry], Any]:
+    return lambda entry: (key(entry), entry.order)
+
+
+def _tuples(lists: Mapping[str, list[Entry]]) -> Mapping[str, tuple[Entry, ...]]:
+    return MappingProxyType({name: tuple(entries) for name, entries in lists.items()})
+
+
+def _by_tenant(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.tenant, []).append(entry)
+    return found
+
+
 @dataclass(frozen=True)
 class State:
     """What is to be decided on. Page counts and cached tokens are worked out when they are first asked for."""
@@ -67,12 +149,26 @@ class State:
     budget: int = 512  # tokens of a step at most
     chunk: int = 512  # prefill tokens of a step at most
     whole: bool = False  # a prefill is not cut; one longer than a step is, after a set-back
+    queue: WaitingOrders | None = field(default=None, compare=False, repr=False)  # as long as it is the scheduler's
+
+    def by(self, key: Callable[[Entry], Any]) -> tuple[Entry, ...]:
+        """Those that wait by `key`, and by arrival where that is equal. `key` is a pure function of the entry; give
+        the same one every time (not a new lambda), and they are kept in this order from step to step."""
+        if self.queue is None or self.queue.entries() is not self.waiting:
+            return tuple(sorted(self.waiting, key=key))
+        return self.queue.by(key)
+
+    def tenants(self) -> Mapping[str, tuple[Entry, ...]]:
+        """Those that wait, of each tenant in order of arrival."""
+        if self.queue is None or self.queue.entries() is not self.waiting:
+            return _tuples(_by_tenant(self.waiting))
+        return self.queue.tenants()
 
     @property
     def places(self) -> int:
         """Sequences that may begin to run. One suffices for a request: samples that find none by the time they could
         join it wait on the pages of its prompt."""
-        return self.max_num_seqs - sum(entry.places for entry in self.running)
+        return self.max_num_seqs - sum([entry.places for entry in self.running])
 
     def fits(self, *entries: Entry) -> bool:
         """Whether there are pages for all of `entries`, which wait."""
@@ -97,6 +193,7 @@ class State:
             gives={entry.id: self.gives[entry.id] for entry in self.running},
             cached={entry.id: self.cached[entry.id] for entry in self.waiting},
             served={tenant: self.served[tenant] for tenant in {entry.tenant for entry in every}},
+            queue=None,
         )
 
 

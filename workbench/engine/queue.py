@@ -15,6 +15,7 @@ class Queue:
     def __init__(self, pools: tuple[PagePool, ...], views: Views):
         self.sequences: list[Sequence] = []
         self.by_id: dict[str, Sequence] = {}
+        self._holding: dict[int, Sequence] = {}  # by order: those that wait on pages which they share, or did
         self.changed = True  # somebody came since the policy looked at them
         self._pools, self._views = pools, views
 
@@ -27,15 +28,26 @@ class Queue:
             follower.leader, follower.followers, follower.pages = leader, [], tuple([] for _ in self._pools)
             follower.joins = min(_common(leader.token_ids, follower.token_ids), len(follower.token_ids) - 1)
             self.by_id.pop(follower.request_id, None)
+            self._views.runs_no_more(follower)
         bisect.insort(self.sequences, leader, key=_order)
         self.by_id[leader.request_id] = leader
+        if leader.computed:
+            self._holding[leader.order] = leader
         self._views.waits(leader)
         self.changed = True
 
     def remove(self, sequence: Sequence) -> None:
         """`sequence` begins, or has ended."""
         del self.sequences[bisect.bisect_left(self.sequences, sequence.order, key=_order)]
+        self._holding.pop(sequence.order, None)
         self._views.waits_no_more(sequence)
+
+    def youngest_holder(self, but: Sequence | None = None) -> Sequence | None:
+        """The youngest of those that wait on pages which they share, `but` left out."""
+        for order in sorted(self._holding, reverse=True):
+            if self._holding[order].computed and self._holding[order] is not but:
+                return self._holding[order]
+        return None
 
     def lost(self, follower: Sequence) -> None:
         """`follower`, which waits for its leader, has ended."""

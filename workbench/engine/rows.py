@@ -154,4 +154,4 @@ def _cut(span: Span, start: int, length: int) -> Span:
     scored = max(0, end - max(start, span.end - span.logit_rows))
     drafts = span.drafts[max(0, start - known) : max(0, end - known)]
     last = span.samples and end == span.end
-    return replace(span, start=start, length=length, samples=last, scored=scored, drafts=drafts)
+    return span._replace(start=start, length=length, samples=last, scored=scored, drafts=drafts)

@@ -171,7 +171,7 @@ class Scheduler:
             return None
         if self.waiting and (len(running) < limits.max_num_seqs or self._queue.changed):
             return None
-        spans = []
+        spans, new = [], tuple.__new__  # without Span's own constructor: there are as many as sequences
         for sequence in running:
             known = len(sequence.token_ids)
             if known - sequence.computed != 1:
@@ -180,7 +180,7 @@ class Scheduler:
                 if holdings.short(missing) is not None:
                     return None
                 holdings.take(sequence)
-            spans.append(Span(sequence, sequence.computed, 1, True))
+            spans.append(new(Span, (sequence, sequence.computed, 1, True, None, ())))
         return tuple(spans)
 
     def _padding(self, spans: tuple[Span, ...]) -> int:
@@ -215,19 +215,19 @@ class Scheduler:
         )
 
     def _carry_out(self, found: Lawful, step: Granting) -> None:
-        waiting = [wish for wish in found.tokens.items() if wish[0].request_id not in found.here]
+        running = set(self.running)
+        waiting = [wish for wish in found.tokens.items() if wish[0] not in running]
         for sequence in found.set_back:
             if sequence in self.running:  # not gone already, with a mate
                 step.set_back(sequence, f"policy {name_of(self.policy)} set it back")
-        running = set(self.running)
+        if found.set_back:
+            running = set(self.running)
         order = [sequence for sequence in found.tokens if sequence in running]
         if len(order) < len(running):
             faulty = {sequence for sequence, _ in found.faults}
             order += [s for s in self.running if s not in found.tokens and s not in faulty]
-        for sequence in order:
-            if tokens := found.tokens.get(sequence):
-                step.give(sequence, tokens)
-        if step.grow(order):
+        step.give_all(order, found.tokens)
+        if step.grow(order, self._views.uncovered):
             self._admit(waiting, found.because, step)
         # A leader that begins may have nothing to compute before its prompt's last token.
         if joined := self.families.join(self._steps, step.decisions):
@@ -238,7 +238,7 @@ class Scheduler:
 
     def _admit(self, wishes: list[tuple[Sequence, int]], because: Mapping[str, str], step: Granting) -> None:
         """Waiting sequences in the order of the wishes, each with pages for its next step, until one does not fit."""
-        places = self.limits.max_num_seqs - sum(1 + len(s.followers) for s in self.running)
+        places = self.limits.max_num_seqs - len(self.running) - step.joining if wishes else 0
         for sequence, tokens in wishes:
             reason = because.get(sequence.request_id, "")
             if reason:
@@ -261,11 +261,16 @@ class Scheduler:
         """Spans of one token first, as they are packed, then the longer ones, each in order of arrival."""
         single: list[Span] = []
         longer: list[Span] = []
+        lengths, new = step.lengths, tuple.__new__
         for sequence in self.running:
-            length = step.lengths.get(sequence, 0)
+            length = lengths.get(sequence, 0)
             if not length:
                 continue
-            todo = len(sequence.token_ids) - sequence.computed
+            start = sequence.computed
+            todo = len(sequence.token_ids) - start
+            if length == todo == 1:  # as nearly always, and so without Span's own constructor
+                single.append(new(Span, (sequence, start, 1, True, None, ())))
+                continue
             if length < todo and length < step.todo(sequence):
                 reason = f"prefill cut: {length} of {todo} tokens fit into this step"
                 decisions.append(Decision(sequence.request_id, "cut", reason))

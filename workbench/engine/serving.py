@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any
 
 from workbench.engine.policy import Entry, State, Wishes
@@ -12,20 +12,29 @@ from workbench.engine.policy import Entry, State, Wishes
 SHARE = 4  # one admission in so many goes to the oldest that is overdue, the others as a policy has it
 
 
-def serve(state: State, turns: Iterable[Entry], keep: Iterable[Entry] | None = None) -> Wishes:
-    """Tokens for everybody in `turns`, who runs or waits, as far as the step's go; who waits begins as long as there
-    are places and pages, and the first for whom there are not is named as the next in line. `keep` is the order in
-    which those that run hold on to their pages, that of arrival unless given."""
-    left, chunk, places, free = state.budget, state.chunk, state.places, state.free
-    unasked = len(state.running)
-    tokens: dict[str, int] = {}
+def serve(
+    state: State,
+    turns: Iterable[Entry],
+    keep: Iterable[Entry] | None = None,
+    decodes: Sequence[Entry] = (),
+    after: Sequence[Entry] = (),
+) -> Wishes:
+    """A token for each of `decodes`, then tokens for everybody in `turns`, who runs or waits, then a token for each of
+    `after`, who decode too, as far as the step's go; who waits begins as long as there are places and pages, and the
+    first for whom there are not is named as the next in line. `keep` is the order in which those that run hold on to
+    their pages, that of arrival unless given."""
+    left, chunk, free = state.budget, state.chunk, state.free
+    places = -1  # not asked yet
+    unasked = len(state.running) - len(decodes) - len(after)
+    tokens = {entry.id: 1 for entry in decodes[:left]}
+    left -= len(tokens)
     begin: list[tuple[str, int]] = []
     closed = blocked = False
     for entry in turns:
         if entry.runs:
             unasked -= 1
-            if entry.decodes:
-                length = min(entry.todo, left)
+            if entry.todo == 1:
+                length = min(1, left)
             else:
                 length = 0 if blocked else state.portion(entry.todo, left, chunk)
                 blocked |= entry.todo > length == 0
@@ -37,6 +46,7 @@ def serve(state: State, turns: Iterable[Entry], keep: Iterable[Entry] | None = N
             continue
         else:
             length = 0
+            places = state.places if places < 0 else places
             if min(free) >= 0 and left > 0 and chunk > 0 and not blocked and places >= entry.seats:
                 needs = state.needs[entry.id]
                 if all(count <= pages for count, pages in zip(needs, free, strict=True)):
@@ -48,26 +58,35 @@ def serve(state: State, turns: Iterable[Entry], keep: Iterable[Entry] | None = N
             closed = not length
             begin.append((entry.id, length))
         left -= length
-    kept = state.running if keep is None else keep
-    return Wishes([*((entry.id, tokens.get(entry.id, 0)) for entry in kept), *begin])
+    tokens |= {entry.id: 1 for entry in after[:left]}
+    given = tokens.get
+    if keep is None and len(decodes) == len(tokens) == len(state.running):
+        wishes = list(tokens.items())
+    else:
+        wishes = [(entry.id, given(entry.id, 0)) for entry in (state.running if keep is None else keep)]
+    wishes += begin
+    return Wishes(wishes)
 
 
-def parted(running: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
+def parted(running: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
     """Those that decode, and those in prefill."""
-    decodes: list[Entry] = []
-    prefills: list[Entry] = []
-    for entry in running:
-        (decodes if entry.decodes else prefills).append(entry)
+    decodes = [entry for entry in running if entry.todo == 1]
+    prefills = [entry for entry in running if entry.todo != 1] if len(decodes) < len(running) else []
     return decodes, prefills
 
 
 def overdue(state: State, patience: int, entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
     """Those of `entries` that are overdue, in order of arrival, and the others as they stand."""
-    late: list[Entry] = []
-    others: list[Entry] = []
-    for entry in entries:
-        (late if state.step - entry.since >= patience else others).append(entry)
+    entries, since = list(entries), state.step - patience
+    late = [entry for entry in entries if entry.since <= since]
+    others = [entry for entry in entries if entry.since > since] if late else entries
     return sorted(late, key=lambda entry: entry.order), others
+
+
+def waiting_overdue(state: State, patience: int) -> Iterator[Entry]:
+    """Those that wait and are overdue, in order of arrival: the oldest first, and looked at no further."""
+    since = state.step - patience
+    return takewhile(lambda entry: entry.since <= since, state.waiting)
 
 
 def spared(state: State, patience: int, entries: Sequence[Entry]) -> Entry | None:
@@ -77,17 +96,23 @@ def spared(state: State, patience: int, entries: Sequence[Entry]) -> Entry | Non
 
 def in_turn(state: State, patience: int, prefills: list[Entry], key: Callable[[Entry], Any]) -> Iterator[Entry]:
     """`prefills` and who waits, by `key`; the oldest of `prefills` before all if it is overdue, and who waits and is
-    overdue as `sharing` says. Sorted no further than it is looked at."""
+    overdue as `sharing` says. Who waits is kept in this order (`State.by`) and merged no further than it is looked
+    at."""
+    waiting = state.by(key)
+    if not prefills:
+        return sharing(state, patience, iter(waiting))
     first = spared(state, patience, prefills)
-    heap = [((entry is not first, key(entry), entry.order), entry) for entry in chain(prefills, state.waiting)]
-    heapq.heapify(heap)
-    return sharing(state, patience, (heapq.heappop(heap)[1] for _ in range(len(heap))))
+
+    def turn(entry: Entry) -> tuple[bool, Any, int]:
+        return entry is not first, key(entry), entry.order
+
+    return sharing(state, patience, heapq.merge(sorted(prefills, key=turn), waiting, key=turn))
 
 
 def sharing(state: State, patience: int, turns: Iterator[Entry]) -> Iterator[Entry]:
     """`turns` as they come, but for one in `SHARE` admissions, which goes to the oldest that waits if it is overdue."""
     begun, gone = state.admitted, set[str]()
-    late = takewhile(lambda entry: state.step - entry.since >= patience, state.waiting)  # the oldest first
+    late = waiting_overdue(state, patience)
     for entry in turns:
         if entry.id in gone:
             continue

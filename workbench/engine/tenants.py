@@ -40,6 +40,9 @@ class Tenants:
 
     def served(self, live: Iterable[Sequence]) -> Counter[str]:
         served = self._ended.copy()
+        here: dict[str, int] = {}
         for sequence in live:
-            served[sequence.request.tenant] += sequence.computed_tokens
+            tenant = sequence.request.tenant
+            here[tenant] = here.get(tenant, 0) + sequence.computed_tokens
+        served.update(here)  # which adds
         return served

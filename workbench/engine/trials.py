@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from workbench.cache.holdings import Holdings
 from workbench.engine.plan import Span
@@ -25,6 +24,6 @@ def with_drafts(
             drafts = drafts[:-1]
         left -= len(drafts)
         if drafts:
-            span = replace(span, length=span.length + len(drafts), drafts=drafts)
+            span = span._replace(length=span.length + len(drafts), drafts=drafts)
         (checks if drafts else longer if span.length > 1 else single).append(span)
     return (*single, *checks, *longer)

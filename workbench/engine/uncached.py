@@ -68,4 +68,4 @@ class _Oracle:
 
 
 def _whole(span: Span) -> Span:
-    return replace(span, start=0, length=span.end)
+    return span._replace(start=0, length=span.end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import Counter
 from collections.abc import Callable
 from types import MappingProxyType
@@ -12,9 +11,11 @@ from workbench.cache.holdings import Holdings
 from workbench.cache.pages import NULL_PAGE
 from workbench.cache.prefix import Offer
 from workbench.engine.limits import Limits
-from workbench.engine.policy import Counts, Entry, State
+from workbench.engine.policy import Counts, Entry, State, WaitingOrders
 from workbench.engine.tenants import Tenants
 from workbench.request import Sequence
+
+KNOWN, RUNS = Entry._fields.index("known"), Entry._fields.index("runs")  # between them stands what a step changes
 
 
 class _Worked(dict):
@@ -34,18 +35,27 @@ class Views:
 
     def __init__(self, holdings: Holdings, limits: Limits, tenants: Tenants):
         self.holdings, self.limits, self.tenants = holdings, limits, tenants
-        self._waiting: list[Entry] = []
-        self._tuple: tuple[Entry, ...] | None = ()
+        self._queue = WaitingOrders()
+        self._back: dict[int, Sequence] = {}  # of those that wait, by order: for whom tokens were computed already
+        self._fixed: dict[Sequence, tuple[tuple, tuple]] = {}  # of those that run: what of their entries stays
+        self.uncovered: set[Sequence] = set()  # that ran when the state was last told, and may lack pages
         self._offers: dict[str, Offer] = {}
+        self._lacks: dict[str, list[int]] = {}
         self.admitted = 0
+        self.decode = 0  # so many of those that ran when the state was last told have one token to compute
 
     def waits(self, sequence: Sequence) -> None:
-        bisect.insort(self._waiting, self._entry(sequence, runs=False), key=_order)
-        self._tuple = None
+        self._queue.add(self._entry(sequence, runs=False))
+        self.runs_no_more(sequence)
+        if sequence.computed_tokens:
+            self._back[sequence.order] = sequence
+
+    def runs_no_more(self, sequence: Sequence) -> None:
+        self._fixed.pop(sequence, None)
 
     def waits_no_more(self, sequence: Sequence) -> None:
-        del self._waiting[bisect.bisect_left(self._waiting, sequence.order, key=_order)]
-        self._tuple = None
+        self._queue.remove(sequence.order)
+        self._back.pop(sequence.order, None)
 
     def changed(self, sequence: Sequence) -> None:
         """One that waits has fewer followers, or pages."""
@@ -59,44 +69,60 @@ class Views:
         return self._offers[sequence.request_id]
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
-        """Pages that `sequence` must be given to begin, by table, with those of its mates, who go on with it."""
-        lacks = self.holdings.lacks(sequence, offer)
-        for mate in sequence.followers if sequence.mates else ():
-            lacks = [pages + more for pages, more in zip(lacks, self.holdings.beyond(mate), strict=True)]
-        return lacks
+        """Pages that `sequence` must be given to begin, by table, with those of its mates, who go on with it; counted
+        once as long as no page changes hands."""
+        if sequence.request_id not in self._lacks:
+            lacks = self.holdings.lacks(sequence, offer)
+            for mate in sequence.followers if sequence.mates else ():
+                lacks = [pages + more for pages, more in zip(lacks, self.holdings.beyond(mate), strict=True)]
+            self._lacks[sequence.request_id] = lacks
+        return self._lacks[sequence.request_id]
 
     def forget_offers(self) -> None:
         """Pages change hands."""
         self._offers.clear()
+        self._lacks.clear()
 
     def state(self, step: int, running: list[Sequence], waiting: list[Sequence], by_id: dict[str, Sequence]) -> State:
         self.forget_offers()
         holdings, limits = self.holdings, self.limits
         free = [pool.available for pool in holdings.pools]
-        entries = []
+        entries, fixed, evicts, new = [], self._fixed, holdings.budget is not None, tuple.__new__
+        self.uncovered.clear()
+        self.decode = 0
+        if len(fixed) > len(running):
+            self._fixed = fixed = {sequence: fixed[sequence] for sequence in running if sequence in fixed}
         for sequence in running:
-            uncovered = len(sequence.token_ids) - sequence.evicted > sequence.covered
-            if uncovered and (missing := holdings.missing(sequence)):
-                free = [pages - count for pages, count in zip(free, missing, strict=True)]
-            entries.append(self._entry(sequence, True))
-        if self._tuple is None:
-            self._tuple = tuple(self._waiting)
+            known, computed = len(sequence.token_ids), sequence.computed
+            if known - sequence.evicted > sequence.covered:
+                self.uncovered.add(sequence)
+                if missing := holdings.missing(sequence):
+                    free = [pages - count for pages, count in zip(free, missing, strict=True)]
+            if evicts or sequence.followers:
+                entries.append(self._entry(sequence, True))
+                continue
+            if sequence not in fixed:
+                entry = self._entry(sequence, True)
+                fixed[sequence] = entry[:KNOWN], entry[RUNS:]
+            head, tail = fixed[sequence]
+            entries.append(new(Entry, head + (known, computed, known - computed) + tail))
+            self.decode += known - computed == 1
         served = _Worked(lambda tenant: total()[tenant])
         totals: list[Counter[str]] = []
 
         def total() -> Counter[str]:
             if not totals:
-                totals.append(self.tenants.served((*running, *waiting)))
+                totals.append(self.tenants.served((*running, *self._back.values())))
             return totals[0]
 
         return State(
-            step, tuple(entries), self._tuple, tuple(free),
+            step, tuple(entries), self._queue.entries(), tuple(free),
             needs=MappingProxyType(_Worked(lambda name: self._needs(by_id[name]))),
             gives=MappingProxyType(_Worked(lambda name: self._gives(by_id[name]))),
             cached=MappingProxyType(_Worked(lambda name: self._cached(by_id[name]))),
             served=MappingProxyType(served), admitted=self.admitted,
             max_num_seqs=limits.max_num_seqs, budget=limits.max_num_batched_tokens, chunk=limits.chunk,
-            whole=not limits.chunked_prefill,
+            whole=not limits.chunked_prefill, queue=self._queue,
         )  # fmt: skip
 
     def _entry(self, sequence: Sequence, runs: bool) -> Entry:
@@ -130,7 +156,3 @@ class Views:
 
     def _cached(self, sequence: Sequence) -> int:
         return sequence.saved.computed if sequence.saved is not None else self.offer(sequence).tokens
-
-
-def _order(entry: Entry) -> int:
-    return entry.order

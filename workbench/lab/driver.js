@@ -88,10 +88,12 @@ window.bench = {
     return window.jupyterapp.commands.execute("apputils:change-theme", { theme: name });
   },
 
-  // What the kernel was sent before now is answered: it takes messages in order.
+  // What the kernel was sent before now is answered, what its widgets had marked by then is drawn, and the page has
+  // heard of it: the kernel takes messages in order, and its pictures come by the channel that says it is idle again.
   answered(limit) {
     const late = new Promise((resolve) => setTimeout(resolve, limit));
-    return Promise.race([this.kernel().requestKernelInfo().then(() => null), late]);
+    const drawn = "getattr(__import__('sys').modules.get('workbench.widgets.pulse'), 'catch_up', int)()";
+    return Promise.race([this.ask(drawn).then(() => null), late]);
   },
 
   // Resolves when nothing in the notebook has changed for `quiet` milliseconds, or after `limit`.

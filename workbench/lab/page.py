@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # JupyterLab gives every output the name of its type but those that hold a widget.
 VIEWS = ".jp-Cell-outputArea > .jp-OutputArea-child > .jp-OutputArea-output:not([data-mime-type])"
+DRAWN_S = 10.0  # for a widget to be drawn, and for the page to be still
 BROKEN = ("Error displaying widget", "Error creating widget", "Error rendering", "Failed to load model")
 
 
@@ -32,12 +33,15 @@ class Shown:
 
 
 class Lab:
-    """A server and a browser that stay for many notebooks."""
+    """A server and a browser that stay for many notebooks.
 
-    def __init__(self, server: LabServer, browser: Browser) -> None:
-        self.server, self.browser = server, browser
+    Every limit is `patience` times as long as usual: for a machine that is slow, or busy with something else.
+    """
+
+    def __init__(self, server: LabServer, browser: Browser, patience: float = 1.0) -> None:
+        self.server, self.browser, self.patience = server, browser, patience
         self.tab = tab = browser.tab(server.origin)
-        tab.page.set_default_timeout(LIMIT_S * 1000)
+        tab.page.set_default_timeout(LIMIT_S * patience * 1000)
         tab.page.goto(f"{server.origin}/lab/workspaces/check?token={server.token}&reset")
         tab.page.wait_for_function("window.jupyterapp?.restored")
         tab.page.evaluate("window.jupyterapp.restored.then(() => null)")
@@ -90,19 +94,30 @@ class NotebookPage:
         self.tab.wait_for_function("bench.kernel()?.status === 'idle'")
         self.root: Locator = self.tab.locator(f'[id="{self.tab.evaluate("bench.panel.id")}"]')
 
-    def run_all(self, timeout_s: float = LIMIT_S) -> None:
+    def run_all(self, timeout_s: float | None = None) -> None:
         """Run every cell and wait until what it shows has settled; a failing cell ends the run, as in JupyterLab."""
-        self.tab.evaluate("bench.runAll()")
-        self._ran(timeout_s)
+        self.begin_all()
+        self.finish(timeout_s)
 
-    def run_cell(self, cell: int, timeout_s: float = LIMIT_S) -> None:
+    def run_cell(self, cell: int, timeout_s: float | None = None) -> None:
         """Run one code cell, counted from 1."""
-        self.tab.evaluate("index => bench.runCell(index)", code_cells(self.document())[cell - 1][0])
-        self._ran(timeout_s)
+        self.begin_cell(cell)
+        self.finish(timeout_s)
 
-    def _ran(self, timeout_s: float) -> None:
+    def begin_all(self) -> None:
+        """Run every cell, and wait for none."""
+        self.tab.evaluate("bench.runAll()")
+
+    def begin_cell(self, cell: int) -> None:
+        """Run one code cell, counted from 1, and do not wait for it."""
+        self.tab.evaluate("index => bench.runCell(index)", code_cells(self.document())[cell - 1][0])
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Wait for what was begun. Raise an error that names the cell still running after `timeout_s` (without it:
+        after ten minutes, times the lab's patience), and interrupt it."""
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
+        timeout_s = LIMIT_S * self.lab.patience if timeout_s is None else timeout_s
         try:
             self.tab.wait_for_function("bench.ran !== null", timeout=timeout_s * 1000)
         except PlaywrightTimeout:
@@ -112,15 +127,25 @@ class NotebookPage:
             raise WorkbenchError(f"{self.path}: cell {number} still runs after {timeout_s:g} s") from None
         self.settle()
 
-    def settle(self, quiet_s: float = 0.3, limit_s: float = 10.0) -> bool:
+    def settle(self, quiet_s: float = 0.3) -> bool:
         """Wait until the kernel has answered, widgets are drawn and nothing has changed for `quiet_s`; False where it
-        never was still."""
+        never was still. What is not drawn while the console tells of errors is waited for less patiently."""
+        limit_s = DRAWN_S * self.lab.patience
+        self.tab.evaluate("limit => bench.answered(limit)", limit_s * 1000)
+        if not self._drawn(DRAWN_S) and not self.console_errors:
+            self._drawn(limit_s - DRAWN_S)
+        return self.tab.evaluate("([a, b]) => bench.settled(a, b)", [quiet_s * 1000, limit_s * 1000])
+
+    def _drawn(self, limit_s: float) -> bool:
+        """Wait until every widget is; whether they are (`errors` says which are not)."""
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-        self.tab.evaluate("limit => bench.answered(limit)", limit_s * 1000)
-        with suppress(PlaywrightTimeout):  # `errors` says which were not drawn
+        if limit_s <= 0:  # Playwright takes 0 for no limit
+            return False
+        with suppress(PlaywrightTimeout):
             self.tab.wait_for_function("bench.views().every(view => view.drawn)", timeout=limit_s * 1000)
-        return self.tab.evaluate("([a, b]) => bench.settled(a, b)", [quiet_s * 1000, limit_s * 1000])
+            return True
+        return False
 
     def interrupt(self) -> None:
         """The stop button."""

@@ -24,7 +24,7 @@ from workbench.lab import stay_home
 
 CONFIG = Path(__file__).parent / "config"
 SOURCE = Path(workbench.__file__).resolve().parents[1]
-LIMIT_S = 120.0
+LIMIT_S = 600.0  # for the server to start, a page to load, a notebook to run: what hangs, not what is slow
 PLACES = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR",
           "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")  # fmt: skip
 # Off screen cells are in the page too; nothing is saved behind the reader's back.
@@ -60,10 +60,12 @@ def ours_first(environment: dict[str, str], data: Path) -> dict[str, str]:
 class LabServer:
     """`with LabServer({"notebooks": folder}) as server:` serves each folder under its name, from a new root.
 
-    The folders are linked, not copied: a notebook finds what stands beside it, and nothing saves unless asked to.
+    The folders are linked, not copied: a notebook finds what stands beside it, and nothing saves unless asked to. The
+    server has ten minutes to start, times `patience`.
     """
 
-    def __init__(self, folders: dict[str, Path] | None = None) -> None:
+    def __init__(self, folders: dict[str, Path] | None = None, patience: float = 1.0) -> None:
+        self.patience = patience
         self.private = Path(tempfile.mkdtemp(prefix="workbench-lab-"))
         self.root = self.private / "root"
         self.root.mkdir()
@@ -112,7 +114,7 @@ class LabServer:
 
     def _wait(self) -> None:
         assert self.process is not None
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + LIMIT_S * self.patience
         while time.monotonic() < until:
             if self.process.poll() is not None:
                 break

@@ -20,6 +20,7 @@ PACKAGES = (
     "inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler", "einops", "numpy",
     "tokenizers", "transformers", "safetensors", "pydantic", "pyarrow", "duckdb",
 )  # fmt: skip
+COMMAND_S = 60  # for git, before it is taken for one that hangs
 SOURCE = Path(__file__).resolve().parents[2]
 
 
@@ -68,7 +69,7 @@ def _git(repository: Path, *arguments: str) -> str | None:
 
 def _output(command: list[str], surroundings: dict[str, str] | None = None) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=surroundings)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, env=surroundings)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

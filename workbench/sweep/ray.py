@@ -77,6 +77,18 @@ class RayPlace:
         options = {"num_cpus": cpus, "num_gpus": self.setting.gpus, "max_retries": 0}
         return self.ray.remote(**options)(bound.carry_out)
 
+    def _begin(self, **how: Any) -> None:
+        """Start or join a cluster. Ray says that a node did not start in its 30 seconds by a plain Exception."""
+        try:
+            self.ray.init(**how)
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            raise WorkbenchError(
+                f"executor ray: no node started ({' '.join(str(error).split())}); where the machine is busy with "
+                "something else, resume the sweep later"
+            ) from error
+
     @contextmanager
     def _cluster(self) -> Iterator[int]:
         """Connected for as long as this lasts; the cores a point has. A cluster that was started here ends with it."""
@@ -92,12 +104,12 @@ class RayPlace:
             with _signals_kept():
                 if setting.address is not None:
                     cpus = cpus or 1
-                    self.ray.init(address=setting.address, **common)
+                    self._begin(address=setting.address, **common)
                 else:
                     cpus = cpus or max(1, (os.cpu_count() or 1) // setting.workers)
                     folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKETS)
                     os.environ.setdefault(*FULL_SPEED)
-                    self.ray.init(
+                    self._begin(
                         address="local", num_cpus=setting.workers * cpus, include_dashboard=False,
                         object_store_memory=OBJECTS, _temp_dir=folder, **common,
                     )  # fmt: skip

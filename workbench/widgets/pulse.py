@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 SECONDS = 0.1  # between the end of one redraw and the begin of the next: at most ten a second
+
+
+_ALL: weakref.WeakSet[Pulse] = weakref.WeakSet()
+
+
+def catch_up() -> None:
+    """Draw what is marked in any widget of this process, so that who looks next sees it however busy the machine is."""
+    for pulse in tuple(_ALL):
+        pulse.catch_up()
 
 
 class Pulse:
@@ -18,6 +28,7 @@ class Pulse:
         self._state, self._drawing = threading.Lock(), threading.RLock()
         self._timer: threading.Timer | None = None
         self._next, self._stopped = 0.0, False
+        _ALL.add(self)
 
     def mark(self) -> None:
         with self._state:
@@ -34,6 +45,15 @@ class Pulse:
                 self._timer.cancel()
                 self._timer = None
         self._now()
+
+    def catch_up(self) -> None:
+        """Draw what is marked and not drawn yet; wait for a redraw that is under way."""
+        with self._state:
+            marked = self._timer is not None
+        if marked:
+            self.flush()
+        with self._drawing:
+            pass
 
     def stop(self) -> None:
         with self._state:
