@@ -74,7 +74,7 @@ def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(Views, "state", checked)
-    assert many_histories.run(range(20)) == {} and shown > 100
+    assert many_histories.run(range(60)) == {} and shown > 300
 
 
 @pytest.mark.parametrize("policy", BUILT_IN)
