@@ -110,3 +110,15 @@ def _told(row: Mapping[str, Any]) -> str:
 def _price(row: Mapping[str, Any]) -> str:
     told = [f"{name} {row[key]:.2f}" for key, name in COSTS.items() if key in row]
     return f"{row['variant']} takes {', '.join(told)} of the time without" if told else f"{row['variant']}: not timed"
+
+
+def made(tokens: int, bits: int, same: int = 1, mended: bool = True) -> list[dict[str, Any]]:
+    """Rows as a run has them in which varying company gives so many outputs and sets of bits, the same company `same`
+    sets, and the invariant mode one, if it is `mended`: what rules are tried with."""
+    rows = []
+    for invariant in (False, True):
+        right = invariant and mended
+        varying = {"varying_outputs": 1 if right else tokens, "varying_bits": 1 if right else bits}
+        rows.append({"variant": "bfloat16 invariant" if invariant else "bfloat16", "batch_invariant": invariant,
+                     "same_bits": 1 if right else same, "same_outputs": 1, **varying})  # fmt: skip
+    return rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 from experiments.prefill_decode_length import BOUND, TRIVIAL
 from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict
@@ -93,3 +94,15 @@ def _power(small: float, large: float, soon: float, late: float) -> float:
 
 def _list(values: list[float], form: str) -> str:
     return ", ".join(format(value, form) for value in values)
+
+
+def made(power: float, reads: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> list[dict[str, Any]]:
+    """Rows of models whose latency goes with this power of their parameters and whose steps reach such shares of the
+    read ceiling: what rules are tried with."""
+    rows = []
+    for number, (name, share) in enumerate(zip(NAMES, reads, strict=True), 6):
+        parameters = 10**number
+        times = dict.fromkeys(("e2el_s", "predicted_e2el_s", "decode_step_s"), parameters**power)
+        point = times | {"decode_bytes_share": share, "decode_flops_share": 0.03}
+        rows.append({"variant": name, "parameters": parameters, "curve": [point]})
+    return rows

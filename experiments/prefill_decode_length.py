@@ -81,9 +81,9 @@ def flat(points: Points) -> Verdict:
         ),
         outcome="holds" if power <= FLAT else "holds-with-limits" if power < HALFWAY else "refuted",
         because=(
-            f"{times:.1f} times (power {power:.2f}), predicted {long['predicted_prefill_s'] / short['predicted_prefill_s']:.1f}; "
-            f"flat up to {max(still, default=0)} tokens; {_told(points, 'prefill_s')}; 100 to 1,000 tokens by the "
-            f"roofline: {_elsewhere(lambda bound: bound(0, 1000) / bound(0, 100), '{:.1f} times')}"
+            f"{times:.1f} times (power {power:.2f}), predicted "
+            f"{long['predicted_prefill_s'] / short['predicted_prefill_s']:.1f}; flat up to {max(still, default=0)} "
+            f"tokens; {_told(points, 'prefill_s')}; 100 to 1,000 tokens by the roofline: {_elsewhere(lambda bound: bound(0, 1000) / bound(0, 100), '{:.1f} times')}"
         ),
         limits=f"{times:.1f} times as long for 8 times the tokens; flat up to {max(still, default=0):,} tokens",
         figures={"times as long, 1,024 tokens over 128": times, "flat up to tokens": max(still, default=0)},

@@ -7,7 +7,8 @@ from functools import cache
 from torch import Tensor
 
 from workbench.sampling.enumeration import Rule, Table, distance, joint, plain
-from workbench.sampling.verify import Draft, judge as engine_rule
+from workbench.sampling.verify import Draft
+from workbench.sampling.verify import judge as engine_rule
 from workbench.study.acceptance import tokens_a_check
 from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
 

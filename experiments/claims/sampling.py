@@ -136,6 +136,9 @@ def three_ends(found: Numbers) -> Ruling:
     )
 
 
+ENDED = {"asked": 6, "at_max_tokens": 6, "at_stop": 6, "at_end_token": 3, "to_the_context": 3, "longest": 1000,
+         "context": 1024}  # fmt: skip
+
 CLAIMS = (
     Claim(
         id="sample-order",
@@ -145,8 +148,12 @@ CLAIMS = (
             Trial(
                 Calculation(ordered, ENGINE),
                 order,
-                refuted_by={"order": ["TopK", "TopP", "Temperature"], "kept": 5, "kept_temperature_last": 9},
-                met_by={"order": ["Temperature", "TopK", "TopP"], "kept": 9, "kept_temperature_last": 5},
+                gives={
+                    "holds": {"order": ["Temperature", "TopK", "TopP"], "kept": 9, "kept_temperature_last": 5},
+                    "holds-with-limits": {"order": ["TopK", "Temperature", "TopP"], "kept": 9,
+                                          "kept_temperature_last": 9},
+                    "refuted": {"order": ["TopK", "TopP", "Temperature"], "kept": 5, "kept_temperature_last": 9},
+                },
             ),
         ),
     ),
@@ -158,8 +165,11 @@ CLAIMS = (
             Trial(
                 Calculation(at_zero, ENGINE),
                 no_effect,
-                refuted_by={"outputs": 3, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
-                met_by={"outputs": 1, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
+                gives={
+                    "holds": {"outputs": 1, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
+                    "holds-with-limits": {"outputs": 1, "places": 100, "k_redundant": 0.5, "p_redundant": 0.1},
+                    "refuted": {"outputs": 3, "places": 100, "k_redundant": 0.95, "p_redundant": 0.1},
+                },
             ),
         ),
     ),
@@ -176,25 +186,9 @@ CLAIMS = (
             Trial(
                 Measurement("endings", endings),
                 three_ends,
-                refuted_by={
-                    "asked": 6,
-                    "at_max_tokens": 6,
-                    "at_stop": 6,
-                    "at_end_token": 6,
-                    "to_the_context": 0,
-                    "longest": 300,
-                    "context": 1024,
-                },
-                met_by={
-                    "asked": 6,
-                    "at_max_tokens": 6,
-                    "at_stop": 6,
-                    "at_end_token": 3,
-                    "to_the_context": 3,
-                    "longest": 2500,
-                    "context": 4096,
-                },
-            ),  # fmt: skip
+                gives={"holds-with-limits": ENDED, "refuted": ENDED | {"to_the_context": 0, "longest": 300}},
+                never={"holds": "the demo's context of 1,024 tokens ends texts before they have 2,000"},
+            ),
         ),
     ),
 )

@@ -92,7 +92,7 @@ def test_a_token_stands_as_often_as_the_distributions_overlap(p, q):
     """The acceptance rate is the sum of min(p, q), the most that any rule can reach."""
     rows = torch.tensor([q], dtype=torch.float64)
     stands = sum(
-        q[token] * (judge(Draft((token,), rows), lambda _: torch.tensor(p, dtype=torch.float64), [(c + 0.5) / CELLS])[0])
+        q[token] * (judge(Draft((token,), rows), lambda _: torch.tensor(p).double(), [(c + 0.5) / CELLS])[0])
         for token in range(VOCAB)
         if q[token]
         for c in range(CELLS)

@@ -21,7 +21,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-WIDTHS = {"claim": 24, "statement": 36, "verdict": 17, "machine": 22, "level": 7, "elsewhere": 20}  # letters, in a terminal
+WIDTHS = {"claim": 24, "statement": 36, "verdict": 17, "machine": 22, "level": 7, "elsewhere": 20}  # letters
 
 Folder = Annotated[Path | None, typer.Option(help="the claims' folder; the workbench's own unless given")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="claims; all unless given")]
