@@ -83,7 +83,8 @@ def flat(points: Points) -> Verdict:
         because=(
             f"{times:.1f} times (power {power:.2f}), predicted "
             f"{long['predicted_prefill_s'] / short['predicted_prefill_s']:.1f}; flat up to {max(still, default=0)} "
-            f"tokens; {_told(points, 'prefill_s')}; 100 to 1,000 tokens by the roofline: {_elsewhere(lambda bound: bound(0, 1000) / bound(0, 100), '{:.1f} times')}"
+            f"tokens; {_told(points, 'prefill_s')}; 100 to 1,000 tokens by the roofline: "
+            f"{_elsewhere(lambda bound: bound(0, 1000) / bound(0, 100), '{:.1f} times')}"
         ),
         limits=f"{times:.1f} times as long for 8 times the tokens; flat up to {max(still, default=0):,} tokens",
         figures={"times as long, 1,024 tokens over 128": times, "flat up to tokens": max(still, default=0)},

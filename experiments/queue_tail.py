@@ -46,7 +46,8 @@ def judge(rows: Rows) -> list[Verdict]:
             ),
             outcome="refuted" if not so else "holds-with-limits" if others else "holds",
             because="; ".join(
-                f"{name}: up to {load:g} requests/s the median grows {median:.1f} times, p99 {tail:.1f} times"
+                f"{name}: up to {load:g} requests/s{_highest(rows, name, load)} the median grows {median:.1f} times, "
+                f"p99 {tail:.1f} times"
                 for name, (load, tail, median) in found.items()
             ),
             limits=f"in {', '.join(so)}'s traffic, not in {', '.join(others)}'s",
@@ -54,6 +55,10 @@ def judge(rows: Rows) -> list[Verdict]:
             changed=CHANGED,
         )
     ]
+
+
+def _highest(rows: Rows, name: str, load: float) -> str:
+    return ", the most that was tried," if load == row_of(rows, name)["curve"][-1]["value"] else ""
 
 
 def _spread(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:

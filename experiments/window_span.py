@@ -9,7 +9,7 @@ FULL, NARROW = "float32", "window 64"
 WINDOWS = {"window 512": 512, "window 256": 256, "window 128": 128, "window 64": 64}
 PAGE = 16
 BLIND = 0.1  # of the full model's gain: below it a window sees nothing of a name
-FALL = 0.1  # of the better end's gain: the middle must lie so much below both ends
+FALL, SOME = 0.1, 0.02  # of the better end's gain: the middle must lie so much below both ends
 CHANGED = (
     RuleChange(
         what=(
@@ -69,10 +69,10 @@ def middle(rows: Rows) -> Verdict:
         says="More context is not better: what stands in the middle is used less",
         rule=(
             f"gain of a name by the depth of its assignment: some inner depth lies below both ends by at least "
-            f"{FALL:.0%} of the better one: holds; below both by less: with limits; else (nearer is better, or all "
-            "alike): refuted. Whether more context is better is not asked"
+            f"{FALL:.0%} of the better one: holds; by at least {SOME:.0%}: with limits; else (nearer is better, or "
+            "all are alike): refuted. Whether more context is better is not asked"
         ),
-        outcome="holds" if dip >= FALL else "holds-with-limits" if dip > 0 else "refuted",
+        outcome="holds" if dip >= FALL else "holds-with-limits" if dip >= SOME else "refuted",
         because=(
             f"nats a token from depth {told}; the least of the inner ones is {inner:.2f}, the lesser end "
             f"{min(first, last):.2f}"

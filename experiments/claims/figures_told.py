@@ -2,9 +2,10 @@
 format, batch and machine each is right, by the roofline, and for which it cannot be.
 
 A roofline is a lower bound on time. Good engines reach between 40% and 100% of it (gpt-fast: 68% of the bandwidth in
-bfloat16, 42% in INT4; prefill here at 55 to 67% of the arithmetic, prefill_decode_length-20261121-165935). So a figure is *right* for a machine if a time within
-it lies between the bound and the bound over 0.4; it *cannot be* if the bound is longer than the whole figure; and it is
-*slow* if every time in it is longer than the bound over 0.4: nothing but the software would take that long.
+bfloat16, 42% in INT4; prefill here at 55 to 67% of the arithmetic, prefill_decode_length-20261121-165935). So a
+figure is *right* for a machine if a time within it lies between the bound and the bound over 0.4; it *cannot be* if the
+bound is longer than the whole figure; and it is *slow* if every time in it is longer than the bound over 0.4: nothing
+but the software would take that long.
 """
 
 from __future__ import annotations

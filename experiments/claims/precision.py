@@ -38,8 +38,11 @@ def _kept(int8: float, int4: float) -> Numbers:
     shares = {weight_formats.REFERENCE: 1.0, weight_formats.FULL: 1.0, weight_formats.INT8: int8,
               weight_formats.INT4: int4}  # fmt: skip
     speed = {"decode_tokens_per_s": {weight_formats.SPEED: 100.0}}
-    return [{"variant": n, "bits_per_byte": 1 / kept, "kl_mean": 0.0, **speed, "predicted": speed}
-            for n, kept in shares.items()]  # fmt: skip
+    rows = []
+    for name, kept in shares.items():
+        timed = {} if name == weight_formats.REFERENCE else speed | {"predicted": speed}
+        rows.append({"variant": name, "bits_per_byte": 1 / kept, "kl_mean": 0.0, **timed})
+    return rows
 
 
 CLAIMS = (

@@ -16,9 +16,11 @@ def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> Number
     for number, name in enumerate(WAYS):
         looped = few if name in sampling_texts.FEW else greedy if name == "greedy" else 0.0
         bits = wild if name in sampling_texts.HOT else 1.0
-        told = {"bits_per_byte": bits, "predicted": {"drawn_entropy": float(number)}, "most_likely": 1.0}
+        told = {"bits_per_byte": bits}
+        if name != CAME:
+            told |= {"predicted": {"drawn_entropy": float(number)}, "most_likely": 1.0, "repeated_alike": True}
         repeated = 0.1 + looped + (again if name in (*sampling_texts.FEW, "greedy") else 0)
-        rows.append({"variant": name, **told, "looped": looped, "repeated_4": repeated, "repeated_alike": True})
+        rows.append({"variant": name, **told, "looped": looped, "repeated_4": repeated})
     return rows
 
 

@@ -47,7 +47,10 @@ def folder(place: Path) -> Path:
     return claims
 
 
-def record(place: Path, seconds: float, date: str = "20261121-120000", busy: float = 0.0, cpu: dict | None = None, **settings: object) -> None:
+def record(
+    place: Path, seconds: float, date: str = "20261121-120000", busy: float = 0.0, cpu: dict | None = None,
+    **settings: object,
+) -> None:  # fmt: skip
     """A record of `speedy` in `place`."""
     from workbench.study.experiment import Experiment
 

@@ -162,7 +162,7 @@ def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> 
     wrong = check(replace(claim, trials=(trial_of(yes),)))
     assert len(wrong) == 3 and all("must stand in `gives`, with evidence, or in `never`" in each for each in wrong)
     wrong = check(replace(claim, trials=(trial_of(yes, gives=dict.fromkeys(OUTCOMES, 1)),)))
-    assert any("should give 'refuted'" in each for each in wrong) and any("should give 'holds'" in each for each in wrong)
+    assert all(any(f"should give '{outcome}'" in each for each in wrong) for outcome in ("refuted", "holds"))
     assert any("does not say which" in each for each in wrong)
     silent = trial_of(yes, never={"holds": "", "refuted": "so"}, gives={"holds-with-limits": 1, "maybe": 1})
     wrong = check(replace(claim, trials=(silent,)))
@@ -178,7 +178,8 @@ def test_a_rule_that_cannot_fail_decides_nothing(tmp_path: Path) -> None:
     claims = claims_in(made.folder(tmp_path))
     size = claims["size"]
     (test,) = size.trials
-    only = replace(test, evidence=Calculation(lambda: {"n": 1}), never={"holds-with-limits": "so", "refuted": "counted"})
+    never = {"holds-with-limits": "so", "refuted": "counted"}
+    only = replace(test, evidence=Calculation(lambda: {"n": 1}), never=never)
     both = replace(size, trials=(only, test))
     records = Records(tmp_path / "records", tmp_path)
     ledger = rebuilt({"size": both}, records, {})

@@ -40,10 +40,11 @@ class Calculation:
 @dataclass(frozen=True)
 class Measurement:
     """A small measurement on this machine, kept as a record of its `name`, which several claims may share. `numbers`
-    is told whether a quick look is enough."""
+    is told whether a quick look is enough. `timed` is false where other work on the processor changes nothing."""
 
     name: str
     numbers: Callable[[bool], Numbers]
+    timed: bool = True
 
 
 @dataclass(frozen=True)

@@ -67,14 +67,13 @@ class Kept:
         return self.experiment is not None and file.is_file() and not _same(self.experiment, file)
 
 
-def all_kept(name: str, folder: Path) -> tuple[Kept, ...]:
-    """The records called `name` in `folder`, the one that decides first: the newest of those that no other process
-    disturbed, then the other undisturbed ones, then the disturbed ones, the newest first. Raises WorkbenchError for
-    one that cannot be read."""
+def all_kept(name: str, folder: Path, timed: bool = True) -> tuple[Kept, ...]:
+    """Return the records called `name` in `folder`, the one that decides first: the newest; where times matter, the
+    newest of those that no other process disturbed. Raises WorkbenchError for one that cannot be read."""
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}\.json")
     files = sorted(file for file in folder.glob(f"{name}-*.json") if pattern.fullmatch(file.name))
     newest_first = [_read(file) for file in reversed(files)]
-    return tuple(sorted(newest_first, key=lambda record: record.disturbed))
+    return tuple(sorted(newest_first, key=lambda record: timed and record.disturbed))
 
 
 def kept(name: str, folder: Path) -> Kept | None:

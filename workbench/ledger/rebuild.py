@@ -27,7 +27,7 @@ class Records:
         """Every record of the evidence, on whatever machine, the one that decides first."""
         name = name_of(evidence)
         if name not in self._known:
-            self._known[name] = all_kept(name, self.folder)
+            self._known[name] = all_kept(name, self.folder, not isinstance(evidence, Measurement) or evidence.timed)
         return self._known[name]
 
     def file(self, evidence: Run) -> Path:
