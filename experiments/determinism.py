@@ -25,7 +25,7 @@ KEPT_CHANGED = (
             "(0.7%, which led to 'with limits')"
         ),
         when="2026-11-22",
-        after="that calculation, and determinism-20261121-154531.json",
+        after="the calculation that judged it, and determinism-20261121-154531.json",
         why=(
             "a request alone gives one answer however the engine rounds in company; and how often a generator repeats "
             "itself says nothing of whether an answer may be kept, which is what is claimed"

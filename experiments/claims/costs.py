@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from random import Random
-from typing import Any
 
 from experiments import determinism
 from workbench.economics import figures
@@ -42,11 +42,12 @@ def asymmetry(found: Numbers) -> Ruling:
     )
 
 
-def routed(**inputs: Any) -> Numbers:
-    """Of Azure's questions, unless `inputs` says otherwise."""
+def routed(arrivals: Sequence[Arrival] = (), cheaper: Sequence[int] = (20, 30)) -> Numbers:
+    """Of Azure's questions unless others are given."""
     from workbench.traffic.generators import azure_conversations
 
-    return figures.router_savings(**{"arrivals": list(islice(azure_conversations(Random(0)), 5000))} | inputs)
+    asked = arrivals or list(islice(azure_conversations(Random(0)), 5000))
+    return figures.router_savings(arrivals=asked, cheaper=cheaper)
 
 
 def router(found: Numbers) -> Ruling:
@@ -145,17 +146,17 @@ ROUTER_CHANGED = RuleChange(
 )
 THINKING_CHANGED = RuleChange(
     what=(
-        "withdrawn: the measurement hidden_tokens (claims_hidden_tokens-20261121-165742.json, 'holds') timed early "
-        "and late decode steps of one text of the demo model, and called the early ones hidden"
+        "withdrawn: the measurement hidden_tokens, by which the claim was shown as 'holds', timed early and late "
+        "decode steps of one text of the demo model, and called the early ones hidden"
     ),
     when="2026-11-22",
-    after="that record",
+    after="claims_hidden_tokens-20261121-165742.json",
     why="nothing here thinks, so nothing was hidden; that tokens of one text cost alike says nothing of reasoning",
 )
 SEMANTIC_CHANGED = RuleChange(
     what="shown as 'not run yet'; before, as 'not testable here'",
     when="2026-11-22",
-    after="no run",
+    after="its being listed beside claims that need another machine (there was no run)",
     why="what is missing is a feature of this project, not a machine or a service",
 )
 

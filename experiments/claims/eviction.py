@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments import kv_evict
-from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
+from workbench.ledger.claim import Claim, Gives, Never, Numbers, OfJudge, Run, Source, Trial
 
 
 def _evicted(bits: dict[str, tuple[float, float]], left: float, pages: float) -> Numbers:
@@ -27,14 +27,11 @@ NO_BETTER = _evicted({}, 0.0, 3.0)
 
 
 def _claim(id: str, says: str, *sources: Source, limits: Numbers = SOMETIMES) -> Claim:
-    gives = {"holds": BETTER, "holds-with-limits": limits, "refuted": NO_BETTER}
-    never = {}
+    gives: Gives = {"holds": BETTER, "holds-with-limits": limits, "refuted": NO_BETTER}
+    never: Never = {}
     if id == "kv-evict-bounded":
-        never = {"holds-with-limits": "bytes are within the budget or they are not"}
-    trial = Trial(
-        Run("kv_evict"), OfJudge(kv_evict.judge, id), {k: v for k, v in gives.items() if k not in never}, never
-    )  # type: ignore[arg-type]
-    return Claim(id, says, sources, (trial,))
+        gives, never = {"holds": BETTER, "refuted": NO_BETTER}, {"holds-with-limits": "bytes are within it or not"}
+    return Claim(id, says, sources, (Trial(Run("kv_evict"), OfJudge(kv_evict.judge, id), gives, never),))
 
 
 CLAIMS = (

@@ -190,9 +190,10 @@ def prefills(machines: Iterable[tuple[str, int]] = MACHINES) -> Numbers:
 
 def prefill_table(records: object) -> Sequence[Table]:
     return [
-        table(f"Prefill of {tokens:,} tokens by the roofline, ms", figures, lambda each, n=tokens: each.prefill(n),
-              served(batches=(1,), tokens=tokens))
+        found
         for tokens, figures in PREFILL.items()
+        for found in tables(f"Prefill of {tokens:,} tokens by the roofline, ms", figures,
+                            lambda each, n=tokens: each.prefill(n), served(batches=(1,), tokens=tokens))
     ]  # fmt: skip
 
 
@@ -212,19 +213,22 @@ def decodes(options: Sequence[Served] | None = None) -> Numbers:
 
 def decode_table(records: object) -> Sequence[Table]:
     return [
-        table(f"A token of each of {batch} at {TOKENS:,} tokens of context by the roofline, ms", DECODE,
-              lambda each: each.decode(TOKENS), served(batches=(batch,)))
+        found
         for batch in BATCHES
+        for found in tables(f"A decode step of {batch} at {TOKENS:,} tokens of context by the roofline, ms", DECODE,
+                            lambda each: each.decode(TOKENS), served(batches=(batch,)))
     ]  # fmt: skip
 
 
-def table(title: str, figures: Sequence[Figure], bound: Callable[[Served], float], options: Sequence[Served]) -> Table:
-    """A row a model and format, a column a machine (the fewest of it that hold the model, and eight): their number,
-    the bound in ms, a letter for each figure that is right and one after a ! for each that cannot be."""
+def tables(
+    title: str, figures: Sequence[Figure], bound: Callable[[Served], float], options: Sequence[Served]
+) -> list[Table]:
+    """A row a model and format, a column a machine: how many of it, the bound in ms, a letter for each figure that is
+    right and one after a ! for each that cannot be. First the fewest machines that hold the model, then eight."""
     letters = dict(zip("abc", figures, strict=False))
     told = "; ".join(f"{letter}: {figure.name}" for letter, figure in letters.items())
-    columns = {(name, most): f"{name}, {'fewest' if most < 8 else 'eight'}" for name in dict(MACHINES)
-               for most in ((1,) if dict(MACHINES)[name] == 1 else (1, 8))}  # fmt: skip
+    legend = f"-: does not fit; {told}; after a !: cannot be; no letter: slow"
+    whats = list(dict.fromkeys(each.what for each in options))
 
     def cell(what: str, hardware: str, least: int) -> str:
         mine = [o for o in options if o.what == what and o.hardware == hardware and o.gpus >= least]
@@ -236,10 +240,12 @@ def table(title: str, figures: Sequence[Figure], bound: Callable[[Served], float
         right, not_so = ("".join(k for k, state in states.items() if state[way]) for way in ("right", "cannot be"))
         return f"{each.gpus} x: {seconds * 1e3:,.3g} {right}{'!' + not_so if not_so else ''}".strip()
 
-    whats = dict.fromkeys(each.what for each in options)
-    rows = [(what, *(cell(what, *column) for column in columns)) for what in whats]
-    legend = f"-: does not fit; {told}; after a !: cannot be; no letter: slow"
-    return Table(f"{title} ({legend})", ("model", *columns.values()), rows)
+    def of(least: int, words: str) -> Table:
+        names = [name for name, most in dict(MACHINES).items() if most >= least]
+        rows = [(what, *(cell(what, name, least) for name in names)) for what in whats]
+        return Table(f"{title}, {words} ({legend})", ("model", *names), rows)
+
+    return [of(1, "on the fewest that hold the model"), of(8, "on eight")]
 
 
 # Bytes that a token reads
@@ -395,7 +401,7 @@ def _one(
     return Claim(id, says, sources, (trial,), where)
 
 
-UNNAMED = "a source of the ledger"
+UNNAMED = "not named"
 
 CLAIMS = (
     _one(

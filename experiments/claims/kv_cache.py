@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import kv_groups
-from workbench.ledger.claim import Calculation, Claim, Numbers, Ruling, Run, Source, Table, Trial
+from workbench.ledger.claim import Calculation, Claim, Never, Numbers, Ruling, Run, Source, Table, Trial
 from workbench.model.cost import visible
 from workbench.study.memory_report import of_name
 
@@ -131,7 +131,7 @@ def exceeds(found: Numbers) -> Ruling:
     )  # fmt: skip
 
 
-EXACT = {"holds-with-limits": "an exact count is right or it is not"}
+EXACT: Never = {"holds-with-limits": "an exact count is right or it is not"}
 
 CLAIMS = (
     Claim(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments import kv_precision, paging_waste, window_span
-from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
+from workbench.ledger.claim import Claim, Gives, Numbers, OfJudge, Run, Source, Trial
 
 
 def _formats(int8: float, int4: float, lost: float, sequences: tuple[int, int, int]) -> Numbers:
@@ -20,7 +20,7 @@ def _formats(int8: float, int4: float, lost: float, sequences: tuple[int, int, i
 
 GOOD, USELESS = _formats(0.53, 0.28, 1e-4, (10, 19, 36)), _formats(0.9, 0.8, 0.5, (10, 11, 12))
 SOME = [row | {"bytes_per_token": 1.0} for row in _formats(0.53, 0.28, 1e-4, (10, 18, 20))]  # a long residual
-QUANTIZED = {"holds": GOOD, "holds-with-limits": SOME, "refuted": USELESS}
+QUANTIZED: Gives = {"holds": GOOD, "holds-with-limits": SOME, "refuted": USELESS}
 
 
 def _windows(pages: float, gain: float = 0.0) -> Numbers:

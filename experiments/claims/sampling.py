@@ -96,8 +96,8 @@ ENDS_CHANGED = RuleChange(
     when="2026-11-22",
     after="claims_endings-20261122-132819.json, by which the claim is refuted",
     why=(
-        "that machine rounds otherwise and draws other tokens: of six texts none came to an end token, where two had on "
-        "the machine of the day before (claims_endings-20261121-170043.json): six were too few to tell"
+        "that machine rounds otherwise and draws other tokens: of six texts none came to an end token, where two had "
+        "on the machine of the day before (claims_endings-20261121-170043.json): six were too few to tell"
     ),
 )
 

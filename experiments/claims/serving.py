@@ -17,7 +17,7 @@ from experiments import (
     speculation,
 )
 from experiments.claims.streams import crowds
-from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
+from workbench.ledger.claim import Claim, Gives, Numbers, OfJudge, Run, Source, Trial
 from workbench.study.verdict import Outcome
 
 
@@ -34,7 +34,7 @@ def _batches(*rates: float) -> Numbers:
 GROWING = _batches(100, 80, 100, 190, 350, 600, 900)
 STANDING = _batches(900, 900, 900, 900, 900, 900, 800)
 HALTING = _batches(700, 500, 300, 200, 350, 600, 900)  # one doubling loses, and static batches are nearly as quick
-BATCHES = {"holds": GROWING, "holds-with-limits": HALTING, "refuted": STANDING}
+BATCHES: Gives = {"holds": GROWING, "holds-with-limits": HALTING, "refuted": STANDING}
 
 
 def _interrupted(gap: float) -> Numbers:

@@ -80,6 +80,10 @@ class Ruling:
 Rule = Callable[[Numbers], Verdict | Ruling]
 
 
+Gives = Mapping[Outcome, Numbers | Callable[[], Numbers]]
+Never = Mapping[Outcome, str]
+
+
 @dataclass(frozen=True)
 class Trial:
     """One way to put a claim to the test: `evidence` gives numbers, `rule` says what they mean.
@@ -93,8 +97,8 @@ class Trial:
 
     evidence: Evidence
     rule: Rule
-    gives: Mapping[Outcome, Numbers | Callable[[], Numbers]]
-    never: Mapping[Outcome, str] = field(default_factory=dict)
+    gives: Gives
+    never: Never = field(default_factory=dict)
     changed: tuple[RuleChange, ...] = ()
 
     @property

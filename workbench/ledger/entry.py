@@ -89,7 +89,7 @@ def write_ledger(ledger: Mapping[str, Sequence[Entry]], file: Path) -> None:
 
 def _entry(values: dict[str, Any]) -> Entry:
     changed = tuple(RuleChange(**change) for change in values.get("changed", ()))
-    return Entry(**values | {"changed": changed})
+    return replace(Entry(**{name: value for name, value in values.items() if name != "changed"}), changed=changed)
 
 
 def _short(entry: Entry) -> dict[str, Any]:
