@@ -1,19 +1,47 @@
-"""The verdict on greedy answers: the rule of `determinism.yaml`, written before the run."""
+"""Verdicts on greedy answers: the rules of `determinism.yaml`. That on reproducing was written before the run; that on
+keeping answers by exact input after it (`KEPT_CHANGED`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.study.verdict import Outcome, Rows, Verdict
+from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict
 
 COSTS = {"price_prefill": "prefill", "price_decode_one": "decode of one", "price_decode_many": "of many"}
+CHANGED = (
+    RuleChange(
+        what="the four prompts were chosen from 24, and outputs and runs were shortened; the rule stayed",
+        when="2026-11-21",
+        after="a search of 24 prompts for some whose bits depend on company",
+        why="most prompts show no difference; so the record says that it happens, not how often",
+    ),
+)
+KEPT_CHANGED = (
+    RuleChange(
+        what=(
+            "judged by this run: is the answer of one request the same in any company. Before, by three tries of one "
+            "request alone, and by how many requests of a generator fitted to Mooncake's hour stood there before "
+            "(0.7%, which led to 'with limits')"
+        ),
+        when="2026-11-22",
+        after="the calculation that judged it, and determinism-20261121-154531.json",
+        why=(
+            "a request alone gives one answer however the engine rounds in company; and how often a generator repeats "
+            "itself says nothing of whether an answer may be kept, which is what is claimed"
+        ),
+    ),
+)
 
 
 def judge(rows: Rows) -> list[Verdict]:
+    return [reproduces(rows), may_be_kept(rows)]
+
+
+def reproduces(rows: Rows) -> Verdict:
     off = [row for row in rows if not row["batch_invariant"]]
     on = [row for row in rows if row["batch_invariant"]]
-    return [
+    return (
         Verdict(
             claim="greedy-not-deterministic",
             says="Temperature 0 reproduces within one deployment; batch composition, hardware and ties can change it",
@@ -26,8 +54,36 @@ def judge(rows: Rows) -> list[Verdict]:
             because="; ".join([*map(_told, off), *map(_told, on), *map(_price, on)]),
             limits=_limits(off),
             figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
+            changed=CHANGED,
         )
-    ]
+    )
+
+
+def may_be_kept(rows: Rows) -> Verdict:
+    """Whether a kept answer is the one that would be computed, whoever else is being served then."""
+    off = [row for row in rows if not row["batch_invariant"]]
+    on = [row for row in rows if row["batch_invariant"]]
+    bits = all(row["same_bits"] == 1 and row["varying_bits"] == 1 for row in off)
+    tokens = all(row["same_outputs"] == 1 and row["varying_outputs"] == 1 for row in off)
+    mended = bool(on) and all(row["same_bits"] == 1 and row["varying_bits"] == 1 for row in on)
+    return Verdict(
+        claim="exact-cache",
+        says="Answers at temperature 0 can be cached by exact input",
+        rule=(
+            "the answer of one request, computed again in the same and in varying company, with no mode for it: the "
+            "same to the last bit in every type: holds; the same tokens, or the same bits where batch_invariant is on: "
+            "with limits; else refuted"
+        ),
+        outcome="holds" if bits else "holds-with-limits" if tokens or mended else "refuted",
+        because="; ".join(map(_told, rows)),
+        limits=(
+            ("the same tokens for these prompts, not the same bits: a near tie may turn over" if tokens else
+             "another answer may come in other company")
+            + (", and none does where batch_invariant is on" if mended else "")
+        ),
+        figures={f"outputs in varying company, {row['variant']}": row["varying_outputs"] for row in rows},
+        changed=KEPT_CHANGED,
+    )  # fmt: skip
 
 
 def _outcome(off: Rows) -> Outcome:
@@ -54,3 +110,15 @@ def _told(row: Mapping[str, Any]) -> str:
 def _price(row: Mapping[str, Any]) -> str:
     told = [f"{name} {row[key]:.2f}" for key, name in COSTS.items() if key in row]
     return f"{row['variant']} takes {', '.join(told)} of the time without" if told else f"{row['variant']}: not timed"
+
+
+def made(tokens: int, bits: int, same: int = 1, mended: bool = True) -> list[dict[str, Any]]:
+    """Rows as a run has them in which varying company gives so many outputs and sets of bits, the same company `same`
+    sets, and the invariant mode one, if it is `mended`: what rules are tried with."""
+    rows = []
+    for invariant in (False, True):
+        right = invariant and mended
+        varying = {"varying_outputs": 1 if right else tokens, "varying_bits": 1 if right else bits}
+        rows.append({"variant": "bfloat16 invariant" if invariant else "bfloat16", "batch_invariant": invariant,
+                     "same_bits": 1 if right else same, "same_outputs": 1, **varying})  # fmt: skip
+    return rows

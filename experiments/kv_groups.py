@@ -9,12 +9,23 @@ from workbench.study.cache_of import store_of
 from workbench.study.capacity import page_bytes
 from workbench.study.experiment import CachePart
 from workbench.study.memory_report import of_name
-from workbench.study.verdict import Rows, Verdict, row_of
+from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
 
 GROUPS = {"4 groups": 4, "2 groups": 2, "1 group, mean": 1}
 LLAMA = "llama-3-70b"
 SAME = 0.02  # relative
 TOKENS, SOURCES, NEAR = 128_000, {"A": 40, "E": 30}, 0.1  # GB
+CHANGED = (
+    RuleChange(
+        what=(
+            "each source is held against the same count within 10%; before, only 'A is right and E is not' led to "
+            "with limits, and every other count of the right bytes a token to holds"
+        ),
+        when="2026-11-21",
+        after="the count itself (41.9 GB), which the first rule already knew",
+        why="the first rule could not find a source wrong that it had not expected",
+    ),
+)
 
 
 def judge(rows: Rows) -> list[Verdict]:
@@ -56,12 +67,12 @@ def formula(rows: Rows) -> Verdict:
     )
 
 
-def llama_sizes() -> dict[str, float]:
+def llama_sizes(tokens: int = TOKENS) -> dict[str, float]:
     """Both the formula and a cache laid out on torch's meta device: the same tensors, without their memory."""
-    told = of_name(f"shape:{LLAMA}", context=TOKENS, dtype="float16")
+    told = of_name(f"shape:{LLAMA}", context=tokens, dtype="float16")
     store = store_of(named_shape(LLAMA), CachePart(), "float16")
     sizes = {name: told[name] for name in ("cache_bytes_per_token", "cache_bytes", "weight_bytes")}
-    return sizes | {"laid_out_bytes": TOKENS * sum(page_bytes(store)) / store.page_size}
+    return sizes | {"laid_out_bytes": tokens * sum(page_bytes(store)) / store.page_size}
 
 
 def llama(found: Mapping[str, float]) -> Verdict:
@@ -79,4 +90,5 @@ def llama(found: Mapping[str, float]) -> Verdict:
         ),
         limits=f"the figure of {' and '.join(right)} is right",
         figures={"bytes a token": found["cache_bytes_per_token"], "GB of 128,000": size, "GB of weights": weights},
+        changed=CHANGED,
     )

@@ -1,17 +1,35 @@
-"""Verdict on the size of a model at batch 1: the rule of `model_size.yaml`, written before the run."""
+"""Verdicts on the size of a model at batch 1: the rules of `model_size.yaml`. That on latency was written before the
+run; that on what a decode step is limited by after it (`CHANGED`)."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
-from workbench.study.verdict import Outcome, Rows, Verdict
+from experiments.prefill_decode_length import BOUND, TRIVIAL
+from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict
 
 NAMES = ("demo-draft", "demo", "smollm2-135m", "tinyllama-1.1b")
 BELOW = 0.8  # an exponent of the number of parameters up to it is less than linear
+CHANGED = (
+    RuleChange(
+        what=(
+            "asked of four shapes by this run; before, of one shape at one length (prefill_decode_length.yaml), and "
+            "called 'holds' without saying of which"
+        ),
+        when="2026-11-22",
+        after="model_size-20261121-170617.json and prefill_decode_length-20261121-165935.json",
+        why="the shape is part of the answer: weights that lie in the processor's cache are not read from memory",
+    ),
+)
 
 
 def judge(rows: Rows) -> list[Verdict]:
+    return [latency(rows), bandwidth_bound(rows)]
+
+
+def latency(rows: Rows) -> Verdict:
     found = sorted((row for row in rows if row["variant"] in NAMES), key=lambda row: row["parameters"])
     sizes = [row["parameters"] for row in found]
     powers = {key: _powers(sizes, [row["curve"][0][key] for row in found])
@@ -22,7 +40,7 @@ def judge(rows: Rows) -> list[Verdict]:
     outcome: Outcome = "refuted"
     if min(measured) <= BELOW:
         outcome = "holds" if max(measured) <= BELOW else "holds-with-limits"
-    return [
+    return (
         Verdict(
             claim="model-size-not-linear",
             says="At small batch latency does not grow linearly with model size",
@@ -40,7 +58,29 @@ def judge(rows: Rows) -> list[Verdict]:
             limits="small models, whose steps are overhead more than reading; large ones grow as their bytes do",
             figures={"power of the parameters, in all": whole},
         )
-    ]
+    )
+
+
+def bandwidth_bound(rows: Rows) -> Verdict:
+    shares = {row["variant"]: row["curve"][0] for row in rows if row["variant"] in NAMES}
+    reads = {name: point["decode_bytes_share"] for name, point in shares.items()}
+    so = [name for name in reads if reads[name] >= BOUND and shares[name]["decode_flops_share"] <= TRIVIAL]
+    others = [name for name in reads if name not in so]
+    return Verdict(
+        claim="decode-bandwidth-bound",
+        says="At small batch a decode step costs the time to read the weights once; the arithmetic is trivial",
+        rule=(
+            f"one sequence, bfloat16: reading takes at least {BOUND:.0%} of a decode step at the measured read "
+            f"ceiling, and at most {TRIVIAL:.0%} of the FLOP/s ceiling is used: by every shape tried: holds; by some: "
+            "with limits; by none: refuted"
+        ),
+        outcome="refuted" if not so else "holds-with-limits" if others else "holds",
+        because="of the read and of the FLOP/s ceiling: "
+        + ", ".join(f"{name} {reads[name]:.0%} and {shares[name]['decode_flops_share']:.1%}" for name in reads),
+        limits=f"one sequence in bfloat16 of {', '.join(so)}; not of {', '.join(others)}",
+        figures={f"share of the read ceiling, {name}": share for name, share in reads.items()},
+        changed=CHANGED,
+    )
 
 
 def _powers(sizes: list[float], times: list[float]) -> list[float]:
@@ -54,3 +94,15 @@ def _power(small: float, large: float, soon: float, late: float) -> float:
 
 def _list(values: list[float], form: str) -> str:
     return ", ".join(format(value, form) for value in values)
+
+
+def made(power: float, reads: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> list[dict[str, Any]]:
+    """Rows of models whose latency goes with this power of their parameters and whose steps reach such shares of the
+    read ceiling: what rules are tried with."""
+    rows = []
+    for number, (name, share) in enumerate(zip(NAMES, reads, strict=True), 6):
+        parameters = 10**number
+        times = dict.fromkeys(("e2el_s", "predicted_e2el_s", "decode_step_s"), parameters**power)
+        point = times | {"decode_bytes_share": share, "decode_flops_share": 0.03}
+        rows.append({"variant": name, "parameters": parameters, "curve": [point]})
+    return rows

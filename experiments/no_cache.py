@@ -6,12 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.prefill_decode_length import exponents
-from workbench.study.verdict import Outcome, Rows, Verdict, row_of
+from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict, row_of
 
 AT_MOST, AT_LEAST = 1.1, 0.8  # exponents of the length, of a step with the cache and of one without
 APART = 0.5  # by how much the second must be larger
 SHORT = 256  # tokens from which on a step without the cache is more than its own overhead
 MANY = 10.0  # times as long, at the longest
+CHANGED = (
+    RuleChange(
+        what="the claim reads 'in attention O(n^2)'; before, 'O(n^2) a step'. The rule's figures stayed",
+        when="2026-11-21",
+        after="no_cache-20261121-170022.json, by which it is refuted under either wording",
+        why="the ledger's row says so of attention",
+    ),
+    RuleChange(
+        what=(
+            "this run decides; before, a count of query-key pairs stood first, which is 2 and 4 times whatever is "
+            "run, and the claim was shown as 'holds' beside a run that refuted it"
+        ),
+        when="2026-11-22",
+        after="the same record",
+        why="a count that follows from the definition cannot fail, so it is an illustration",
+    ),
+)
 
 
 def judge(rows: Rows) -> list[Verdict]:
@@ -44,6 +61,7 @@ def judge(rows: Rows) -> list[Verdict]:
             ),
             limits="up to lengths at which the products of every token hide the square of attention",
             figures={"power of the length, cache": with_cache, "power of the length, no cache": without},
+            changed=CHANGED,
         )
     ]
 

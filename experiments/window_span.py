@@ -1,14 +1,26 @@
-"""Verdicts on windows and on the middle of a context: the rules of `window_span.yaml`, written before the run."""
+"""Verdicts on windows and on the middle of a context: the rules of `window_span.yaml`; that on the middle was changed
+after the run (`CHANGED`)."""
 
 from __future__ import annotations
 
-from workbench.study.verdict import Rows, Verdict, row_of
+from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
 
 FULL, NARROW = "float32", "window 64"
 WINDOWS = {"window 512": 512, "window 256": 256, "window 128": 128, "window 64": 64}
 PAGE = 16
 BLIND = 0.1  # of the full model's gain: below it a window sees nothing of a name
-FALL = 0.1  # of the better end's gain: the middle must lie so much below both ends
+FALL, SOME = 0.1, 0.02  # of the better end's gain: the middle must lie so much below both ends
+CHANGED = (
+    RuleChange(
+        what=(
+            "a middle that lies below one end only is refuted; before, it held with limits ('nearer is better, "
+            "without a dip: the beginning is used least, not the middle')"
+        ),
+        when="2026-11-22",
+        after="window_span-20261121-135154.json",
+        why="those limits said the opposite of the claim; what grows towards the end is not lost in the middle",
+    ),
+)
 
 
 def judge(rows: Rows) -> list[Verdict]:
@@ -50,23 +62,22 @@ def middle(rows: Rows) -> Verdict:
     gains = {float(depth): found["gain"] for depth, found in row_of(rows, FULL)["copying"].items()}
     depths = sorted(gains)
     first, last, inner = gains[depths[0]], gains[depths[-1]], min(gains[depth] for depth in depths[1:-1])
-    fall = FALL * max(first, last)
-    if inner <= min(first, last) - fall:
-        outcome = "holds"
-    elif inner <= max(first, last) - fall:
-        outcome = "holds-with-limits"
-    else:
-        outcome = "refuted"
+    dip = (min(first, last) - inner) / max(first, last)
     told = ", ".join(f"{depth:.0%} {gains[depth]:.2f}" for depth in depths)
     return Verdict(
         claim="lost-in-the-middle",
         says="More context is not better: what stands in the middle is used less",
         rule=(
-            f"gain of a name by the depth of its assignment: some inner depth at least {FALL:.0%} of the better end "
-            "below both ends: holds; below one end only (nearer is better, no dip): with limits; else refuted"
+            f"gain of a name by the depth of its assignment: some inner depth lies below both ends by at least "
+            f"{FALL:.0%} of the better one: holds; by at least {SOME:.0%}: with limits; else (nearer is better, or "
+            "all are alike): refuted. Whether more context is better is not asked"
         ),
-        outcome=outcome,
-        because=f"nats a token from depth {told}",
-        limits="nearer is better, without a dip: the beginning is used least, not the middle",
+        outcome="holds" if dip >= FALL else "holds-with-limits" if dip >= SOME else "refuted",
+        because=(
+            f"nats a token from depth {told}; the least of the inner ones is {inner:.2f}, the lesser end "
+            f"{min(first, last):.2f}"
+        ),
+        limits=f"a dip of {dip:.0%} only",
         figures={f"nats gained at depth {depth:.0%}": gains[depth] for depth in depths},
+        changed=CHANGED,
     )

@@ -96,6 +96,6 @@ widgets.Claims(claim="kv-gqa")
 # - Add a variant `fp8: {cache.format: fp8}` and more rounds: when does an interval leave 1?
 # - Sweep two settings at once, in a terminal:
 #   `workbench sweep experiments/first_light.yaml --set cache.page_size=16,64 --set lane=eager,auto`
-# - Write a claim of your own: a file in `experiments/claims/`, with what would refute it.
+# - Write a claim of your own: a file in `experiments/claims/`, with evidence for each verdict that its rule can give.
 #
 # Read: `workbench/study/experiment.py`, `workbench/records/`, `workbench/sweep/`, `workbench/ledger/`.

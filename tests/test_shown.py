@@ -71,7 +71,7 @@ def test_a_long_table_ends_and_says_so() -> None:
 
 
 def a_claim() -> Claim:
-    trial = Trial(Missing("a GPU"), lambda numbers: numbers, 0, 1)
+    trial = Trial(Missing("a GPU"), lambda numbers: numbers, {"holds": 1})
     return Claim("kv-gqa", ODD, (Source(ODD, "2 times"),), (trial,))
 
 

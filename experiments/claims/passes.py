@@ -159,8 +159,11 @@ CLAIMS = (
             Trial(
                 Calculation(one_pass, ENGINE),
                 parallel,
-                refuted_by={"prompt": 101, "steps": 101, "cached_tokens": 128, "same_tokens": True},
-                met_by={"prompt": 101, "steps": 1, "cached_tokens": 128, "same_tokens": True},
+                gives={
+                    "holds": {"prompt": 101, "steps": 1, "cached_tokens": 128, "same_tokens": True},
+                    "refuted": {"prompt": 101, "steps": 101, "cached_tokens": 128, "same_tokens": True},
+                },
+                never={"holds-with-limits": "one step does all of it, or it does not"},
             ),
         ),
     ),
@@ -172,8 +175,11 @@ CLAIMS = (
             Trial(
                 Calculation(dependent, ENGINE),
                 sequential,
-                refuted_by={"plain": 32, "drafted": 32, "tokens": 64, "same": True},
-                met_by={"plain": 64, "drafted": 64, "tokens": 64, "same": True},
+                gives={
+                    "holds": {"plain": 64, "drafted": 64, "tokens": 64, "same": True},
+                    "holds-with-limits": {"plain": 64, "drafted": 30, "tokens": 64, "same": True},
+                    "refuted": {"plain": 32, "drafted": 32, "tokens": 64, "same": True},
+                },
             ),
         ),
     ),
@@ -185,8 +191,8 @@ CLAIMS = (
             Trial(
                 Calculation(unchanged, ENGINE),
                 frozen,
-                refuted_by={"steps": 33, "same": False},
-                met_by={"steps": 33, "same": True},
+                gives={"holds": {"steps": 33, "same": True}, "refuted": {"steps": 33, "same": False}},
+                never={"holds-with-limits": "every bit is as it was, or some bit is not"},
             ),
         ),
     ),
@@ -198,8 +204,11 @@ CLAIMS = (
             Trial(
                 Measurement("latency_identity", identity),
                 off_by_one,
-                refuted_by={"tokens": 200, "B": 0.2, "E": 0.2, "TPOT": 0.0},
-                met_by={"tokens": 200, "B": 0.005, "E": 0.05, "TPOT": 0.0},
+                gives={
+                    "holds": {"tokens": 2000, "B": 0.0005, "E": 0.0008, "TPOT": 0.0},
+                    "holds-with-limits": {"tokens": 200, "B": 0.005, "E": 0.05, "TPOT": 0.0},
+                    "refuted": {"tokens": 5, "B": 0.2, "E": 0.2, "TPOT": 0.0},
+                },
             ),
         ),
     ),

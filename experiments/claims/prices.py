@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.economics import cache_figures
+from workbench.economics.prices import SOURCE, Prices, prices_of
 from workbench.ledger.claim import Calculation, Claim, Missing, Numbers, Ruling, Source, Table, Trial
 
 TABLE = "the sources' prices (calculated)"
@@ -97,8 +98,14 @@ def _where(so: dict[bool, bool]) -> str:
     return "where hits renew the life, not where they do not" if so[True] else "where hits do not renew the life"
 
 
-def lives() -> Numbers:
-    return cache_figures.cache_ttl_choice(requests=2000)
+def lives(**changed: str) -> Numbers:
+    return cache_figures.cache_ttl_choice(_priced(**changed), requests=2000)
+
+
+def _priced(**changed: str) -> Prices:
+    """The source's table, with some prices changed."""
+    table = prices_of(SOURCE).model_dump(exclude={"says"}) | changed
+    return Prices.of(table | {"name": "changed", "example": bool(changed)})
 
 
 def _choice(rows: Sequence[Numbers]) -> bool:
@@ -106,20 +113,9 @@ def _choice(rows: Sequence[Numbers]) -> bool:
     return best[0] is None and best[-1] == FIVE and HOUR in best
 
 
-def _daily(most: float, share: float) -> Numbers:
-    rows = [{"arrivals": "even", "life": FIVE, "renews": r, "saved": 6 * share, "share": share} for r in (True, False)]
-    return {"rows": rows, "uncached": 6.0, "most_saved": most, "requests_a_window": 3.5, "share_at_window": share,
-            "hit_share_at_window": 0.98}  # fmt: skip
-
-
 def _lives(*best: str | None) -> Numbers:
     rows = [{"requests_a_day": 10**i, "renews": r, "best": b} for r in (True, False) for i, b in enumerate(best)]
     return {"rows": rows, "hits_a_write_to_pay": {FIVE: 1.0, HOUR: 1.0}}
-
-
-def _crossing(request: int) -> Numbers:
-    one = {"crossing": request - 0.5, "request": request, "read": request - 1, "simulated_request": request}
-    return {FIVE: one, HOUR: one}
 
 
 CLAIMS = (
@@ -131,8 +127,11 @@ CLAIMS = (
             Trial(
                 Missing("a vendor's own price list: the table here is the source's, and cannot vouch for itself"),
                 multiples,
-                refuted_by={"cache_write_5m": 1.0, "cache_write_1h": 1.0, "cache_read": 0.5},
-                met_by={"cache_write_5m": 1.25, "cache_write_1h": 2.0, "cache_read": 0.1},
+                gives={
+                    "holds": {"cache_write_5m": 1.25, "cache_write_1h": 2.0, "cache_read": 0.1},
+                    "holds-with-limits": {"cache_write_5m": 1.25, "cache_write_1h": 1.5, "cache_read": 0.1},
+                    "refuted": {"cache_write_5m": 1.0, "cache_write_1h": 1.0, "cache_read": 0.5},
+                },
             ),
         ),
     ),
@@ -144,8 +143,11 @@ CLAIMS = (
             Trial(
                 Calculation(cache_figures.cache_breakeven, TABLE),
                 pays_off,
-                refuted_by=_crossing(7),
-                met_by=_crossing(3),
+                gives={
+                    "holds": lambda: cache_figures.cache_breakeven(_priced(cache_write_5m="6")),
+                    "holds-with-limits": cache_figures.cache_breakeven,
+                    "refuted": lambda: cache_figures.cache_breakeven(_priced(cache_write_5m="20")),
+                },
             ),
         ),
     ),
@@ -157,8 +159,11 @@ CLAIMS = (
             Trial(
                 Calculation(cache_figures.cache_daily, TABLE),
                 daily,
-                refuted_by=_daily(0.9, 0.89),
-                met_by=_daily(0.99, 0.98),
+                gives={
+                    "holds": lambda: cache_figures.cache_daily(_priced(cache_read="0.03")),
+                    "holds-with-limits": lambda: cache_figures.cache_daily(_priced(cache_read="0.09")),
+                    "refuted": cache_figures.cache_daily,
+                },
             ),
         ),
         where=days,
@@ -171,8 +176,11 @@ CLAIMS = (
             Trial(
                 Calculation(lives, TABLE),
                 life,
-                refuted_by=_lives(HOUR, HOUR, FIVE),
-                met_by=_lives(None, HOUR, FIVE),
+                gives={
+                    "holds": _lives(None, HOUR, FIVE),
+                    "holds-with-limits": lives,
+                    "refuted": lambda: lives(cache_write_5m="20"),
+                },
             ),
         ),
     ),

@@ -35,8 +35,11 @@ CLAIMS = (
             Trial(
                 Run("window_span"),
                 window_span.middle,
-                refuted_by=_depths(7.0, 7.0, 7.1),
-                met_by=_depths(7.0, 3.0, 7.1),
+                gives={
+                    "holds": _depths(7.0, 3.0, 7.1),
+                    "holds-with-limits": _depths(7.0, 6.8, 7.1),
+                    "refuted": _depths(2.0, 5.0, 7.1),
+                },
             ),
         ),
     ),
@@ -50,8 +53,11 @@ CLAIMS = (
                     "two versions of one instruction model, and an embedding or judging model to compare by meaning"
                 ),
                 by_meaning,
-                refuted_by={"failed_exact": 0.1, "failed_by_meaning": 0.2},
-                met_by={"failed_exact": 0.4, "failed_by_meaning": 0.02},
+                gives={
+                    "holds": {"failed_exact": 0.4, "failed_by_meaning": 0.02},
+                    "holds-with-limits": {"failed_exact": 0.2, "failed_by_meaning": 0.02},
+                    "refuted": {"failed_exact": 0.1, "failed_by_meaning": 0.2},
+                },
             ),
         ),
     ),

@@ -11,12 +11,14 @@ from experiments import (
     determinism,
     disaggregation,
     prefix_reuse,
+    queue_tail,
     routing,
     schedule_price,
     speculation,
 )
 from experiments.claims.streams import crowds
-from workbench.ledger.claim import Claim, Numbers, OfJudge, Run, Source, Trial
+from workbench.ledger.claim import Claim, Gives, Numbers, OfJudge, Run, Source, Trial
+from workbench.study.verdict import Outcome
 
 
 def _batches(*rates: float) -> Numbers:
@@ -31,36 +33,39 @@ def _batches(*rates: float) -> Numbers:
 
 GROWING = _batches(100, 80, 100, 190, 350, 600, 900)
 STANDING = _batches(900, 900, 900, 900, 900, 900, 800)
+HALTING = _batches(700, 500, 300, 200, 350, 600, 900)  # one doubling loses, and static batches are nearly as quick
+BATCHES: Gives = {"holds": GROWING, "holds-with-limits": HALTING, "refuted": STANDING}
 
 
-def _interrupted(gap: float, tail: float) -> Numbers:
-    """Rows in which a whole prompt makes the longest gap `gap` times and the p99 TTFT `tail` times as long."""
+def _interrupted(gap: float) -> Numbers:
+    """Rows in which a whole prompt makes the longest gap `gap` times as long."""
     rows: list[dict[str, Any]] = []
     for name in (chunked_prefill.UNDISTURBED, chunked_prefill.WHOLE, *chunked_prefill.CHUNKED):
-        whole = name == chunked_prefill.WHOLE
-        tails = {"short_ttft_s_p50": 0.1, "short_ttft_s_p99": 0.1 * (tail if whole else 1)}
-        times = {"longest_gap_s": 0.1 * (gap if whole else 1), "ttft_s": 0.5, "behind_ttft_s": 0.5, "seconds": 2.0}
-        rows.append({"variant": name, **times, **tails})
+        longest = 0.1 * (gap if name == chunked_prefill.WHOLE else 1)
+        rows.append({"variant": name, "longest_gap_s": longest, "ttft_s": 0.5, "behind_ttft_s": 0.5, "seconds": 2.0})
     return rows
 
 
-def _pools(gap: float, tail: float) -> Numbers:
-    """Rows of fleets in which whole prompts make the longest gap `gap` times as long, and load the tail `tail`
-    times."""
-    points = [
-        {"value": rate, "goodput_share": 1.0, "short_ttft_s_p50": 0.1, "short_ttft_s_p99": 0.1 * times}
-        for rate, times in ((4, 1.0), (8, tail))
-    ]
-    names = (disaggregation.WHOLE, disaggregation.CHUNKED, *disaggregation.SPLIT)
-    return [
-        {
-            "variant": n,
-            disaggregation.GAP: gap if n == disaggregation.WHOLE else 1.0,
-            "ttft_s_p50": 0.1,
-            "curve": points,
-        }
-        for n in names
-    ]
+def _pools(gap: float, served: int = 2) -> Numbers:
+    """Rows of fleets in which whole prompts make the longest gap `gap` times as long, and separate pools serve so many
+    of two loads as promised, one pool both."""
+    rows = []
+    for name in (disaggregation.WHOLE, disaggregation.CHUNKED, *disaggregation.SPLIT):
+        loads = served if name in disaggregation.SPLIT else 2
+        points = [{"value": rate, "goodput_share": 1.0 if n <= loads else 0.5} for n, rate in enumerate((4, 8), 1)]
+        longest = gap if name == disaggregation.WHOLE else 1.0
+        rows.append({"variant": name, disaggregation.GAP: longest, "ttft_s_p50": 0.1, "curve": points})
+    return rows
+
+
+def _tails(*tails: float) -> Numbers:
+    """Rows of traffics whose p99 TTFT grows so many times while the median grows by half."""
+    rows = []
+    for name, tail in zip(queue_tail.TRAFFICS, tails, strict=True):
+        points = [{"value": load, queue_tail.MEDIAN: 0.1 * median, queue_tail.TAIL: 0.5 * times}
+                  for load, median, times in ((1, 1.0, 1.0), (8, 1.5, tail), (16, 9.0, 50.0))]  # fmt: skip
+        rows.append({"variant": name, "curve": points})
+    return rows
 
 
 def _prefixes(ttft: float, rate: float) -> Numbers:
@@ -75,17 +80,16 @@ def _routes(times: float) -> Numbers:
             for n in names]  # fmt: skip
 
 
+def _goes(holds: Numbers, limits: Numbers, refuted: Numbers) -> dict[Outcome, Numbers]:
+    return {"holds": holds, "holds-with-limits": limits, "refuted": refuted}
+
+
 def _drafts(times: float, plain: float, odd: float) -> Numbers:
     halves = {name: {"chance": chance, "bits_a_token": 1.0} for name, chance in
               (("predictable", plain), ("unusual", odd))}  # fmt: skip
     row = {"speed_up_alone": times, "predicted_speed_up": times, "same_tokens_share": 1.0, "chance": 0.7,
            "num_speculative_tokens": 3, "loses_from": 4, "by_text": halves}  # fmt: skip
     return [{"variant": name, **row} for name in ("draft of 2", "draft of 3", "draft of 3, sampled")]
-
-
-def _companies(outputs: int) -> Numbers:
-    return [{"variant": "bfloat16", "batch_invariant": False, "same_bits": 1, "varying_bits": outputs,
-             "varying_outputs": outputs}]  # fmt: skip
 
 
 def _options(kept: float) -> Numbers:
@@ -99,10 +103,10 @@ CLAIMS = (
         says="Each weight is read once for all in the batch: throughput grows with it, each request's latency too",
         sources=(Source("A", "without figures"), Source("D", "without figures"), Source("E", "without figures")),
         trials=(
-            Trial(Run("batching", ("measure.rounds=1",)), batching.amortised, refuted_by=STANDING, met_by=GROWING),
+            Trial(Run("batching", ("measure.rounds=1",)), batching.amortised, BATCHES),
             Trial(
                 Run("batch_size", ("measure.rounds=1",)), batch_size.amortised,
-                refuted_by=crowds(1.0, 1.0), met_by=crowds(1.8, 1.5),
+                _goes(crowds(1.8, 1.5), crowds(1.1, 1.0), crowds(1.0, 1.0)),
             ),
         ),
     ),
@@ -110,7 +114,7 @@ CLAIMS = (
         id="continuous-vs-static",
         says="Letting requests join and leave mid-flight beats waiting for the whole batch",
         sources=(Source("A, C, D, E", "without figures"),),
-        trials=(Trial(Run("batching", ("measure.rounds=1",)), batching.joining, refuted_by=STANDING, met_by=GROWING),),
+        trials=(Trial(Run("batching", ("measure.rounds=1",)), batching.joining, BATCHES),),
     ),
     Claim(
         id="queue-p99",
@@ -118,10 +122,9 @@ CLAIMS = (
         sources=(Source("A", "without figures"),),
         trials=(
             Trial(
-                Run("chunked_prefill", ("workload.rounds=1",)), chunked_prefill.queue,
-                refuted_by=_interrupted(9, 1.0), met_by=_interrupted(9, 9.0),
+                Run("queue_tail"), OfJudge(queue_tail.judge, "queue-p99"),
+                _goes(_tails(9.0, 9.0), _tails(1.5, 9.0), _tails(1.5, 2.0)),
             ),
-            Trial(Run("disaggregation"), disaggregation.queue, refuted_by=_pools(9, 1.0), met_by=_pools(9, 9.0)),
         ),
     ),
     Claim(
@@ -131,9 +134,9 @@ CLAIMS = (
         trials=(
             Trial(
                 Run("chunked_prefill", ("workload.rounds=1",)), chunked_prefill.chunks,
-                refuted_by=_interrupted(1.0, 9), met_by=_interrupted(9, 9),
+                _goes(_interrupted(9), _interrupted(2), _interrupted(1.0)),
             ),
-            Trial(Run("disaggregation"), disaggregation.chunks, refuted_by=_pools(1.0, 9), met_by=_pools(9, 9)),
+            Trial(Run("disaggregation"), disaggregation.chunks, _goes(_pools(9), _pools(2), _pools(1.0))),
         ),
     ),
     Claim(
@@ -141,7 +144,7 @@ CLAIMS = (
         says="Separate pools for prefill and decode remove that interference",
         sources=(Source("A", "without figures"),),
         trials=(
-            Trial(Run("disaggregation"), disaggregation.separate, refuted_by=_pools(1.0, 9), met_by=_pools(9, 9)),
+            Trial(Run("disaggregation"), disaggregation.separate, _goes(_pools(9), _pools(9, served=1), _pools(1.0))),
         ),
     ),
     Claim(
@@ -151,7 +154,7 @@ CLAIMS = (
         trials=(
             Trial(
                 Run("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.latency,
-                refuted_by=_prefixes(0.95, 1.0), met_by=_prefixes(0.1, 5.0),
+                _goes(_prefixes(0.25, 5.0), _prefixes(0.1, 5.0), _prefixes(0.95, 1.0)),
             ),
         ),
     ),
@@ -162,7 +165,7 @@ CLAIMS = (
         trials=(
             Trial(
                 Run("prefix_reuse", ("workload.rounds=1",)), prefix_reuse.throughput,
-                refuted_by=_prefixes(0.95, 1.0), met_by=_prefixes(0.1, 5.0),
+                _goes(_prefixes(0.1, 5.0), _prefixes(0.1, 9.0), _prefixes(0.95, 1.0)),
             ),
         ),
     ),
@@ -172,7 +175,8 @@ CLAIMS = (
         sources=(Source("D", "dramatically"),),
         trials=(
             Trial(
-                Run("routing"), OfJudge(routing.judge, "prefix-routing"), refuted_by=_routes(1.0), met_by=_routes(4.0)
+                Run("routing"), OfJudge(routing.judge, "prefix-routing"),
+                _goes(_routes(4.0), _routes(1.5), _routes(1.0)),
             ),
         ),
     ),
@@ -184,7 +188,7 @@ CLAIMS = (
         trials=(
             Trial(
                 Run("speculation", ("workload.rounds=1",)), speculation.faster,
-                refuted_by=_drafts(0.8, 0.5, 0.7), met_by=_drafts(2.4, 0.75, 0.5),
+                _goes(_drafts(2.4, 0.75, 0.5), _drafts(1.4, 0.75, 0.5), _drafts(0.8, 0.5, 0.7)),
             ),
         ),
     ),
@@ -195,7 +199,7 @@ CLAIMS = (
         trials=(
             Trial(
                 Run("speculation", ("workload.rounds=1",)), speculation.accepted,
-                refuted_by=_drafts(0.8, 0.5, 0.7), met_by=_drafts(2.4, 0.75, 0.5),
+                _goes(_drafts(2.4, 0.75, 0.5), _drafts(2.4, 0.65, 0.5), _drafts(0.8, 0.5, 0.7)),
             ),
         ),
     ),
@@ -206,7 +210,7 @@ CLAIMS = (
         trials=(
             Trial(
                 Run("determinism", ("workload.runs=2",)), OfJudge(determinism.judge, "greedy-not-deterministic"),
-                refuted_by=_companies(1), met_by=_companies(3),
+                _goes(determinism.made(3, 3), determinism.made(1, 3), determinism.made(1, 1)),
             ),
         ),
     ),
@@ -217,7 +221,7 @@ CLAIMS = (
         trials=(
             Trial(
                 Run("schedule_price", ("measure.rounds=1",)), OfJudge(schedule_price.judge, "schedule-options-free"),
-                refuted_by=_options(0.5), met_by=_options(1.0),
+                _goes(_options(1.0), _options(0.9), _options(0.5)),
             ),
         ),
     ),

@@ -6,19 +6,21 @@ import math
 from itertools import pairwise
 
 from experiments import batch_size, model_size, naive_loop, streaming
-from workbench.ledger.claim import Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial
+from workbench.fleet.hardware import Hardware
+from workbench.ledger.claim import OUTCOMES, Calculation, Claim, Numbers, OfJudge, Ruling, Run, Source, Trial
 from workbench.ledger.crossings import Machine
 from workbench.model.shapes import named_shape
+from workbench.study.verdict import Outcome
 
 SHAPES = ("smollm2-135m", "tinyllama-1.1b", "llama-3.1-8b", "llama-3.1-70b")
 FEWER = ("measure.rounds=1",)
 
 
-def latencies() -> Numbers:
+def latencies(*shapes: str, hardware: str | Hardware = "h200") -> Numbers:
     """Parameters, and seconds of 128 tokens in and 32 out, alone on eight H200 by the roofline, which hold them all."""
     found = {}
-    for shape in SHAPES:
-        machine = Machine.of(shape, "h200", 8)
+    for shape in shapes or SHAPES:
+        machine = Machine.of(shape, hardware, 8)
         seconds = machine.prefill(128) + 31 * machine.decode(144)
         found[shape] = {"parameters": named_shape(shape).parameters, "seconds": seconds}
     return found
@@ -41,18 +43,9 @@ def by_bytes(found: Numbers) -> Ruling:
     )
 
 
-def _sizes(power: float) -> Numbers:
-    """Rows of models whose latency goes with this power of their parameters."""
-    rows = []
-    for number, name in enumerate(model_size.NAMES):
-        parameters = 10.0 ** (6 + number)
-        times = dict.fromkeys(("e2el_s", "predicted_e2el_s", "decode_step_s"), parameters**power)
-        rows.append({"variant": name, "parameters": parameters, "curve": [times | {"decode_bytes_share": 0.5}]})
-    return rows
-
-
-def _shapes(power: float) -> Numbers:
-    return {name: {"parameters": 10**n, "seconds": 10 ** (power * n)} for n, name in enumerate(SHAPES, 6)}
+# The link between GPUs is so slow that what is sent takes longer than what is read: widths and layers count alone.
+SLOW_LINK = Hardware(name="slow link", flops=989.5e12, bandwidth=4.8e12, memory=141e9, link=1e6)
+SOME_LINK = SLOW_LINK.model_copy(update={"name": "slower link", "link": 5e9})
 
 
 def crowds(gain: float, wait: float) -> Numbers:
@@ -69,6 +62,13 @@ def crowds(gain: float, wait: float) -> Numbers:
     return found
 
 
+def _steeper(rows: Numbers) -> Numbers:
+    """The same rows, in which the largest model takes a hundred times as long."""
+    (point,) = rows[-1]["curve"]
+    slow = point | {name: 100 * point[name] for name in ("e2el_s", "predicted_e2el_s", "decode_step_s")}
+    return [*rows[:-1], rows[-1] | {"curve": [slow]}]
+
+
 def _streams(gain: float, wait: float) -> Numbers:
     """Rows in which no streaming gives `gain` times the tokens a second, and streaming shows text after `wait`."""
     rows = []
@@ -83,8 +83,21 @@ def _ladder(gain: float) -> Numbers:
     return [{"variant": name, naive_loop.RATE: r, "predicted": {naive_loop.RATE: r}} for name, r in rates.items()]
 
 
-def _judged(id: str, says: str, run: Run, judge, refuted_by: Numbers, met_by: Numbers, *sources: Source) -> Claim:
-    return Claim(id, says, sources, (Trial(run, OfJudge(judge, id), refuted_by, met_by),))
+def _stalled(rows: Numbers) -> Numbers:
+    """The same ladder, whose last rung gives nothing."""
+    return [*rows[:-1], rows[-2] | {"variant": rows[-1]["variant"]}]
+
+
+def _alike(rows: Numbers) -> Numbers:
+    """The same batches, but a lower limit for the same clients changes nothing."""
+    same = next(row for row in rows if row["variant"] == batch_size.CROWD)
+    return [row if row["variant"] != batch_size.LIMITED else same | {"variant": batch_size.LIMITED} for row in rows]
+
+
+def _judged(id: str, says: str, run: Run, judge, tried: tuple[Numbers, Numbers, Numbers], *sources: Source) -> Claim:
+    """`tried` are rows that make the claim hold, hold with limits, and fall."""
+    gives: dict[Outcome, Numbers] = dict(zip(OUTCOMES, tried, strict=True))
+    return Claim(id, says, sources, (Trial(run, OfJudge(judge, id), gives),))
 
 
 CLAIMS = (
@@ -96,10 +109,21 @@ CLAIMS = (
             Trial(
                 Run("model_size", ("workload.rounds=1",)),
                 OfJudge(model_size.judge, "model-size-not-linear"),
-                refuted_by=_sizes(1.0),
-                met_by=_sizes(0.5),
+                {
+                    "holds": model_size.made(0.5),
+                    "holds-with-limits": _steeper(model_size.made(0.5)),
+                    "refuted": model_size.made(1.0),
+                },
             ),
-            Trial(Calculation(latencies, "roofline: 8 x h200"), by_bytes, refuted_by=_shapes(1.0), met_by=_shapes(0.5)),
+            Trial(
+                Calculation(latencies, "roofline: 8 x h200"),
+                by_bytes,
+                {
+                    "holds": lambda: latencies(hardware=SLOW_LINK),
+                    "holds-with-limits": lambda: latencies(hardware=SOME_LINK),
+                    "refuted": latencies,
+                },
+            ),
         ),
     ),
     _judged(
@@ -107,8 +131,7 @@ CLAIMS = (
         "What helps TTFT hurts throughput, and the other way round",
         Run("batch_size", FEWER),
         batch_size.judge,
-        crowds(1.0, 1.0),
-        crowds(1.8, 1.5),
+        (crowds(1.8, 1.5), _alike(crowds(1.8, 1.5)), crowds(1.0, 1.0)),
         Source("A", "without figures"),
         Source("E", "without figures"),
     ),
@@ -117,8 +140,7 @@ CLAIMS = (
         "Streaming adds overhead in batch pipelines",
         Run("streaming", ("workload.rounds=1",)),
         streaming.judge,
-        _streams(0.99, 0.1),
-        _streams(1.3, 0.1),
+        (_streams(1.3, 0.1), _streams(1.02, 0.1), _streams(0.99, 0.1)),
         Source("A", "without figures"),
     ),
     _judged(
@@ -126,8 +148,7 @@ CLAIMS = (
         "Streaming does not change total time, but moves the first visible token from the end to TTFT",
         Run("streaming", ("workload.rounds=1",)),
         streaming.judge,
-        _streams(1.0, 0.9),
-        _streams(1.0, 0.1),
+        (_streams(1.0, 0.1), _streams(1.0, 0.4), _streams(1.0, 0.9)),
         Source("A to E", "from the end to TTFT"),
     ),
     _judged(
@@ -135,8 +156,7 @@ CLAIMS = (
         "Cache, compiled step, fewer bits, batch and drafts each speed the naive loop up, a lot together",
         Run("naive_loop", FEWER),
         naive_loop.judge,
-        _ladder(1.0),
-        _ladder(2.0),
+        (_ladder(2.0), _stalled(_ladder(3.0)), _ladder(1.0)),
         Source("this project", "what it was built to find out"),
     ),
 )

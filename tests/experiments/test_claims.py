@@ -4,19 +4,24 @@ makes of the calculation or of the committed record."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from workbench.ledger.claim import Calculation, Claim, Missing, Run, judged
-from workbench.ledger.entry import NAME, Entry, read_ledger
+from workbench.ledger.claim import Calculation, Claim, Missing, Run, Unbuilt, judged
+from workbench.ledger.entry import NAME, NO_TEST, Entry, read_ledger
 from workbench.ledger.kept import kept
 from workbench.ledger.rebuild import Records, entry_of
 from workbench.ledger.registry import CLAIMS, check, claims_in
-from workbench.ledger.tables import rule_source
+from workbench.ledger.tables import detail, listing, rule_source, told
 from workbench.study.experiment import Experiment
 from workbench.study.verdict import verdicts
+from workbench.widgets.claims import picture as claims_picture
 
 RECORDS = CLAIMS.parent / "records"
 TEXT = """
@@ -46,25 +51,115 @@ def records() -> Records:
     return Records(RECORDS, CLAIMS.parent)
 
 
+@cache
+def evidence_of(id: str, number: int) -> Any:
+    """What a trial's rule reads: the deciding record's numbers or a calculation's; None where there is nothing yet."""
+    evidence = KNOWN[id].trials[number].evidence
+    if isinstance(evidence, Calculation):
+        return evidence.numbers()
+    if isinstance(evidence, Missing | Unbuilt):
+        return None
+    record = records().of(evidence)
+    assert record is not None, f"{id}: no record"
+    return record.numbers
+
+
+def strange(example: Any, own: Any) -> list[str]:
+    """What in `example` is of no kind that `own` has at that place. Rows of a variant are held against that variant's;
+    of a mapping whose names are data (models, batches) each value against any of `own`'s."""
+    if isinstance(own, Mapping) and isinstance(example, Mapping):
+        faults = []
+        for name, value in example.items():
+            if name not in own and not _alike(own.values()):
+                faults.append(f"{name}: is not there")
+                continue
+            faults += [f"{name}: {fault}" for fault in strange(value, own.get(name, next(iter(own.values()))))]
+        return faults
+    if isinstance(own, Sequence) and isinstance(example, Sequence) and not isinstance(own, str | bytes):
+        return [fault for each in example for fault in _strange_row(each, own)]
+    if example is None or own is None or _number(example) and _number(own) or type(example) is type(own):
+        return []
+    return [f"{type(example).__name__} for {type(own).__name__}"]
+
+
+def _strange_row(row: Any, own: Sequence[Any]) -> list[str]:
+    if not own:
+        return []
+    same = [each for each in own if isinstance(row, Mapping) and "variant" in row and each["variant"] == row["variant"]]
+    faults = [strange(row, each) for each in same or own]
+    least = min(faults, key=len)
+    return [f"{row['variant']}: {fault}" for fault in least] if same else least
+
+
+def _alike(values: Iterable[Any]) -> bool:
+    """Whether all are mappings of the same names: what they stand under is data then."""
+    return len({frozenset(value) if isinstance(value, Mapping) else None for value in values} - {None}) == 1
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def test_every_row_is_a_claim() -> None:
     assert len(ROWS) == len(set(ROWS)) == 64
     assert set(ROWS) <= KNOWN.keys()
 
 
 @pytest.mark.parametrize("claim", KNOWN.values(), ids=KNOWN)
-def test_a_verdict_can_go_either_way(claim: Claim) -> None:
+def test_every_rule_shows_evidence_for_each_outcome_or_why_there_is_none(claim: Claim) -> None:
+    """By `check`: for holds, holds with limits and refuted there is evidence under which the rule says so, or words why
+    none leads there."""
     assert check(claim) == []
     assert claim.sources and all(source.figures for source in claim.sources)
 
 
 @pytest.mark.parametrize(("claim", "number"), TRIALS, ids=[f"{claim.id}-{number}" for claim, number in TRIALS])
+def test_the_evidence_a_rule_is_tried_with_is_of_its_own_experiments_kind(claim: Claim, number: int) -> None:
+    """Names, and what kind of value stands under each, are those of the record or of the calculation itself."""
+    trial = claim.trials[number]
+    own = evidence_of(claim.id, number)
+    if own is None:
+        assert isinstance(trial.evidence, Missing | Unbuilt)
+        return
+    for outcome in trial.gives:
+        assert strange(trial.example(outcome), own) == []
+
+
+@pytest.mark.parametrize("claim", KNOWN.values(), ids=KNOWN)
+def test_a_rule_that_cannot_fail_is_not_shown_as_a_test(claim: Claim) -> None:
+    """It says so, decides nothing, and each claim has a rule that can fail or is shown as untested."""
+    (row,) = listing({claim.id: claim}, LEDGER)
+    deciding = claim.trials[claim.deciding]
+    assert row["verdict"] == LEDGER[claim.id][claim.deciding].told
+    assert not deciding.illustrates or row["verdict"] == NO_TEST
+    for trial, entry in zip(claim.trials, LEDGER[claim.id], strict=True):
+        assert (entry.told == NO_TEST) == bool(trial.illustrates) == bool(entry.no_test)
+        assert not trial.illustrates or "refuted" not in trial.gives
+
+
+@pytest.mark.parametrize(("example", "own", "wrong"), [
+    ({"a": 1}, {"a": 2.0, "b": 3}, []), ({"a": 1, "c": 2}, {"a": 2.0}, ["c: is not there"]),
+    ({"a": "x"}, {"a": 2.0}, ["a: str for float"]), ({"a": True}, {"a": 2}, ["a: bool for int"]),
+    ([{"variant": "x", "t": 1}], [{"variant": "x", "t": 2}, {"variant": "y", "u": 2}], []),
+    ([{"variant": "x", "u": 1}], [{"variant": "x", "t": 2}, {"variant": "y", "u": 2}], ["x: u: is not there"]),
+    ([{"variant": "made", "u": 1}], [{"variant": "x", "t": 2}, {"variant": "y", "u": 2}], []),
+    ({"some model": {"seconds": 1}}, {"a": {"seconds": 2}, "b": {"seconds": 3}}, []),
+    ({"some model": {"minutes": 1}}, {"a": {"seconds": 2}, "b": {"seconds": 3}}, ["some model: minutes: is not there"]),
+])  # fmt: skip
+def test_what_is_of_another_kind_is_seen(example: Any, own: Any, wrong: list[str]) -> None:
+    assert strange(example, own) == wrong
+
+
+@pytest.mark.parametrize(("claim", "number"), TRIALS, ids=[f"{claim.id}-{number}" for claim, number in TRIALS])
 def test_the_ledger_says_what_the_rule_makes_of_the_evidence(claim: Claim, number: int) -> None:
     trial, found = claim.trials[number], LEDGER[claim.id][number]
+    if isinstance(trial.evidence, Calculation):  # made once for all tests
+        trial = replace(trial, evidence=replace(trial.evidence, numbers=lambda: evidence_of(claim.id, number)))
     again = entry_of(claim, trial, records())
-    assert (found.evidence, found.outcome, found.machine, found.record) == (
-        again.evidence, again.outcome, again.machine, again.record,
+    assert (found.evidence, found.outcome, found.machine, found.record, found.level, found.no_test) == (
+        again.evidence, again.outcome, again.machine, again.record, again.level, again.no_test,
     )  # fmt: skip
-    assert found.rule == again.rule
+    assert (found.rule, found.changed) == (again.rule, again.changed)
     assert found.figures.keys() == again.figures.keys()
     for name, value in again.figures.items():  # a sum's last bits are each machine's own
         assert found.figures[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-3, abs=1e-6))
@@ -72,12 +167,46 @@ def test_the_ledger_says_what_the_rule_makes_of_the_evidence(claim: Claim, numbe
         assert (found.because, found.limits, found.date) == (again.because, again.limits, again.date)
 
 
+# Rules, or what they are asked of, that the log, a commit or the rule's own text says were changed after a look.
+CHANGES = """
+stop-conditions batch-amortises ttft-vs-throughput continuous-vs-static batch-no-stream stream-perceived queue-p99
+chunked-prefill pd-disaggregation prefix-routing kv-evict-bounded kv-heavy-hitters kv-sinks kv-snapkv kv-llama70b
+spec-decode greedy-not-deterministic exact-cache semantic-cache thinking-tokens router-savings prefill-flat
+decode-bandwidth-bound kv-linear-step lost-in-the-middle prefix-cache-latency prefix-cache-throughput
+"""
+CHANGED = CHANGES.split()
+
+
+@pytest.mark.parametrize("id", CHANGED)
+def test_a_rule_changed_after_a_look_says_so_where_it_is_shown(id: str) -> None:
+    """In the ledger, in `claims show` and the widget (which both print what `told` gives), with its reason."""
+    found = detail(KNOWN[id], LEDGER, records())
+    said = [words for trial in found["trials"] for name, words in told(trial) if name == "changed"]
+    entries = [change for entry in LEDGER[id] for change in entry.changed]
+    assert said and said == [str(change) for change in entries]
+    assert all(all(vars(change).values()) for change in entries)
+    page = claims_picture.page([], "", found, "")
+    assert all(escape(words) in page for words in said)
+
+
+def test_no_other_rule_was_changed() -> None:
+    """So that the list above is whole: who changes a rule after a look adds it here."""
+    assert {id for id, entries in LEDGER.items() if any(entry.changed for entry in entries)} == set(CHANGED)
+
+
+def test_verdicts_of_a_processor_carry_its_level() -> None:
+    for entries in LEDGER.values():
+        for entry in entries:
+            timed = entry.record is not None and not entry.machine.startswith("simulated")
+            assert (entry.level is not None) == timed
+
+
 def test_each_verdict_is_of_a_claim_and_names_its_machine() -> None:
     assert LEDGER.keys() == KNOWN.keys()
     for id, entries in LEDGER.items():
         assert len(entries) == len(KNOWN[id].trials)
         for entry in entries:
-            missing = isinstance(KNOWN[id].trials[entries.index(entry)].evidence, Missing)
+            missing = isinstance(KNOWN[id].trials[entries.index(entry)].evidence, Missing | Unbuilt)
             assert bool(entry.machine and entry.date) == (entry.outcome is not None and not missing)
             assert bool(entry.limits) == (entry.outcome == "holds-with-limits")
 

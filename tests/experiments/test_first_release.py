@@ -76,7 +76,7 @@ def lengths(
     [
         (
             lengths(lambda n: 1e-3 * n, lambda n: 5e-3, share=0.7),
-            ["refuted", "holds", "refuted", "holds", "holds-with-limits", "holds", "holds"],
+            ["refuted", "holds", "refuted", "holds", "holds-with-limits", "holds-with-limits", "holds"],
         ),
         (
             lengths(lambda n: 0.05, lambda n: 5e-3 * (1 + n / 1000), 0.2, (0.3, 0.2), 0.3),
@@ -85,8 +85,7 @@ def lengths(
         (
             lengths(lambda n: 0.05 + 1e-3 * n + 2e-7 * n * n, lambda n: 5e-3 * (1 + max(0, n - 2000) / 1000), share=0.6,
                     reads=(0.1, 0.3)),
-            ["holds-with-limits", "holds-with-limits", "holds", "holds", "holds-with-limits", "holds-with-limits",
-             "holds-with-limits"],
+            ["refuted", "holds-with-limits", "holds", "holds", "holds-with-limits", "refuted", "holds-with-limits"],
         ),
     ],
 )  # fmt: skip
@@ -149,10 +148,29 @@ def test_sizes(power: float | None, outcome: str) -> None:
     times = [1.0, 2.0, 34.0, 280.0] if power is None else [size**power for size in sizes]
     rows = [
         {"variant": name, "parameters": size, "curve": [{"e2el_s": t, "predicted_e2el_s": t, "decode_step_s": t,
-                                                           "decode_bytes_share": 0.5}]}
+                                                           "decode_bytes_share": 0.5, "decode_flops_share": 0.02}]}
         for name, size, t in zip(model_size.NAMES, sizes, times, strict=True)
     ]
-    assert outcomes(model_size.judge(rows)) == {"model-size-not-linear": outcome}
+    assert outcomes(model_size.judge(rows)) == {"model-size-not-linear": outcome, "decode-bandwidth-bound": "holds"}
+
+
+@pytest.mark.parametrize(
+    ("reads", "flops", "outcome"),
+    [
+        ((0.9, 0.8, 0.6, 0.5), 0.02, "holds"),
+        ((0.2, 0.3, 0.8, 0.9), 0.02, "holds-with-limits"),
+        ((0.2, 0.3, 0.4, 0.49), 0.02, "refuted"),
+        ((0.9, 0.9, 0.9, 0.9), 0.2, "refuted"),
+    ],
+)
+def test_what_a_decode_step_waits_for(reads: tuple[float, ...], flops: float, outcome: str) -> None:
+    rows = model_size.made(0.5, reads)
+    for row in rows:
+        row["curve"][0]["decode_flops_share"] = flops
+    found = model_size.bandwidth_bound(rows)
+    assert found.outcome == outcome
+    if outcome == "holds-with-limits":
+        assert "of smollm2-135m, tinyllama-1.1b; not of demo-draft, demo" in found.limits
 
 
 def batches(rates: Sequence, tpot: Sequence, ttft: Sequence, limited: tuple[float, float]) -> list[dict]:

@@ -22,14 +22,15 @@ def quick(rows):
     return Verdict("speed", "It is quick", "under a second", outcome, f"{seconds} s")
 
 
-WAYS = {"refuted_by": {"n": 9}, "met_by": {"n": 1}}
+WAYS = {"gives": {"holds": {"n": 1}, "holds-with-limits": {"n": 5}, "refuted": lambda: {"n": 9}}}
+SPEEDS = {"holds": [{"seconds": 0.5}], "refuted": [{"seconds": 2}]}
 CLAIMS = (
     Claim("size", "It is small", (Source("A", "3"),), (Trial(Calculation(lambda: {"n": 4}), small, **WAYS),),
           where=lambda records: [Table("where", ("n",), [("1",)])]),
     Claim("look", "It looks small", (Source("A", "3"),),
           (Trial(Measurement("looking", lambda quick: {"n": 1 if quick else 2}), small, **WAYS),)),
     Claim("speed", "It is quick", (Source("B", "1 s"),),
-          (Trial(Run("speedy"), quick, [{"seconds": 2}], [{"seconds": 0.5}]),)),
+          (Trial(Run("speedy"), quick, SPEEDS, {"holds-with-limits": "it is quick or it is not"}),)),
     Claim("far", "It is far", (Source("C", "9"),), (Trial(Missing("a telescope"), small, **WAYS),)),
 )
 '''
@@ -46,14 +47,17 @@ def folder(place: Path) -> Path:
     return claims
 
 
-def record(place: Path, seconds: float, date: str = "20261121-120000", busy: float = 0.0, **settings: object) -> None:
+def record(
+    place: Path, seconds: float, date: str = "20261121-120000", busy: float = 0.0, cpu: dict | None = None,
+    **settings: object,
+) -> None:  # fmt: skip
     """A record of `speedy` in `place`."""
     from workbench.study.experiment import Experiment
 
     experiment = Experiment.from_yaml(SPEEDY).model_dump(mode="json") | settings
     value = {
         "summary": {"rows": [{"variant": "one", "seconds": seconds}], "others_cpu_share": busy, "verdicts": []},
-        "environment": {"date": "2026-11-21T12:00:00+00:00", "cpu": {"model": "A CPU", "usable_cores": 2},
+        "environment": {"date": "2026-11-21T12:00:00+00:00", "cpu": {"model": "A CPU", "usable_cores": 2} | (cpu or {}),
                         "memory_bytes": 2**30, "gpu": []},
         "experiment": experiment,
     }  # fmt: skip

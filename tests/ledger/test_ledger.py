@@ -10,12 +10,14 @@ import pytest
 
 from tests.ledger import made
 from workbench.errors import WorkbenchError
-from workbench.ledger import renewing, running
-from workbench.ledger.claim import Claim, Ruling, Source, Trial, judged
+from workbench.ledger import running, tables
+from workbench.ledger.claim import OUTCOMES, Calculation, Claim, Missing, Rule, Ruling, Source, Trial, Unbuilt, judged
 from workbench.ledger.crossings import Machine, decode_crossings, first, prefill_crossings
-from workbench.ledger.entry import NAME, Entry, read_ledger, write_ledger
+from workbench.ledger.entry import NAME, NO_TEST, Entry, read_ledger, write_ledger
+from workbench.ledger.rebuild import Records, rebuilt
 from workbench.ledger.registry import check, chosen, claims_in
 from workbench.ledger.renewing import renew
+from workbench.study.verdict import RuleChange
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -146,19 +148,93 @@ def test_a_mistake_is_told_in_one_line(tmp_path: Path) -> None:
         from_records(folder)
 
 
-def test_a_rule_that_can_go_one_way_only_is_told() -> None:
+def trial_of(rule: Rule, **given: object) -> Trial:
+    return Trial(Missing("nothing"), rule, **({"gives": {}, "never": {}} | given))  # type: ignore[arg-type]
+
+
+def test_a_rule_shows_evidence_for_every_outcome_or_says_why_there_is_none() -> None:
     def yes(found: object) -> Ruling:
         """Always."""
         return Ruling("holds-with-limits", "so")
 
     claim = Claim("mine", "So it is", (Source("A", "1"),), ())
     assert check(claim) == ["has no trial"]
-    trial = Trial(evidence=renewing, rule=yes, refuted_by={}, met_by={})  # type: ignore[arg-type]
-    wrong = check(replace(claim, trials=(trial,)))
-    assert any("should give 'refuted'" in each for each in wrong) and any(
-        "does not say which" in each for each in wrong
-    )
-    assert judged(claim, trial, {}).rule == "Always."
+    wrong = check(replace(claim, trials=(trial_of(yes),)))
+    assert len(wrong) == 3 and all("must stand in `gives`, with evidence, or in `never`" in each for each in wrong)
+    wrong = check(replace(claim, trials=(trial_of(yes, gives=dict.fromkeys(OUTCOMES, 1)),)))
+    assert all(any(f"should give '{outcome}'" in each for each in wrong) for outcome in ("refuted", "holds"))
+    assert any("does not say which" in each for each in wrong)
+    silent = trial_of(yes, never={"holds": "", "refuted": "so"}, gives={"holds-with-limits": 1, "maybe": 1})
+    wrong = check(replace(claim, trials=(silent,)))
+    assert any("does not say why" in each for each in wrong) and any("may name holds" in each for each in wrong)
+    both = trial_of(yes, gives=dict.fromkeys(OUTCOMES, 1), never={"holds": "so"})
+    assert any("must stand in" in each for each in check(replace(claim, trials=(both,))))
+    bare = trial_of(yes, changed=(RuleChange("the bar", "2026-11-22", "", "it was high"),))
+    assert any("a change without after" in each for each in check(replace(claim, trials=(bare,))))
+    assert judged(claim, both, {}).rule == "Always."
+
+
+def test_a_rule_that_cannot_fail_decides_nothing(tmp_path: Path) -> None:
+    claims = claims_in(made.folder(tmp_path))
+    size = claims["size"]
+    (test,) = size.trials
+    never = {"holds-with-limits": "so", "refuted": "counted"}
+    only = replace(test, evidence=Calculation(lambda: {"n": 1}), never=never)
+    both = replace(size, trials=(only, test))
+    records = Records(tmp_path / "records", tmp_path)
+    ledger = rebuilt({"size": both}, records, {})
+    assert [entry.told for entry in ledger["size"]] == [NO_TEST, "holds-with-limits"]
+    (row,) = tables.listing({"size": both}, ledger)
+    assert row["verdict"] == "holds-with-limits" and [each["verdict"] for each in row["elsewhere"]] == [NO_TEST]
+    (row,) = tables.listing({"size": replace(size, trials=(only,))}, rebuilt({"size": replace(size, trials=(only,))},
+                                                                             records, {}))  # fmt: skip
+    assert row["verdict"] == NO_TEST
+    first, _ = tables.detail(both, ledger, records)["trials"]
+    assert ("no test", "the rule cannot fail: counted") in tables.told(first)
+
+
+def test_what_is_not_built_is_no_missing_machine(tmp_path: Path) -> None:
+    claims = claims_in(made.folder(tmp_path))
+    far = replace(claims["far"], trials=(replace(claims["far"].trials[0], evidence=Unbuilt("a telescope mount")),))
+    (entry,) = rebuilt({"far": far}, Records(tmp_path / "records", tmp_path), {})["far"]
+    assert (entry.told, entry.because, entry.outcome) == ("not run yet", "not built: a telescope mount", None)
+
+
+def test_records_of_several_machines_stand_side_by_side(tmp_path: Path) -> None:
+    """The newest that nobody disturbed decides; the level of an old record follows from its flags."""
+    folder = made.folder(tmp_path)
+    zen3 = {"model": "Zen 3", "flags": ["avx", "avx2", "fma"]}
+    made.record(tmp_path, 0.5, "20261121-120000", cpu=zen3)
+    made.record(tmp_path, 2.0, "20261121-130000", cpu={"model": "Zen 5", "flags": [], "level": "v4+bf16"})
+    made.record(tmp_path, 3.0, "20261121-140000", busy=0.5, cpu=zen3)
+    from_records(folder)
+    (speed,) = read_ledger(folder / NAME)["speed"]
+    assert (speed.outcome, speed.level, speed.record) == ("refuted", "v4+bf16", "speedy-20261121-130000.json")
+    claim, records = claims_in(folder)["speed"], Records(tmp_path / "records", tmp_path)
+    found = tables.detail(claim, read_ledger(folder / NAME), records)
+    (table,) = found["where"]
+    assert [row[:3] for row in table["rows"]] == [
+        ["Zen 5, 2 cores, 1 GiB", "v4+bf16", "refuted"], ["Zen 3, 2 cores, 1 GiB", "v3", "holds"],
+        ["Zen 3, 2 cores, 1 GiB", "v3", "refuted"],
+    ]  # fmt: skip
+    assert [row[-2] for row in table["rows"]] == ["0%", "0%", "50%"]
+
+
+def test_a_change_of_a_rule_after_a_look_is_shown_with_its_verdict(tmp_path: Path) -> None:
+    folder = made.folder(tmp_path)
+    made.record(tmp_path, 0.5)
+    change = RuleChange("half a second", "2026-11-22", "speedy-20261121-120000.json", "a whole one was too easy")
+    claims = claims_in(folder)
+    (trial,) = claims["speed"].trials
+    claim = replace(claims["speed"], trials=(replace(trial, changed=(change,)),))
+    records = Records(tmp_path / "records", tmp_path)
+    ledger = rebuilt({"speed": claim}, records, {})
+    write_ledger(ledger, folder / NAME)
+    again = read_ledger(folder / NAME)
+    assert again["speed"][0].changed == (change,)
+    (shown,) = tables.detail(claim, again, records)["trials"]
+    assert ("changed", str(change)) in tables.told(shown)
+    assert "after speedy-20261121-120000.json: half a second. Why: a whole one" in again["speed"][0]._shown().text()
 
 
 def test_an_entry_survives_the_file(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.study.runs import small_recorder
@@ -11,6 +13,7 @@ from workbench.study.experiment import Experiment
 from workbench.study.metrics import summarize
 from workbench.study.record import Record
 from workbench.study.run_folder import RunFolder
+from workbench.study.verdict import RuleChange
 from workbench.trace.recorder import Recorder
 
 HOSTILE = (
@@ -42,12 +45,18 @@ def run_folder(
     return Record.open(folder.finish())
 
 
-def comparison_folder(parent: Path, verdict: str = "holds", words: str = "a word", svg: str = "<svg/>") -> Record:
+def comparison_folder(
+    parent: Path, verdict: str = "holds", words: str = "a word", svg: str = "<svg/>",
+    changed: Sequence[RuleChange] | None = None,
+) -> Record:  # fmt: skip
     folder = RunFolder.create(parent, "comparison")
     folder.write_text("experiment.yaml", experiment(words, variants={"a": {"lane": "eager"}, "b": {}}).to_yaml())
     folder.write_json("environment.json", environment(False, None, 0.0))
     rows = [{"variant": "a", "tpot_s_p50": 0.01, "predicted_speed_up": 2.0}, {"variant": words, "tpot_s_p50": 0.02}]
-    told = {"claim": "C1", "says": words, "rule": "a < b", "outcome": verdict, "because": "0.01 < 0.02"}
+    told: dict[str, object] = {"claim": "C1", "says": words, "rule": "a < b", "outcome": verdict,
+                               "because": "0.01 < 0.02"}  # fmt: skip
+    if changed is not None:  # records that are older than the field have none
+        told["changed"] = [asdict(change) for change in changed]
     summary = {"rows": rows, "about": {}, "verdicts": [told], "wall_s": 1.0, "others_cpu_share": 0.5, "picture": None}
     folder.write_json("summary.json", summary)
     folder.write_text("curves.svg", svg)

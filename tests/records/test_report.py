@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from tests.records.small_folders import HOSTILE, comparison_folder, experiment, run_folder, sweep_folder
 from workbench.cli import main
@@ -19,6 +20,8 @@ from workbench.records.report_html import report, write_report
 from workbench.records.report_parts import changed_settings
 from workbench.records.self_contained import faults, loads
 from workbench.records.svg import Axis, Bar, Series, bars, lines, number
+from workbench.study import comparison_text
+from workbench.study.verdict import RuleChange
 from workbench.trace.events import Decoded, Finished, Stepped, Submitted
 from workbench.trace.recorder import Recorder
 
@@ -137,6 +140,19 @@ def test_a_verdict_with_its_rule_and_numbers(tmp_path: Path, outcome: str) -> No
     page = report(record.path)
     assert f'<div class="verdict {outcome}">' in page and escape("a < b") in page and escape("0.01 < 0.02") in page
     assert "speed up 2" in page and "data:image/svg+xml;base64," in page
+
+
+def test_a_rule_that_was_changed_after_a_look_says_so_in_the_report_and_in_the_terminal(tmp_path: Path) -> None:
+    change = RuleChange("the <bar>", "2026-11-22", "run-1.json", "it was & is high")
+    record = comparison_folder(tmp_path, changed=[change])
+    page = report(record.path)
+    assert "rule changed" in page
+    assert all(escape(words) in page for words in vars(change).values()) and "<bar>" not in page
+    console = Console(record=True, width=200)
+    comparison_text.show(record, console)
+    assert f"changed {change}" in console.export_text()
+    (tmp_path / "old").mkdir()
+    assert "rule changed" not in report(comparison_folder(tmp_path / "old").path)
 
 
 def test_a_sweep_has_every_point_as_a_row_and_a_section(tmp_path: Path) -> None:

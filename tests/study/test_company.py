@@ -73,6 +73,7 @@ def test_texts_want_a_tokenizer() -> None:
 def found(outputs: int, bits: int, same: int, on_bits: int = 1) -> list[dict[str, Any]]:
     row = {"variant": "off", "batch_invariant": False, "varying_outputs": outputs, "varying_bits": bits}
     on = {"variant": "on", "batch_invariant": True, "varying_outputs": 1, "varying_bits": on_bits, "same_bits": 1}
+    row, on = (each | {"same_outputs": 1} for each in (row, on))
     return [row | {"same_bits": same}, on | {"price_prefill": 1.0, "price_decode_one": 1.1, "price_decode_many": 1.2}]
 
 
@@ -86,6 +87,7 @@ def found(outputs: int, bits: int, same: int, on_bits: int = 1) -> list[dict[str
     ],
 )
 def test_the_rule(rows: list[dict[str, Any]], outcome: str) -> None:
-    (verdict,) = determinism.judge(rows)
+    verdict, kept = determinism.judge(rows)
     assert (verdict.claim, verdict.outcome) == ("greedy-not-deterministic", outcome)
+    assert kept.claim == "exact-cache"
     assert "decode of one 1.10" in verdict.because

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from workbench.study import machine
 from workbench.study.environment import commit, environment
-from workbench.study.machine import CpuTimes, cpu_times, last_level_cache, others_cpu_share
+from workbench.study.machine import LEVELS, CpuTimes, cpu_times, last_level_cache, level_of, others_cpu_share
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,22 @@ def test_the_last_level_cache_is_the_outermost_data_cache(tmp_path):
     assert last_level_cache(tmp_path) == 32 * 2**20
     (tmp_path / "index2" / "size").write_text("much")
     assert last_level_cache(tmp_path) == 2**20
+
+
+@pytest.mark.parametrize(("flags", "level"), [
+    ("avx avx2 fma f16c", "v3"),  # Zen 3
+    ("avx2 fma avx512f avx512bw avx512vl", "v4"),  # Skylake
+    ("avx2 fma avx512f avx512bw avx512vl avx512_vnni", "v4+vnni"),  # Ice Lake
+    ("avx avx2 fma f16c avx512f avx512bw avx512vl avx_vnni avx512_vnni avx512_bf16", "v4+bf16"),  # Zen 5
+    ("avx2 fma avx512_vnni avx512_bf16", "v3"),  # without what stands between it is none
+    ("avx", None), ("asimd bf16 i8mm sve", None), ("", None),
+])  # fmt: skip
+def test_the_level_is_the_highest_of_which_nothing_is_missing(flags: str, level: str | None) -> None:
+    assert level_of(flags.split()) == level
+    assert level is None or level in LEVELS
+
+
+def test_an_environment_carries_the_level_and_flags_that_lead_to_it(here, monkeypatch):
+    assert here["cpu"]["level"] == machine.level_here() == level_of(here["cpu"]["flags"])
+    monkeypatch.setattr(machine, "_cpuinfo", lambda key: "fpu avx avx2 fma" if key == "flags" else None)
+    assert machine.cpu()["level"] == "v3"

@@ -21,7 +21,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-WIDTHS = {"claim": 24, "statement": 40, "verdict": 17, "machine": 25, "elsewhere": 20}  # letters, in a terminal
+WIDTHS = {"claim": 24, "statement": 36, "verdict": 17, "machine": 22, "level": 7, "elsewhere": 20}  # letters
 
 Folder = Annotated[Path | None, typer.Option(help="the claims' folder; the workbench's own unless given")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="claims; all unless given")]
@@ -32,7 +32,8 @@ def claims(
     context: typer.Context,
     format: Annotated[Format, typer.Option(help="how the ledger is printed")] = Format.TABLE,
     verdict: Annotated[
-        str | None, typer.Option(help="holds, holds-with-limits, refuted, not-testable-here or 'not run yet'")
+        str | None,
+        typer.Option(help="holds, holds-with-limits, refuted, not-testable-here, 'not run yet' or 'no test'"),
     ] = None,
     folder: Folder = None,
 ) -> None:
@@ -125,9 +126,8 @@ def show(
     _print(figures.headings, figures.rows, figures.title)
     for trial in found["trials"]:
         out.print(f"\n{trial['verdict']}", style="bold", markup=False)
-        for name in ("because", "limits", "machine", "evidence", "record", "date", "remark", "rule", "command"):
-            if trial[name]:
-                out.print(f"  {name:9}{trial[name]}", markup=False, soft_wrap=True)
+        for name, words in tables.told(trial):
+            out.print(f"  {name:9}{words}", markup=False, soft_wrap=True)
     if found["picture"]:
         out.print(f"\npicture  {found['picture']}", markup=False, soft_wrap=True)
     for source in dict.fromkeys(trial["rule_source"] for trial in found["trials"]):

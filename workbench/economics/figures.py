@@ -26,10 +26,13 @@ def price_asymmetry(tables: Iterable[str] = (SOURCE, "article-e-2x", "article-e-
 
 
 def router_savings(
-    prices: Prices | None = None, arrivals: Iterable[Arrival] = (), goal: Fraction = Fraction(7, 10)
+    prices: Prices | None = None,
+    arrivals: Iterable[Arrival] = (),
+    goal: Fraction = Fraction(7, 10),
+    cheaper: Iterable[int] = (20, 30),
 ) -> Figures:
     """By times cheaper: the share of the bill that must be simple to save `goal`, and of a traffic's questions, were
-    the cheapest the simple ones."""
+    the cheapest the simple ones; and what is saved where the cheapest four of five are."""
     prices = prices or prices_of(SOURCE)
     costs = [prices.cost(Usage(input=each.prompt_tokens, output=each.output_tokens)) for each in arrivals]
     return {
@@ -37,8 +40,9 @@ def router_savings(
             "most_saved": float(routing.saving(1, times)),
             "simple_share_of_bill": _number(routing.simple_to_save(goal, times)),
             "simple_share_of_questions": routing.questions_to_save(goal, times, costs),
+            "saved_by_four_of_five": routing.saving_of_cheapest(Fraction(4, 5), times, costs),
         }
-        for times in (20, 30)
+        for times in cheaper
     }
 
 

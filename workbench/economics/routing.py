@@ -29,6 +29,14 @@ def simple_to_save(goal: Share, times_cheaper: Share, router: Share = 0, redone:
     return needed if needed <= 1 else None
 
 
+def saving_of_cheapest(share: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float:
+    """The share of the bill that is saved where `share` of the questions, the cheapest ones, are simple; 0 of none."""
+    ordered = sorted(costs)
+    whole = sum(ordered, Fraction(0))
+    routed = sum(ordered[: int(Fraction(share) * len(ordered))], Fraction(0))
+    return float(saving(routed / whole, times_cheaper)) if whole else 0.0
+
+
 def questions_to_save(goal: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float | None:
     """The share of the questions that must be simple, where the cheapest are the simple ones; None where all are too
     few. Short questions are many and cost little, so this is more than their share of the bill."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench import shown
 from workbench.shown import Shown
-from workbench.study.verdict import Outcome, Verdict
+from workbench.study.verdict import Outcome, RuleChange, Verdict
 
 Numbers = Any  # what a rule reads: a run's rows, or the values by name of a calculation or a measurement
 
@@ -40,10 +40,11 @@ class Calculation:
 @dataclass(frozen=True)
 class Measurement:
     """A small measurement on this machine, kept as a record of its `name`, which several claims may share. `numbers`
-    is told whether a quick look is enough."""
+    is told whether a quick look is enough. `timed` is false where other work on the processor changes nothing."""
 
     name: str
     numbers: Callable[[bool], Numbers]
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,15 @@ class Missing:
     needs: str
 
 
-Evidence = Run | Calculation | Measurement | Missing
+@dataclass(frozen=True)
+class Unbuilt:
+    """What a test would need that this project has not built: no machine is to blame, and no verdict is given."""
+
+    what: str
+
+
+Evidence = Run | Calculation | Measurement | Missing | Unbuilt
+OUTCOMES: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")  # what a rule may say of evidence
 
 
 @dataclass(frozen=True)
@@ -71,17 +80,36 @@ class Ruling:
 Rule = Callable[[Numbers], Verdict | Ruling]
 
 
+Gives = Mapping[Outcome, Numbers | Callable[[], Numbers]]
+Never = Mapping[Outcome, str]
+
+
 @dataclass(frozen=True)
 class Trial:
-    """One way to put a claim to the test: `evidence` gives numbers, `rule`, written before them, what they mean.
+    """One way to put a claim to the test: `evidence` gives numbers, `rule` says what they mean.
 
-    `refuted_by` and `met_by` are numbers under which the rule says so: a verdict must be able to go either way.
+    `gives` has, by outcome, numbers of the evidence's own kind under which the rule says so, or a function that
+    computes them (the same calculation with other inputs). `never` has the outcomes that no such numbers lead to, and
+    why. Together they name every outcome: a rule shows that its verdict could have been another. A rule that can
+    never refute is no test: it is shown as an illustration and decides nothing. `changed` are changes of the rule
+    after a look, where the rule itself does not tell them.
     """
 
     evidence: Evidence
     rule: Rule
-    refuted_by: Numbers
-    met_by: Numbers
+    gives: Gives
+    never: Never = field(default_factory=dict)
+    changed: tuple[RuleChange, ...] = ()
+
+    @property
+    def illustrates(self) -> str:
+        """Why the rule cannot fail, where it cannot: it then tests nothing. Empty for a test."""
+        return self.never.get("refuted", "")
+
+    def example(self, outcome: Outcome) -> Numbers:
+        """Evidence under which the rule gives `outcome`. Raises KeyError where it gives it under none."""
+        found = self.gives[outcome]
+        return found() if callable(found) else found
 
     @property
     def told(self) -> str:
@@ -95,6 +123,8 @@ class Trial:
                 return "calculation"
             case Missing():
                 return "missing"
+            case Unbuilt():
+                return "not built"
 
 
 @dataclass(frozen=True)
@@ -108,14 +138,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim(Shown):
-    """`says` is the statement in our words. The first trial decides; others tell of other machines. `where` makes, of
-    the `Records` that are there, tables that show from which size on it is true."""
+    """`says` is the statement in our words. The first trial that can fail decides; others tell of other machines, or
+    illustrate. `where` makes, of the `Records` that are there, tables that show from which size on it is true."""
 
     id: str
     says: str
     sources: tuple[Source, ...]
     trials: tuple[Trial, ...]
     where: Callable[[Any], Sequence[Table]] | None = None  # of the Records that are there
+
+    @property
+    def deciding(self) -> int:
+        """The place of the first trial whose rule can fail; the first one's where none can."""
+        return next((place for place, trial in enumerate(self.trials) if not trial.illustrates), 0)
 
     def _shown(self) -> shown.Table:
         rows = [("says", self.says), *((source.name, source.figures) for source in self.sources)]

@@ -11,16 +11,19 @@ from typing import Any
 from workbench.errors import WorkbenchError
 from workbench.shown import Shown, Table
 from workbench.study.run_folder import strict, write_atomically
-from workbench.study.verdict import Outcome, Verdict
+from workbench.study.verdict import Outcome, RuleChange, Verdict
 
 NOT_RUN = "not run yet"
+NO_TEST = "no test"  # what a rule that cannot fail is shown as
 NAME = "ledger.json"
 
 
 @dataclass(frozen=True)
 class Entry(Shown):
-    """One trial's verdict. `outcome` is None where its evidence was not run yet; `busy` is the share of the processor
-    that others took meanwhile; `remark` is what a reader should know of the record."""
+    """One trial's verdict. `outcome` is None where its evidence was not run yet, or the rule cannot fail (`no_test`
+    says why); `busy` is the share of the processor that others took meanwhile; `remark` is what a reader should know
+    of the record; `level` is the processor's instruction set (`workbench.study.machine.LEVELS`); `changed` are changes
+    of the rule after a look."""
 
     evidence: str
     outcome: Outcome | None = None
@@ -33,14 +36,19 @@ class Entry(Shown):
     record: str | None = None
     busy: float | None = None
     remark: str = ""
+    level: str | None = None
+    changed: tuple[RuleChange, ...] = ()
+    no_test: str = ""
 
     @property
     def told(self) -> str:
-        return self.outcome or NOT_RUN
+        return NO_TEST if self.no_test else self.outcome or NOT_RUN
 
     def _shown(self) -> Table:
         told = asdict(self) | {"busy": None if self.busy is None else f"{self.busy:.0%} of the processor had others"}
-        rows = [(name, value) for name, value in told.items() if name not in ("outcome", "figures") and value]
+        hidden = ("outcome", "figures", "changed")
+        rows = [(name, value) for name, value in told.items() if name not in hidden and value]
+        rows += [("rule changed", str(change)) for change in self.changed]
         rows += [(f"our {name}", value) for name, value in self.figures.items()]
         return Table(self.told, rows)
 
@@ -49,7 +57,7 @@ class Entry(Shown):
         assert isinstance(figures, dict)
         limits = verdict.limits if verdict.outcome == "holds-with-limits" else ""
         found = {"outcome": verdict.outcome, "because": verdict.because, "limits": limits, "rule": verdict.rule}
-        return replace(self, **found, figures=figures)
+        return replace(self, **found, figures=figures, changed=(*self.changed, *verdict.changed))
 
 
 Ledger = dict[str, tuple[Entry, ...]]  # by the claim's id, an entry a trial; the first decides
@@ -61,7 +69,7 @@ def read_ledger(file: Path) -> Ledger:
         return {}
     try:
         claims = json.loads(file.read_text(encoding="utf-8"))["claims"]
-        return {id: tuple(Entry(**entry) for entry in entries) for id, entries in claims.items()}
+        return {id: tuple(map(_entry, entries)) for id, entries in claims.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WorkbenchError(
             f"{file}: is no ledger ({error}); `workbench claims run --from-records` writes it anew"
@@ -79,5 +87,10 @@ def write_ledger(ledger: Mapping[str, Sequence[Entry]], file: Path) -> None:
         raise WorkbenchError(f"{file}: the ledger cannot be written there ({error})") from error
 
 
+def _entry(values: dict[str, Any]) -> Entry:
+    changed = tuple(RuleChange(**change) for change in values.get("changed", ()))
+    return replace(Entry(**{name: value for name, value in values.items() if name != "changed"}), changed=changed)
+
+
 def _short(entry: Entry) -> dict[str, Any]:
-    return {name: value for name, value in asdict(entry).items() if value not in (None, "", {})}
+    return {name: value for name, value in asdict(entry).items() if value not in (None, "", {}, ())}

@@ -15,10 +15,8 @@ from workbench.study import yaml_text
 from workbench.study.dated_record import write_dated
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
-from workbench.study.machine import cpu_times, others_cpu_share
+from workbench.study.machine import BUSY, cpu_times, level_of, others_cpu_share
 from workbench.study.record import Record
-
-BUSY = 0.1  # share of the processor that others took above which times are not to be trusted
 
 
 class Kept:
@@ -37,11 +35,28 @@ class Kept:
     def machine(self) -> str:
         return machine_of(self.environment, self.experiment)
 
+    @property
+    def level(self) -> str | None:
+        """The processor's instruction set; of a record that does not say it, by the flags that it has. None where
+        time was simulated, or the model was on another device."""
+        if self.simulated or (self.experiment or {}).get("model", {}).get("device", "cpu") != "cpu":
+            return None
+        cpu = self.environment["cpu"]
+        return cpu["level"] if "level" in cpu else level_of(cpu.get("flags", ()))
+
+    @property
+    def simulated(self) -> bool:
+        return ((self.experiment or {}).get("executor") or {}).get("kind") == "simulated"
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others took so much of the processor that its times are not to be trusted."""
+        return not self.simulated and self.busy is not None and self.busy > BUSY
+
     def remark(self, file: Path) -> str:
         """What is to be known before it is believed: others at work, or an experiment that has changed since."""
         told = []
-        timed = self.experiment is None or self.experiment.get("executor", {}).get("kind") != "simulated"
-        if timed and self.busy is not None and self.busy > BUSY:
+        if self.disturbed:
             told.append(f"other processes took {self.busy:.0%} of the processor")
         if self.changed(file):
             told.append("the experiment has been changed since")
@@ -52,19 +67,25 @@ class Kept:
         return self.experiment is not None and file.is_file() and not _same(self.experiment, file)
 
 
-def kept(name: str, folder: Path) -> Kept | None:
-    """The newest record called `name` in `folder`, None where there is none. Raises WorkbenchError for one that
-    cannot be read."""
+def all_kept(name: str, folder: Path, timed: bool = True) -> tuple[Kept, ...]:
+    """Return the records called `name` in `folder`, the one that decides first: the newest; where times matter, the
+    newest of those that no other process disturbed. Raises WorkbenchError for one that cannot be read."""
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}\.json")
     files = sorted(file for file in folder.glob(f"{name}-*.json") if pattern.fullmatch(file.name))
-    if not files:
-        return None
+    newest_first = [_read(file) for file in reversed(files)]
+    return tuple(sorted(newest_first, key=lambda record: timed and record.disturbed))
+
+
+def kept(name: str, folder: Path) -> Kept | None:
+    """The record called `name` in `folder` that decides, None where there is none."""
+    return next(iter(all_kept(name, folder)), None)
+
+
+def _read(file: Path) -> Kept:
     try:
-        return Kept(files[-1], json.loads(files[-1].read_text(encoding="utf-8")))
+        return Kept(file, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WorkbenchError(
-            f"{files[-1]}: is no record of rows or numbers ({type(error).__name__}: {error})"
-        ) from None
+        raise WorkbenchError(f"{file}: is no record of rows or numbers ({type(error).__name__}: {error})") from None
 
 
 def name_of(evidence: Run | Measurement) -> str:

@@ -7,22 +7,27 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from workbench.ledger.claim import Calculation, Claim, Measurement, Missing, Run, Trial, judged
+from workbench.ledger.claim import Calculation, Claim, Measurement, Missing, Run, Trial, Unbuilt, judged
 from workbench.ledger.entry import Entry, Ledger
-from workbench.ledger.kept import Kept, kept, name_of
+from workbench.ledger.kept import Kept, all_kept, name_of
 
 
 class Records:
-    """The newest records of a folder, each read once. `experiments` is the folder of the experiments' files."""
+    """The records of a folder, each read once. `experiments` is the folder of the experiments' files."""
 
     def __init__(self, folder: Path, experiments: Path) -> None:
         self.folder, self.experiments = folder, experiments
-        self._known: dict[str, Kept | None] = {}
+        self._known: dict[str, tuple[Kept, ...]] = {}
 
     def of(self, evidence: Run | Measurement) -> Kept | None:
+        """The record that decides, None where there is none."""
+        return next(iter(self.all(evidence)), None)
+
+    def all(self, evidence: Run | Measurement) -> tuple[Kept, ...]:
+        """Every record of the evidence, on whatever machine, the one that decides first."""
         name = name_of(evidence)
         if name not in self._known:
-            self._known[name] = kept(name, self.folder)
+            self._known[name] = all_kept(name, self.folder, not isinstance(evidence, Measurement) or evidence.timed)
         return self._known[name]
 
     def file(self, evidence: Run) -> Path:
@@ -32,17 +37,27 @@ class Records:
 def entry_of(claim: Claim, trial: Trial, records: Records) -> Entry:
     """A trial's verdict from its calculation or from the newest record of its run; without one, none. A record that the
     rule cannot read gives none either, and says so: it keeps no other claim from its verdict."""
-    evidence, told = trial.evidence, trial.told
+    evidence = trial.evidence
+    empty = Entry(trial.told, changed=trial.changed, no_test=trial.illustrates)
     if isinstance(evidence, Missing):
-        return Entry(told, "not-testable-here", f"needs {evidence.needs}")
+        return replace(empty, outcome="not-testable-here", because=f"needs {evidence.needs}")
+    if isinstance(evidence, Unbuilt):
+        return replace(empty, because=f"not built: {evidence.what}")
     if isinstance(evidence, Calculation):
         verdict = judged(claim, trial, evidence.numbers())
-        return Entry(told, machine=evidence.machine, date=_today()).with_verdict(verdict)
+        return replace(empty, machine=evidence.machine, date=_today()).with_verdict(verdict)
     record = records.of(evidence)
-    if record is None:
-        return Entry(told)
-    remark = record.remark(records.file(evidence)) if isinstance(evidence, Run) else record.remark(Path())
-    entry = Entry(told, machine=record.machine, date=record.date, record=record.name, busy=record.busy, remark=remark)
+    return empty if record is None else entry_from(claim, trial, record, records)
+
+
+def entry_from(claim: Claim, trial: Trial, record: Kept, records: Records) -> Entry:
+    """A trial's verdict from one record of its evidence."""
+    file = records.file(trial.evidence) if isinstance(trial.evidence, Run) else Path()
+    remark = record.remark(file)
+    entry = Entry(
+        trial.told, machine=record.machine, date=record.date, record=record.name, busy=record.busy, remark=remark,
+        level=record.level, changed=trial.changed, no_test=trial.illustrates,
+    )  # fmt: skip
     try:
         return entry.with_verdict(judged(claim, trial, record.numbers))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.errors import WorkbenchError, nearest
-from workbench.ledger.claim import Claim, judged
+from workbench.ledger.claim import OUTCOMES, Claim, Trial, judged
+from workbench.study.verdict import Outcome
 from workbench.user_parts import find
 
 CLAIMS = Path(__file__).resolve().parents[2] / "experiments" / "claims"
@@ -38,19 +39,41 @@ def chosen(claims: dict[str, Claim], ids: Sequence[str]) -> dict[str, Claim]:
 
 
 def check(claim: Claim) -> list[str]:
-    """What keeps a claim from being one: rules that cannot go either way, or speak of another claim."""
+    """What keeps a claim from being one: rules that give fewer outcomes than they say, or speak of another claim."""
     wrong = [] if claim.trials else ["has no trial"]
     for number, trial in enumerate(claim.trials, 1):
-        for numbers, wanted in ((trial.refuted_by, ("refuted",)), (trial.met_by, ("holds", "holds-with-limits"))):
-            verdict = judged(claim, trial, numbers)
-            if verdict.claim != claim.id:
-                wrong.append(f"trial {number}: its rule speaks of {verdict.claim!r}")
-            elif verdict.says != claim.says:
-                wrong.append(f"trial {number}: its rule says {verdict.says!r}, the claim {claim.says!r}")
-            if verdict.outcome not in wanted:
-                wrong.append(f"trial {number}: {verdict.outcome} by numbers that should give {wanted[0]!r}")
-            if verdict.outcome == "holds-with-limits" and not verdict.limits:
-                wrong.append(f"trial {number}: holds with limits and does not say which")
-            if not verdict.rule or not verdict.because:
-                wrong.append(f"trial {number}: its rule has no words, or gives no reason")
+        wrong += [f"trial {number}: {fault}" for fault in _faults(claim, trial)]
+    return wrong
+
+
+def _faults(claim: Claim, trial: Trial) -> list[str]:
+    wrong = []
+    for outcome in OUTCOMES:
+        if (outcome in trial.gives) == (outcome in trial.never):
+            wrong.append(f"{outcome!r} must stand in `gives`, with evidence, or in `never`, with the reason")
+        elif outcome in trial.never:
+            wrong += [] if trial.never[outcome] else [f"never {outcome!r}, and does not say why"]
+        else:
+            wrong += _faults_of(claim, trial, outcome)
+    if not trial.gives.keys() <= set(OUTCOMES) or not trial.never.keys() <= set(OUTCOMES):
+        wrong.append(f"`gives` and `never` may name {', '.join(OUTCOMES)}")
+    wrong += [f"a change without {name}" for change in trial.changed for name, words in vars(change).items()
+              if not words]  # fmt: skip
+    return wrong
+
+
+def _faults_of(claim: Claim, trial: Trial, wanted: Outcome) -> list[str]:
+    """Of the evidence that should give `wanted`."""
+    verdict = judged(claim, trial, trial.example(wanted))
+    wrong = []
+    if verdict.claim != claim.id:
+        wrong.append(f"its rule speaks of {verdict.claim!r}")
+    elif verdict.says != claim.says:
+        wrong.append(f"its rule says {verdict.says!r}, the claim {claim.says!r}")
+    if verdict.outcome != wanted:
+        wrong.append(f"{verdict.outcome} by numbers that should give {wanted!r} ({verdict.because})")
+    if verdict.outcome == "holds-with-limits" and not verdict.limits:
+        wrong.append("holds with limits and does not say which")
+    if not verdict.rule or not verdict.because:
+        wrong.append("its rule has no words, or gives no reason")
     return wrong

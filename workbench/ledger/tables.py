@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-from workbench.ledger.claim import Claim, Missing, OfJudge, Run, Table, Trial
-from workbench.ledger.entry import NOT_RUN, Entry, Ledger
+from workbench.ledger.claim import Claim, Measurement, Missing, OfJudge, Run, Table, Trial, Unbuilt
+from workbench.ledger.entry import NO_TEST, NOT_RUN, Entry, Ledger
 from workbench.ledger.picture import recorded_run
-from workbench.ledger.rebuild import Records
+from workbench.ledger.rebuild import Records, entry_from
 
-HEADINGS = ("claim", "statement", "verdict", "machine", "elsewhere")
-ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN)
+HEADINGS = ("claim", "statement", "verdict", "machine", "level", "elsewhere")
+ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN, NO_TEST)
 
 
 def entries_of(claim: Claim, ledger: Ledger) -> tuple[Entry, ...]:
@@ -25,10 +25,11 @@ def entries_of(claim: Claim, ledger: Ledger) -> tuple[Entry, ...]:
 
 
 def listing(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = None) -> list[dict[str, Any]]:
-    """A row a claim, those with `verdict` where one is asked for; its first trial decides."""
+    """A row a claim, those with `verdict` where one is asked for; its first trial that can fail decides."""
     rows = []
     for id, claim in claims.items():
-        first, *others = entries_of(claim, ledger)
+        others = list(entries_of(claim, ledger))
+        first = others.pop(claim.deciding)
         if verdict in (None, first.told):
             rows.append(
                 {
@@ -36,6 +37,7 @@ def listing(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = N
                     "statement": claim.says,
                     "verdict": first.told,
                     "machine": first.machine,
+                    "level": first.level,
                     "elsewhere": [{"verdict": other.told, "machine": other.machine} for other in others],
                     "because": first.because,
                     "limits": first.limits,
@@ -57,14 +59,14 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """A row of the listing as text; of other machines only how many verdicts of which kind there are."""
     others = Counter(other["verdict"] for other in row["elsewhere"])
     told = ", ".join(f"{others[verdict]} {verdict}" for verdict in ORDER if others[verdict])
-    return row["claim"], row["statement"], row["verdict"], row["machine"], told
+    return row["claim"], row["statement"], row["verdict"], row["machine"], row["level"] or "", told
 
 
 def command(claim: Claim, trial: Trial) -> str:
     """What measures a trial again."""
     if isinstance(trial.evidence, Run):
         return f"workbench run experiments/{trial.evidence.name}.yaml"
-    return "-" if isinstance(trial.evidence, Missing) else f"workbench claims run {claim.id}"
+    return "-" if isinstance(trial.evidence, Missing | Unbuilt) else f"workbench claims run {claim.id}"
 
 
 def rule_source(trial: Trial) -> str:
@@ -101,19 +103,52 @@ def detail(claim: Claim, ledger: Ledger, records: Records) -> dict[str, Any]:
                 "evidence": entry.evidence, "verdict": entry.told, "because": entry.because, "limits": entry.limits,
                 "machine": entry.machine, "date": entry.date, "record": entry.record, "remark": entry.remark,
                 "figures": dict(entry.figures), "rule": entry.rule, "rule_source": rule_source(trial),
-                "command": command(claim, trial),
+                "command": command(claim, trial), "level": entry.level, "no_test": entry.no_test,
+                "changed": [str(change) for change in entry.changed],
+                "never": {str(outcome): reason for outcome, reason in trial.never.items()},
             }
         )  # fmt: skip
     drawable = recorded_run(claim, records) is not None
     where = claim.where(records) if claim.where is not None else ()
+    tables = [*_by_machine(claim, records), *where]
     return {
         "claim": claim.id,
         "statement": claim.says,
         "sources": [{"name": source.name, "figures": source.figures} for source in claim.sources],
         "trials": trials,
         "picture": f"workbench claims show {claim.id} --picture {claim.id}.svg" if drawable else None,
-        "where": [{"title": t.title, "headings": list(t.headings), "rows": [list(r) for r in t.rows]} for t in where],
+        "where": [{"title": t.title, "headings": list(t.headings), "rows": [list(r) for r in t.rows]} for t in tables],
     }
+
+
+def _by_machine(claim: Claim, records: Records) -> list[Table]:
+    """For each trial that rests on records: all of them, judged by the same rule, one machine beside another."""
+    found = []
+    for trial in claim.trials:
+        if not isinstance(trial.evidence, Run | Measurement) or not (mine := records.all(trial.evidence)):
+            continue
+        rows = [_machine_row(entry_from(claim, trial, record, records)) for record in mine]
+        headings = ("machine", "level", "verdict", "figures", "date", "others", "record")
+        found.append(Table(f"Records of {trial.told}, by machine; the first one decides", headings, rows))
+    return found
+
+
+def _machine_row(entry: Entry) -> tuple[str, ...]:
+    told = ", ".join(f"{name}: {_number(value)}" for name, value in entry.figures.items()) or entry.because
+    busy = "" if entry.busy is None else f"{entry.busy:.0%}"
+    return entry.machine, entry.level or "", entry.told, told, (entry.date or "")[:10], busy, entry.record or ""
+
+
+TOLD = ("because", "limits", "machine", "level", "evidence", "record", "date", "remark", "rule", "command")
+
+
+def told(trial: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is to be said of one trial of `detail`, by name: its verdict's words, what its rule can never say, and
+    every change of the rule after a look."""
+    lines = [("no test", f"the rule cannot fail: {trial['no_test']}")] if trial["no_test"] else []
+    lines += [(name, trial[name]) for name in TOLD if trial[name]]
+    lines += [("never", f"{outcome}: {why}") for outcome, why in trial["never"].items() if why != trial["no_test"]]
+    return lines + [("changed", change) for change in trial["changed"]]
 
 
 def _number(value: float | str) -> str:

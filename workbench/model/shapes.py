@@ -114,5 +114,18 @@ SHAPES: dict[str, ModelSpec] = {
             hidden=13_824,
             context=4096,
         ),
+        # GPT-3 (Brown et al., 2020, table 2.1), to be counted: its feed-forward is two matrices of 49,152 columns, as
+        # many numbers as the three of 32,768 here; its positions are learned.
+        _shape(
+            "gpt-3-175b",
+            vocab=50_257,
+            width=12_288,
+            layers=96,
+            heads=96,
+            groups=96,
+            hidden=32_768,
+            context=2048,
+            tied=True,
+        ),
     )
 }

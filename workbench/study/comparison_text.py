@@ -14,6 +14,7 @@ from rich.text import Text
 
 from workbench.study.machine import is_busy
 from workbench.study.record import Record
+from workbench.study.verdict import RuleChange
 
 Rows = Sequence[Mapping[str, Any]]
 Cell = Callable[[Any], str]
@@ -197,6 +198,8 @@ def show(record: Record, console: Console) -> None:
         console.print(Text(f"{verdict['claim']}: {verdict['outcome']}", style="bold"), soft_wrap=True)
         for name in ("says", "rule", "because"):
             console.print(Text(f"  {name:8}{verdict[name]}"), soft_wrap=True)
+        for change in verdict.get("changed", ()):  # records that are older than the field have none
+            console.print(Text(f"  changed {RuleChange(**change)}"), soft_wrap=True)
     for line in remarks(summary):
         console.print(Text(line), soft_wrap=True)
     console.print(Text(f"run folder  {record.path}", style="bold"), soft_wrap=True)

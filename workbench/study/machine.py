@@ -14,6 +14,13 @@ TELLING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
+# Instruction set levels of x86-64, the least first, and the flags that each asks for besides those before it.
+LEVELS = {
+    "v3": {"avx2", "fma"},
+    "v4": {"avx512f", "avx512bw", "avx512vl"},
+    "v4+vnni": {"avx512_vnni"},
+    "v4+bf16": {"avx512_bf16"},
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,21 @@ def _all_cpuinfo(key: str) -> Iterable[str]:
     return [value.strip() for value in re.findall(rf"^{re.escape(key)}\s*:(.*)$", text, flags=re.MULTILINE)]
 
 
+def level_of(flags: Iterable[str]) -> str | None:
+    """The highest of `LEVELS` whose flags, and those of all below it, are among `flags`; None below the first."""
+    mine, found = set(flags), None
+    for level, needed in LEVELS.items():
+        if not needed <= mine:
+            break
+        found = level
+    return found
+
+
+def level_here() -> str | None:
+    """The level of this processor; None below AVX2 and on other architectures than x86-64."""
+    return level_of((_cpuinfo("flags") or "").split())
+
+
 def cpu() -> dict:
     flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
     megahertz = [float(value) for value in _all_cpuinfo("cpu MHz")]
@@ -80,6 +102,7 @@ def cpu() -> dict:
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "frequency_mhz": sum(megahertz) / len(megahertz) if megahertz else None,
         "flags": [flag for flag in TELLING_FLAGS if flag in flags],
+        "level": level_here(),
         "last_level_cache_bytes": last_level_cache(),
     }
 

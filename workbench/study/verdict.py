@@ -15,11 +15,27 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class RuleChange:
+    """A change of a rule, or of what its experiment runs, that was made after somebody had seen what came out.
+
+    `what` was changed, on which day (`when`), `after` which record or look, and `why`. It is shown wherever the rule's
+    verdict is."""
+
+    what: str
+    when: str
+    after: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.when}, after {self.after}: {self.what}. Why: {self.why}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """`claim` is its name in the ledger, `says` the claim in our words, `rule` what decides, `because` the numbers.
 
     `limits` says within which bounds the claim holds where it does with limits; `figures` are the measured numbers that
-    stand beside those of the claim's sources, by name."""
+    stand beside those of the claim's sources, by name; `changed` are the changes of its rule after a look."""
 
     claim: str
     says: str
@@ -28,6 +44,7 @@ class Verdict:
     because: str
     limits: str = ""
     figures: Mapping[str, float | str] = field(default_factory=dict)
+    changed: tuple[RuleChange, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

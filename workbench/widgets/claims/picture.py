@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from workbench.ledger import tables
 from workbench.widgets import kit
 
 # A verdict is told by its sign and its word; colour comes besides.
 SIGNS = {
     "holds": ("✓", "#009e73"), "holds-with-limits": ("≈", "#e69f00"), "refuted": ("✗", "#d55e00"),
-    "not-testable-here": ("–", "#808080"), "not run yet": ("?", "#808080"),
+    "not-testable-here": ("–", "#808080"), "not run yet": ("?", "#808080"), "no test": ("○", "#808080"),
 }  # fmt: skip
 STYLE = (
     "<style>.wb-claims-list{max-height:24em;overflow:auto}.wb-pic table{border-collapse:collapse;width:100%}"
@@ -20,7 +21,6 @@ STYLE = (
     ".wb-claims-list tr[aria-selected=true]{outline:2px solid #0072b2;outline-offset:-2px}"
     ".wb-pic .why{white-space:pre-wrap;max-width:60em}</style>"
 )
-TOLD = ("because", "limits", "machine", "date", "record", "remark", "rule", "command")
 
 
 def page(rows: Sequence[Mapping[str, Any]], counted: str, chosen: Mapping[str, Any] | None, running: str) -> str:
@@ -58,7 +58,7 @@ def _detail(claim: Mapping[str, Any]) -> Iterable[str]:
         yield f"<p>{escape(source['name'])}: {escape(source['figures'])}</p>"
     for trial in claim["trials"]:
         rows = [f"<tr><th>{verdict(trial['verdict'])}</th><td>{escape(trial['evidence'])}</td></tr>"]
-        rows += [f'<tr><td>{name}</td><td class="why">{escape(trial[name])}</td></tr>' for name in TOLD if trial[name]]
+        rows += [f'<tr><td>{name}</td><td class="why">{escape(words)}</td></tr>' for name, words in tables.told(trial)]
         rows += [f"<tr><td>{escape(n)}</td><td>{escape(_number(v))}</td></tr>" for n, v in trial["figures"].items()]
         yield f"<table>{''.join(rows)}</table>"
     for table in claim["where"]:

@@ -1,0 +1,467 @@
+"""The absolute figures that the sources state, which contradict each other by four to eight times: for which model,
+format, batch and machine each is right, by the roofline, and for which it cannot be.
+
+A roofline is a lower bound on time. Good engines reach between 40% and 100% of it (gpt-fast: 68% of the bandwidth in
+bfloat16, 42% in INT4; prefill here at 55 to 67% of the arithmetic, prefill_decode_length-20261121-165935). So a
+figure is *right* for a machine if a time within it lies between the bound and the bound over 0.4; it *cannot be* if the
+bound is longer than the whole figure; and it is *slow* if every time in it is longer than the bound over 0.4: nothing
+but the software would take that long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+from workbench.economics.prices import SOURCE, prices_of
+from workbench.fleet.hardware import HARDWARE
+from workbench.fleet.roofline import Sizes, roofline
+from workbench.fleet.work import SECOND, StepTimes, work_of
+from workbench.ledger.claim import Calculation, Claim, Numbers, Ruling, Source, Table, Trial
+from workbench.model.shapes import named_shape
+from workbench.study.memory_report import of_name
+from workbench.study.verdict import Outcome
+
+REACHED = 0.4  # of the roofline, at least, by a good engine
+FILLED = 0.9  # of the memory may be weights and cache
+MODELS = ("smollm2-135m", "tinyllama-1.1b", "llama-3.1-8b", "llama-2-13b", "llama-3.1-70b", "gpt-3-175b")
+FORMATS = {"16 bits": "dense", "INT8": "int8", "INT4": "int4"}
+MACHINES = (("m2-ultra", 1), ("rtx-4090", 1), *((name, count) for name in ("a100", "h100", "h200", "b200")
+            for count in (1, 2, 4, 8)))  # fmt: skip
+BATCHES = (1, 8, 32)
+TOKENS = 1000  # of context, where a figure says none
+NAMED = "rooflines of " + ", ".join(dict(MACHINES))
+
+
+class Figure(NamedTuple):
+    """What a source says: `name`, and the least and the most of it."""
+
+    name: str
+    least: float
+    most: float
+
+    @classmethod
+    def about(cls, name: str, value: float) -> Figure:
+        """One number, told as such: within a fifth."""
+        return cls(name, 0.8 * value, 1.2 * value)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model in a format, served on `gpus` of a machine in batches of `batch`."""
+
+    model: str
+    format: str = "16 bits"
+    hardware: str = "h100"
+    gpus: int = 1
+    batch: int = 1
+
+    @property
+    def where(self) -> str:
+        return f"{self.gpus} x {self.hardware}"
+
+    @property
+    def what(self) -> str:
+        return f"{self.model} in {self.format}"
+
+    def __str__(self) -> str:
+        return f"{self.what} on {self.where}" + (f", batch {self.batch}" if self.batch > 1 else "")
+
+    def fits(self, tokens: int) -> bool:
+        """Whether weights and the cache of a batch with so many tokens each lie in its memory."""
+        room = FILLED * self.gpus * HARDWARE[self.hardware].memory
+        return weights(self.model, self.format) + self.batch * tokens * cache_bytes(self.model) <= room
+
+    def prefill(self, tokens: int, known: int = 0) -> float:
+        """Seconds, at the least, of one step that computes `tokens` after `known` others."""
+        return self._seconds([(known, tokens)])
+
+    def decode(self, tokens: int) -> float:
+        """Seconds, at the least, of a step in which each of the batch has `tokens` before it."""
+        return self._seconds([(tokens, 1)] * self.batch)
+
+    def _seconds(self, spans: list[tuple[int, int]]) -> float:
+        times = step_times(self.model, self.format, self.hardware, self.gpus)
+        return times(work_of(spans, len(spans), times.kinds)) / SECOND
+
+
+@cache
+def weights(model: str, format: str) -> float:
+    """Bytes, scales counted; the embedding stays in 16 bits."""
+    return of_name(f"shape:{model}", context=1, dtype="bfloat16", weights=FORMATS[format])["weight_bytes"]
+
+
+@cache
+def cache_bytes(model: str) -> float:
+    """Bytes of a token in the cache, in 16 bits."""
+    return of_name(f"shape:{model}", context=1, dtype="bfloat16")["cache_bytes_per_token"]
+
+
+@cache
+def step_times(model: str, format: str, hardware: str, gpus: int) -> StepTimes:
+    """The roofline; products are of 16 bits in every format, as weights in few bits are widened."""
+    sizes = Sizes.dense(named_shape(model))
+    return roofline(replace(sizes, weight_bytes=weights(model, format)), HARDWARE[hardware], gpus)
+
+
+def served(
+    models: Iterable[str] = MODELS,
+    machines: Iterable[tuple[str, int]] = MACHINES,
+    formats: Iterable[str] = tuple(FORMATS),
+    batches: Iterable[int] = BATCHES,
+    tokens: int = TOKENS,
+) -> list[Served]:
+    """All of them that lie in their machine's memory, of models that were made for so many tokens."""
+    machines, formats, batches = list(machines), list(formats), list(batches)
+    able = [model for model in models if named_shape(model).context >= tokens]
+    every = [Served(m, f, name, gpus, b) for m in able for f in formats for name, gpus in machines for b in batches]
+    return [each for each in every if each.fits(tokens)]
+
+
+TIMES = ("cannot be", "slow")  # what a bound above, and a time below the figure, are called
+EXACT = ("more", "less")
+
+
+def settled(
+    figures: Iterable[Figure], bounds: Mapping[str, float], slack: float = REACHED, words: tuple[str, str] = TIMES
+) -> Numbers:
+    """Return, by figure, the names of what it is right for, and of what it is not for, in two ways.
+
+    Args:
+        figures: what is said.
+        bounds: the least values, by name.
+        slack: a real value is at most 1 / `slack` times its bound; 1 where the bounds are the values.
+        words: what is said where the bound is above the figure, and where the real value is below it.
+    """
+    above, below = words
+    found = {}
+    for figure in figures:
+        states: dict[str, list[str]] = {"right": [], above: [], below: []}
+        for name, bound in bounds.items():
+            states[above if bound > figure.most else below if bound / slack < figure.least else "right"].append(name)
+        found[figure.name] = states
+    return found
+
+
+def settles(found: Numbers) -> Ruling:
+    """Each figure is right for every model, format, batch and machine tried: holds; each is right for some: with
+    limits, which say for how many and for which; a figure is right for none: refuted."""
+    tried = {name: sum(map(len, states.values())) for name, states in found.items()}
+    right = {name: states["right"] for name, states in found.items()}
+    every = all(len(right[name]) == tried[name] for name in found)
+    return Ruling(
+        "refuted" if not all(right.values()) else "holds" if every else "holds-with-limits",
+        "; ".join(
+            f"{name}, of {tried[name]}: "
+            + ", ".join(f"{state} for {len(names)} ({_some(names)})" for state, names in states.items())
+            for name, states in found.items()
+        ),
+        "; ".join(f"{name}: {_some(names)}" for name, names in right.items()),
+        {f"share that is right, {name}": len(right[name]) / tried[name] for name in found},
+    )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    """The first, one of the middle and the last: the whole is in the table."""
+    if not names:
+        return "none"
+    places = sorted({round(i * (len(names) - 1) / max(most - 1, 1)) for i in range(most)})
+    return ", ".join(names[place] for place in places) + (", ..." if len(names) > len(places) else "")
+
+
+# Prefill
+
+PREFILL = {
+    1000: (Figure("1,000 tokens in 200 to 400 ms", 0.2, 0.4), Figure.about("1,000 tokens in 50 ms", 0.05)),
+    10_000: (Figure.about("10,000 tokens in 500 ms", 0.5),),
+    100_000: (Figure.about("100,000 tokens in 5 s", 5.0),),
+}
+
+
+def prefills(machines: Iterable[tuple[str, int]] = MACHINES) -> Numbers:
+    found, machines = {}, list(machines)
+    for tokens, figures in PREFILL.items():
+        mine = served(machines=machines, batches=(1,), tokens=tokens)
+        found |= settled(figures, {str(each): each.prefill(tokens) for each in mine})
+    return found
+
+
+def prefill_table(records: object) -> Sequence[Table]:
+    return [
+        found
+        for tokens, figures in PREFILL.items()
+        for found in tables(f"Prefill of {tokens:,} tokens by the roofline, ms", figures,
+                            lambda each, n=tokens: each.prefill(n), served(batches=(1,), tokens=tokens))
+    ]  # fmt: skip
+
+
+# Decode
+
+DECODE = (
+    Figure("40 to 80 ms a token", 0.04, 0.08),
+    Figure("20 to 30 ms a token", 0.02, 0.03),
+    Figure("5 to 20 ms a token", 0.005, 0.02),
+)
+
+
+def decodes(options: Sequence[Served] | None = None) -> Numbers:
+    mine = served() if options is None else options
+    return settled(DECODE, {str(each): each.decode(TOKENS) for each in mine})
+
+
+def decode_table(records: object) -> Sequence[Table]:
+    return [
+        found
+        for batch in BATCHES
+        for found in tables(f"A decode step of {batch} at {TOKENS:,} tokens of context by the roofline, ms", DECODE,
+                            lambda each: each.decode(TOKENS), served(batches=(batch,)))
+    ]  # fmt: skip
+
+
+def tables(
+    title: str, figures: Sequence[Figure], bound: Callable[[Served], float], options: Sequence[Served]
+) -> list[Table]:
+    """A row a model and format, a column a machine: how many of it, the bound in ms, a letter for each figure that is
+    right and one after a ! for each that cannot be. First the fewest machines that hold the model, then eight."""
+    letters = dict(zip("abc", figures, strict=False))
+    told = "; ".join(f"{letter}: {figure.name}" for letter, figure in letters.items())
+    legend = f"-: does not fit; {told}; after a !: cannot be; no letter: slow"
+    whats = list(dict.fromkeys(each.what for each in options))
+
+    def cell(what: str, hardware: str, least: int) -> str:
+        mine = [o for o in options if o.what == what and o.hardware == hardware and o.gpus >= least]
+        if not mine:
+            return "-"
+        each = min(mine, key=lambda one: one.gpus)
+        seconds = bound(each)
+        states = {letter: settled([figure], {"": seconds})[figure.name] for letter, figure in letters.items()}
+        right, not_so = ("".join(k for k, state in states.items() if state[way]) for way in ("right", "cannot be"))
+        return f"{each.gpus} x: {seconds * 1e3:,.3g} {right}{'!' + not_so if not_so else ''}".strip()
+
+    def of(least: int, words: str) -> Table:
+        names = [name for name, most in dict(MACHINES).items() if most >= least]
+        rows = [(what, *(cell(what, name, least) for name in names)) for what in whats]
+        return Table(f"{title}, {words} ({legend})", ("model", *names), rows)
+
+    return [of(1, "on the fewest that hold the model"), of(8, "on eight")]
+
+
+# Bytes that a token reads
+
+READ = (Figure("30 to 200 GB", 30e9, 200e9),)
+READERS = tuple((batch, tokens) for batch in BATCHES for tokens in (TOKENS, 32_000))
+
+
+def read_bytes(model: str, format: str, batch: int = 1, tokens: int = TOKENS) -> float:
+    """Bytes that a step of a batch reads, divided by its tokens: weights once for all, the cache of each for itself.
+    The embedding, of which a row a token is read, is left out where the head has a matrix of its own."""
+    spec = named_shape(model)
+    embedding = 0 if spec.tied else 2 * spec.vocab * spec.width
+    return (weights(model, format) - embedding) / batch + tokens * cache_bytes(model)
+
+
+def reads(models: Iterable[str] = MODELS, readers: Iterable[tuple[int, int]] = READERS) -> Numbers:
+    """Of models that were made for so many tokens."""
+    readers = list(readers)
+    sizes = {
+        f"{model} in {format}, batch {batch}, {tokens:,} tokens": read_bytes(model, format, batch, tokens)
+        for model in models for format in FORMATS for batch, tokens in readers if named_shape(model).context >= tokens
+    }  # fmt: skip
+    return settled(READ, sizes, 1.0, EXACT)
+
+
+def read_table(records: object) -> Sequence[Table]:
+    rows = []
+    for model in MODELS:
+        for format in FORMATS:
+            sizes = [read_bytes(model, format, *each) if named_shape(model).context >= each[1] else None
+                     for each in READERS]  # fmt: skip
+            rows.append((f"{model} in {format}", *(
+                "-" if size is None else f"{size / 1e9:,.3g}{' a' if READ[0].least <= size <= READ[0].most else ''}"
+                for size in sizes)))  # fmt: skip
+    headings = ("model", *(f"batch {batch}, {tokens:,}" for batch, tokens in READERS))
+    return [Table("GB read for a token, by batch and tokens of context (a: 30 to 200 GB)", headings, rows)]
+
+
+# What a known beginning of the prompt saves
+
+SAVED = (Figure("70 to 90% saved", 0.7, 0.9),)
+KNOWN = (0.5, 0.8, 0.9, 0.95, 0.99)
+PROMPTS = (1000, 10_000, 100_000)
+
+
+def savings(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPTS) -> Numbers:
+    """Shares of a prompt's prefill time, by the roofline, and of its price, that a cached beginning saves."""
+    return settled(SAVED, saved_shares(known, prompts), 1.0, EXACT)
+
+
+def saved_shares(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPTS) -> dict[str, float]:
+    prices = prices_of(SOURCE)
+    read = float(prices.a_token("cache_read") / prices.a_token("input"))
+    found, prompts = {}, list(prompts)
+    for share in known:
+        found[f"{share:.0%} known, price (read at {read:g})"] = share * (1 - read)
+        for each in (Served("llama-3.1-8b"), Served("llama-3.1-70b", gpus=4)):
+            for prompt in prompts:
+                start = round(share * prompt)
+                found[f"{share:.0%} of {prompt:,} tokens known, time, {each}"] = (
+                    1 - each.prefill(prompt - start, start) / each.prefill(prompt)
+                )
+    return found
+
+
+def saved_table(records: object) -> Sequence[Table]:
+    columns = {f"{share:.0%} known": saved_shares([share]) for share in KNOWN}
+    names = [name.split(" known, ")[1] if "tokens" not in name else
+             f"{name.split(' of ', 1)[1].split(' tokens')[0]} tokens, {name.split('time, ')[1]}"
+             for name in saved_shares([KNOWN[0]])]  # fmt: skip
+    cells = zip(*(found.values() for found in columns.values()), strict=True)
+    rows = [(name, *(f"{value:.0%}{' a' if SAVED[0].least <= value <= SAVED[0].most else ''}" for value in values))
+            for name, values in zip(names, cells, strict=True)]  # fmt: skip
+    return [Table("Saved of prefill time and of the price (a: 70 to 90%)", ("of", *columns), rows)]
+
+
+# Small models
+
+SMALLER = (Figure("2 to 3 times as fast", 2.0, 3.0),)
+PAIRS = (("llama-2-13b", "llama-3.1-8b"), ("llama-3.1-70b", "llama-2-13b"), ("llama-3.1-70b", "llama-3.1-8b"),
+         ("gpt-3-175b", "llama-3.1-70b"), ("gpt-3-175b", "llama-3.1-8b"), ("llama-3.1-8b", "tinyllama-1.1b"),
+         ("tinyllama-1.1b", "smollm2-135m"))  # fmt: skip
+PLACES = (("h100", 8), ("a100", 8), ("b200", 4))
+
+
+def small_models(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (1, 32)) -> Numbers:
+    """How many times as quick the smaller of two is on one machine, in 16 bits, by the roofline of each."""
+    return settled(SMALLER, quicker(pairs, batches), 1.0, EXACT)
+
+
+def quicker(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (1, 32)) -> dict[str, float]:
+    found, batches = {}, list(batches)
+    for large, small in pairs:
+        for hardware, gpus in PLACES:
+            for batch in batches:
+                two = [Served(model, "16 bits", hardware, gpus, batch) for model in (large, small)]
+                if all(each.fits(TOKENS) for each in two):
+                    ratio = two[0].decode(TOKENS) / two[1].decode(TOKENS)
+                    found[f"{small} for {large}, decode, batch {batch}, {two[0].where}"] = ratio
+            two = [Served(model, "16 bits", hardware, gpus) for model in (large, small)]
+            if all(each.fits(TOKENS) for each in two):
+                found[f"{small} for {large}, prefill of 1,000, {two[0].where}"] = (
+                    two[0].prefill(TOKENS) / two[1].prefill(TOKENS)
+                )
+    return found
+
+
+def small_table(records: object) -> Sequence[Table]:
+    found = quicker()
+    rows = [(name, f"{value:,.3g}{' a' if SMALLER[0].least <= value <= SMALLER[0].most else ''}")
+            for name, value in found.items()]  # fmt: skip
+    return [Table("Times as quick, by the rooflines of both (a: 2 to 3 times)", ("small for large", "times"), rows)]
+
+
+# A model of 12,288 columns and 96 layers
+
+
+def widths(models: Iterable[str] = MODELS) -> Numbers:
+    """By model: whether it is 12,288 wide and has 96 layers."""
+    found = {}
+    for model in models:
+        spec = named_shape(model)
+        name = f"{model} ({spec.width:,} wide, {len(spec.layers)} layers)"
+        found[name] = 0.0 if (spec.width, len(spec.layers)) == (12_288, 96) else 1.0
+    return settled([Figure("12,288 wide and 96 layers", 0.0, 0.5)], found, 1.0, ("another size", "less"))
+
+
+def width_table(records: object) -> Sequence[Table]:
+    rows = []
+    for model in MODELS:
+        spec, sizes = named_shape(model), [weights(model, format) / 1e9 for format in FORMATS]
+        fewest = [
+            next((f"{gpus} x {name}" for name, gpus in MACHINES if name == "h100"
+                  and Served(model, format, name, gpus).fits(TOKENS)), "more than 8")
+            for format in FORMATS
+        ]  # fmt: skip
+        rows.append((model, f"{spec.width:,}", f"{len(spec.layers)}", f"{spec.parameters / 1e9:,.3g}",
+                     *(f"{size:,.3g} ({count})" for size, count in zip(sizes, fewest, strict=True))))  # fmt: skip
+    headings = ("model", "wide", "layers", "10^9 parameters", *(f"GB in {format} (fewest H100)" for format in FORMATS))
+    return [Table("Widths and layers of named models, and the GPUs that hold them", headings, rows)]
+
+
+def _one(
+    id: str, says: str, sources: tuple[Source, ...], numbers: Callable[[], Numbers], where: Callable,
+    refuted: Callable[[], Numbers], holds: Callable[[], Numbers] | None, never: str = "", machine: str = NAMED,
+) -> Claim:  # fmt: skip
+    """`refuted` and `holds` are the same calculation for fewer models or machines, by which the claim falls and holds;
+    without the latter `never` says why nothing makes it hold."""
+    gives: dict[Outcome, Callable[[], Numbers]] = {"holds-with-limits": numbers, "refuted": refuted}
+    gives |= {"holds": holds} if holds else {}
+    trial = Trial(Calculation(numbers, machine), settles, gives, {"holds": never} if never else {})
+    return Claim(id, says, sources, (trial,), where)
+
+
+UNNAMED = "not named"
+
+CLAIMS = (
+    _one(
+        "told-prefill-times",
+        "Prefill of 1,000 tokens takes 200 to 400 ms, or 50 ms; of 10,000 tokens 500 ms, of 100,000 5 s",
+        (Source(UNNAMED, "200 to 400 ms for 1,000 tokens"), Source("D", "50 ms for 1,000, 500 ms for 10,000, 5 s for "
+                                                                        "100,000 tokens")),
+        prefills,
+        prefill_table,
+        lambda: prefills([("b200", 8)]),
+        None,
+        "50 ms and 200 ms are further apart than the 2.5 times between a bound and what a good engine takes",
+    ),
+    _one(
+        "told-token-times",
+        "An output token takes 40 to 80 ms, or 20 to 30 ms, or 5 to 20 ms",
+        tuple(Source(UNNAMED, figure.name) for figure in DECODE),
+        decodes,
+        decode_table,
+        lambda: decodes(served(["smollm2-135m"])),
+        lambda: decodes([Served("llama-3.1-70b", hardware="b200")]),
+    ),
+    _one(
+        "told-bytes-read",
+        "30 to 200 GB are read for each output token",
+        (Source(UNNAMED, "30 to 200 GB a token"),),
+        reads,
+        read_table,
+        lambda: reads(["llama-3.1-8b"]),
+        lambda: reads(["llama-3.1-70b"], [(1, TOKENS)]),
+        machine="any (counted)",
+    ),
+    _one(
+        "told-savings",
+        "A known beginning of the prompt saves 70 to 90%",
+        (Source(UNNAMED, "70 to 90% saved; of what, the ledger's row does not say"),),
+        savings,
+        saved_table,
+        lambda: savings([0.5]),
+        lambda: savings([0.8], [10_000]),
+        machine="rooflines of h100, and the sources' prices",
+    ),
+    _one(
+        "told-small-models",
+        "Small models are 2 to 3 times as fast",
+        (Source(UNNAMED, "2 to 3 times"),),
+        small_models,
+        small_table,
+        lambda: small_models([("llama-3.1-70b", "llama-3.1-8b")]),
+        lambda: small_models([("gpt-3-175b", "llama-3.1-70b")], [1]),
+        machine="rooflines of h100, a100, b200",
+    ),
+    _one(
+        "told-widths",
+        "A large model is 12,288 wide and has 96 layers",
+        (Source(UNNAMED, "12,288 wide, 96 layers"),),
+        widths,
+        width_table,
+        lambda: widths(["llama-3.1-70b"]),
+        lambda: widths(["gpt-3-175b"]),
+        machine="any (published shapes)",
+    ),
+)

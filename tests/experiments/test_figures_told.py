@@ -1,0 +1,98 @@
+"""The figures that sources state, against rooflines: what is called right, and that tables say what the rule reads."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.claims import figures_told as told
+from workbench.fleet.hardware import HARDWARE
+from workbench.model.shapes import named_shape
+
+POSITIVE = st.floats(1e-6, 1e6)
+
+
+@given(POSITIVE, POSITIVE, POSITIVE, st.floats(0.05, 1.0))
+def test_a_figure_is_right_where_it_meets_what_may_be_taken(a: float, b: float, bound: float, slack: float) -> None:
+    """Each bound is in one state; right is: the interval of the figure and that from the bound to the slowest meet."""
+    figure = told.Figure("it", min(a, b), max(a, b))
+    (states,) = told.settled([figure], {"one": bound}, slack).values()
+    assert [names for names in states.values() if names] == [["one"]]
+    meets = max(figure.least, bound) <= min(figure.most, bound / slack)
+    assert bool(states["right"]) == meets
+    assert bool(states["cannot be"]) == (bound > figure.most)
+
+
+def test_a_rule_reads_three_ways() -> None:
+    def ruled(*right: tuple[int, int]) -> str:
+        found = {f"figure {i}": {"right": ["x"] * yes, "cannot be": ["y"] * no} for i, (yes, no) in enumerate(right)}
+        return told.settles(found).outcome
+
+    assert ruled((3, 0), (3, 0)) == "holds"
+    assert ruled((3, 0), (1, 2)) == ruled((1, 2)) == "holds-with-limits"
+    assert ruled((3, 0), (0, 3)) == "refuted"
+
+
+def test_rooflines_by_hand() -> None:
+    """2 P tokens over FLOP/s, and weights over bytes/s, in machines that are far from the crossing."""
+    spec = named_shape("llama-3.1-8b")
+    served = told.Served("llama-3.1-8b", hardware="a100")
+    embedding = spec.vocab * spec.width
+    head_once = 2 * (spec.parameters - 2 * embedding) * 1000 / 312e12
+    assert head_once < served.prefill(1000) < 1.05 * head_once
+    assert served.decode(1) == pytest.approx(2 * (spec.parameters - embedding) / 2.039e12, rel=0.01)
+    assert told.read_bytes("llama-3.1-8b", "16 bits", tokens=0) == 2 * (spec.parameters - embedding)
+    # GPT-3, by its published count of 175 billion parameters: 350 GB in 16 bits.
+    assert named_shape("gpt-3-175b").parameters == pytest.approx(175e9, rel=0.01)
+    assert told.weights("gpt-3-175b", "16 bits") == pytest.approx(350e9, rel=0.01)
+
+
+def test_a_batch_shares_the_weights_and_nothing_else() -> None:
+    for model in told.MODELS:
+        one, many = (told.read_bytes(model, "INT8", batch, 1000) for batch in (1, 32))
+        cache = 1000 * told.cache_bytes(model)
+        assert (one - cache) / 32 == pytest.approx(many - cache)
+
+
+def test_what_does_not_fit_is_not_tried() -> None:
+    assert not told.Served("llama-3.1-70b", hardware="h100").fits(1000)
+    assert told.Served("llama-3.1-70b", "INT8", "h100").fits(1000)
+    for each in told.served():
+        room = each.gpus * HARDWARE[each.hardware].memory
+        assert told.weights(each.model, each.format) < room and named_shape(each.model).context >= told.TOKENS
+    assert all(each.model.startswith("llama-3.1") for each in told.served(tokens=100_000))
+
+
+@pytest.mark.parametrize("claim", told.CLAIMS, ids=lambda claim: claim.id)
+def test_tables_are_whole(claim: told.Claim) -> None:
+    assert claim.where is not None
+    for table in claim.where(None):
+        assert table.rows and all(len(row) == len(table.headings) for row in table.rows)
+
+
+def test_letters_in_the_tables_are_what_the_rule_reads() -> None:
+    """A cell has a figure's letter where the rule counts it as right, and after a ! where it cannot be."""
+    found = told.decodes(told.served(batches=(1,)))
+    names = [(row[0], heading, cell) for table in told.decode_table(None)[:2] for row in table.rows
+             for heading, cell in zip(table.headings[1:], row[1:], strict=True) if cell != "-"]  # fmt: skip
+    assert names
+    for what, hardware, cell in names:
+        gpus, rest = cell.split(" x: ")
+        right, _, not_so = rest.partition(" ")[2].partition("!")
+        name = f"{what} on {gpus} x {hardware}"
+        for letter, figure in zip("abc", told.DECODE, strict=True):
+            assert (letter in right) == (name in found[figure.name]["right"])
+            assert (letter in not_so) == (name in found[figure.name]["cannot be"])
+
+
+def test_the_sources_contradict_each_other() -> None:
+    """The figures for one thing do not overlap: whoever is right, is so for machines of his own."""
+    for figures in (told.DECODE, told.PREFILL[1000]):
+        ordered = sorted(figures, key=lambda figure: figure.least)
+        assert all(a.most <= b.least for a, b in pairwise(ordered))
+    ends = [figure.least for figure in told.DECODE], [figure.most for figure in told.DECODE]
+    assert math.isclose(max(ends[0]) / min(ends[0]), 8)

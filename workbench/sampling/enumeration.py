@@ -1,0 +1,78 @@
+"""What an acceptance rule makes of drafts, exactly: every draft, and every way in which it can be judged, summed.
+
+Probabilities are given as multiples of a quarter. A ratio p / q of two such has a denominator of at most 4, so that no
+acceptance threshold lies within a twelfth: one random number from each twelfth stands for all of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from workbench.sampling.verify import Draft, judge
+
+WHOLE = 4  # probabilities are multiples of 1 / WHOLE
+CELLS = math.lcm(*range(1, WHOLE + 1))
+Tokens = tuple[int, ...]
+Table = Mapping[Tokens, Sequence[float]]  # the distribution of the next token, by as many of the last ones as it knows
+Rule = Callable[[int], Tensor]  # the target's row at a drafted position
+Judge = Callable[[Draft, Rule, list[float]], tuple[int, Tensor]]
+
+
+def joint(target: Table, draft: Table | None, drafted: int, rule: Judge = judge) -> dict[Tokens, float]:
+    """Return the distribution of `drafted` + 1 tokens when `drafted` of them are proposed and `rule` judges them.
+
+    Args:
+        target: the target's distributions, by beginning (or by its last tokens, for a target that knows only those).
+        draft: the draft's; None is a draft that is certain, of token 0 each time.
+        rule: as `workbench.sampling.verify.judge`, which it is unless given.
+    """
+    vocab = range(_size(target))
+    found: dict[Tokens, float] = dict.fromkeys(itertools.product(vocab, repeat=drafted + 1), 0.0)
+    for path in itertools.product(vocab, repeat=drafted) if draft else [(0,) * drafted]:
+        rows = [_row(draft, path[:i]) for i in range(drafted)] if draft else []
+        weight = math.prod(row[token] for row, token in zip(rows, path, strict=True)) if draft else 1.0
+        if weight == 0:
+            continue
+        proposed = Draft(path, torch.tensor(rows, dtype=torch.float64) if draft else None)
+        for cells in itertools.product(range(CELLS), repeat=drafted):
+            standing, left = rule(
+                proposed,
+                lambda i, path=path: torch.tensor(_row(target, path[:i]), dtype=torch.float64),
+                [(cell + 0.5) / CELLS for cell in cells],
+            )
+            for token in vocab:
+                begun = (*path[:standing], token)
+                chance = weight * float(left[token] / left.sum()) / CELLS**drafted
+                for rest in itertools.product(vocab, repeat=drafted - standing):
+                    found[begun + rest] += chance * follow(target, begun, rest)
+    return found
+
+
+def plain(target: Table, tokens: int) -> dict[Tokens, float]:
+    """Return the distribution of so many tokens without drafts."""
+    outcomes = itertools.product(range(_size(target)), repeat=tokens)
+    return {outcome: follow(target, (), outcome) for outcome in outcomes}
+
+
+def follow(target: Table, begun: Tokens, rest: Tokens) -> float:
+    """Return the chance that the target goes on with `rest`."""
+    return math.prod(_row(target, (*begun, *rest[:i]))[rest[i]] for i in range(len(rest)))
+
+
+def distance(found: Mapping[Tokens, float], wanted: Mapping[Tokens, float]) -> float:
+    """Return the total variation: the share of outcomes that are not what they should be."""
+    return 0.5 * sum(abs(found[outcome] - wanted[outcome]) for outcome in wanted)
+
+
+def _size(table: Table) -> int:
+    return len(next(iter(table.values())))
+
+
+def _row(table: Table, begun: Tokens) -> Sequence[float]:
+    """The distribution after `begun`, by the longest end of it that the table knows."""
+    return next(table[begun[i:]] for i in range(len(begun) + 1) if begun[i:] in table)
