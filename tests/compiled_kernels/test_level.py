@@ -25,6 +25,7 @@ from compiled_kernels.mlir.execute import Kernel
 from compiled_kernels.mlir.native_errors import native_errors
 from compiled_kernels.mlir.show import stages
 from compiled_kernels.mlir_text import PAGES, Target, memref
+from workbench.study import machine
 
 problem = lane_problems()[Lane.MLIR]
 needs_mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
@@ -47,6 +48,14 @@ def test_more_features_are_never_a_lower_level(some: set[str], more: set[str]) -
 def test_each_level_has_all_of_the_one_before() -> None:
     for lower, higher in zip(tuple(Level), tuple(Level)[1:], strict=False):
         assert lower.flags < higher.flags and set(lower.features) < set(higher.features)
+
+
+@pytest.mark.parametrize("level", [None, *Level], ids=str)
+def test_records_tell_the_same_level_by_the_flags_they_keep(level: Level | None) -> None:
+    flags = frozenset({"sse2", "avx"}) if level is None else level.flags
+    kept = [flag for flag in machine.TELLING_FLAGS if flag in flags]
+    assert machine.level_of(kept) == level == level_of(flags)
+    assert machine.level_here() == level_here()
 
 
 def test_a_machine_without_avx2_has_no_level_and_is_told_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
