@@ -76,7 +76,8 @@ def _word_piece() -> models.Model:
     return models.WordPiece({entry: id for id, entry in enumerate(pieces)}, unk_token=UNKNOWN)
 
 
-MODELS = {make.__name__.strip("_"): make for make in (_bpe, _bpe_of_merges, _bpe_of_bytes, _unigram, _words, _word_piece)}
+_MAKERS = (_bpe, _bpe_of_merges, _bpe_of_bytes, _unigram, _words, _word_piece)
+MODELS = {make.__name__.strip("_"): make for make in _MAKERS}
 PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer | None]] = {
     "none": lambda: None,
     "Whitespace": pre_tokenizers.WhitespaceSplit,
