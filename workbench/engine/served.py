@@ -12,7 +12,7 @@ from workbench.engine.beam_search import Hypothesis, Search
 from workbench.engine.best_of import BestOf
 from workbench.engine.cache import Cache
 from workbench.engine.mail import Mail
-from workbench.engine.output import Output
+from workbench.engine.output import NO_END, Output
 from workbench.engine.plan import StepPlan
 from workbench.engine.reading import Read, read_out
 from workbench.engine.scheduler import Scheduler
@@ -25,6 +25,8 @@ from workbench.sampling.choice import failed
 from workbench.sampling.choose import Choice, Chooser
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Cancelled, Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
+
+ENDED_WELL = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
 
 
 class Served:
@@ -244,6 +246,7 @@ class Served:
     def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
         output = self._outputs.pop(name, None)
+        ended = output.end if output is not None and reason in ENDED_WELL else NO_END
         rest = output.finish() if output is not None else ""
         if output is not None and _silent(sequence.request):
             rest = output.text
@@ -253,7 +256,7 @@ class Served:
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
                 restored_tokens=sequence.restored_tokens, shared_pages=sequence.shared_pages,
-                score=score,
+                score=score, ended_by=ended.by, stop_reason=ended.stop,
             )
         )  # fmt: skip
         self.chooser.forget(name)
