@@ -19,7 +19,7 @@ GREEDY = SamplingParameters(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 # What somebody may give for a token id, and for the ids of a prompt: each is refused, none breaks a step.
-WRONG_IDS = [None, True, 1.0, "1", b"1", (1,), [], {}, 10**30, float("nan"), np.int64(1), np.bool_(True), torch.tensor(1)]
+WRONG_IDS = [None, True, 1.0, "1", b"1", (1,), [], {}, 10**30, float("nan"), np.int64(1), torch.tensor(1)]
 NO_IDS = [None, 5, "abc", b"abc", {1, 2}, {1: 2}, range(3), np.array([1, 2]), torch.tensor([1, 2]), iter((1, 2))]
 
 

@@ -24,7 +24,8 @@ from workbench.trace.events import Event, Finished
 
 ASKED = [request("a", 11, 9), request("b", 14, 12), request("c", 5, 6, n=2, temperature=1.0, seed=3)]
 EVENTS = [
-    "submitted", "planned", "formed", "cancelled", "prefilled", "decoded", "verified", "set_back", "finished", "stepped",
+    "submitted", "planned", "formed", "cancelled", "prefilled", "decoded", "verified", "set_back", "finished",
+    "stepped",
 ]  # fmt: skip
 
 

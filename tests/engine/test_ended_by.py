@@ -34,7 +34,8 @@ def expected(token_ids: tuple[int, ...], prompt: int, asked: SamplingParameters)
         if token in asked.stop_token_ids:
             return "stop_token", token, count
         text = b"".join(tokenizer.token_bytes(id) for id in token_ids[:count] if not tokenizer.is_control(id))
-        found = min(((text.find(stop.encode()), len(stop), stop) for stop in asked.stop if stop.encode() in text), default=None)
+        met = [stop for stop in asked.stop if stop.encode() in text]
+        found = min(((text.find(stop.encode()), len(stop), stop) for stop in met), default=None)
         if found is not None:
             return "stop_string", found[2], count
         if count == asked.max_tokens:

@@ -19,7 +19,10 @@ WORDS = st.text(LETTERS, min_size=1, max_size=7)
 REPEATED = st.builds(lambda word, times, rest: word * times + rest, WORDS, st.integers(1, 5), WORDS | st.just(""))
 
 
-@given(stops=st.lists(WORDS | REPEATED, max_size=5), pieces=st.lists(st.text(LETTERS, max_size=9) | REPEATED, max_size=12))
+PIECES = st.text(LETTERS, max_size=9) | REPEATED
+
+
+@given(stops=st.lists(WORDS | REPEATED, max_size=5), pieces=st.lists(PIECES, max_size=12))
 def test_against_looking_for_all_of_them_in_all_the_text(stops: list[str], pieces: list[str]) -> None:
     search, shown, text = StopSearch(stops), "", ""
     for piece in pieces:

@@ -255,8 +255,8 @@ class Served:
                 self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
-                restored_tokens=sequence.restored_tokens, shared_pages=sequence.shared_pages,
-                score=score, ended_by=ended.by, stop_reason=ended.stop,
+                restored_tokens=sequence.restored_tokens, written_tokens=sequence.written_tokens,
+                shared_pages=sequence.shared_pages, score=score, ended_by=ended.by, stop_reason=ended.stop,
             )
         )  # fmt: skip
         self.chooser.forget(name)
