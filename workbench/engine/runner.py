@@ -136,11 +136,11 @@ class Runner(Shown):
         try:
             while coming or owed:
                 while coming and began + intake.due(coming[0]) <= self.clock():
-                    owed += self.submit(request := coming.popleft(), box, began + request.arrival)
+                    owed += self.submit(request := coming.popleft(), box, began + intake.due(request))
                 if owed and not box:
                     self.step(box)
                 elif not box:
-                    self._sleep(max(0.0, min(0.01, began + coming[0].arrival - self.clock())))
+                    self._sleep(max(0.0, min(0.01, began + intake.due(coming[0]) - self.clock())))
                 while box:
                     event = box.popleft()
                     if isinstance(event, Finished):
