@@ -115,11 +115,13 @@ def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> 
     writes and the rest are all of a prompt, and nobody reads what was not written before."""
     draw, runner = random.Random(seed), runner_of(MODEL, pages=pages, prefix="radix")
     roots, size = [tuple(draw.randrange(3) for _ in range(24)) for _ in range(2)], runner.store.page_size
+    index = runner.cache.holdings.prefix
+    assert index is not None
     known: set[int] = set()
     came = 0
 
     def nodes() -> set[int]:
-        found, left = set(), list(runner.cache.holdings.prefix.tree.roots.values())
+        found, left = set(), list(index.tree.roots.values())
         while left:
             node = left.pop()
             left += node.children.values()
@@ -140,7 +142,7 @@ def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> 
     ]  # fmt: skip
     ends = list(generate(runner, requests).values())
     written = sum(end.written_tokens for end in ends)
-    assert written == runner.cache.holdings.prefix.written_tokens and written % size == 0
+    assert written == index.written_tokens and written % size == 0
     assert written == came * size if pages == 200 else written >= came * size
     assert all(0 <= end.written_tokens <= end.computed_tokens for end in ends)
     if pages == 200:

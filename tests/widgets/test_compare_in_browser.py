@@ -24,8 +24,8 @@ asked = {
     "measure": {"warmup": 0, "ceilings": False},
 }
 folder = tempfile.mkdtemp()
-for name in ("alpha", "beta", "gamma", "delta"):
-    run(Experiment.of(asked), folder, name, progress=False)
+for seqs, name in enumerate(("alpha", "beta", "gamma", "delta"), 1):
+    run(Experiment.of(asked | {"schedule": {"max_num_seqs": seqs}}), folder, name, progress=False)
 view = widgets.Compare(folder, force=True)
 view
 """

@@ -146,7 +146,7 @@ class _Counting(NodeTransformer):
     def __init__(self, environment: jinja2.Environment):
         self._environment = environment
 
-    def _through(self, node: nodes.Expr, name: str) -> nodes.Filter:
+    def _through(self, node: Any, name: str) -> nodes.Filter:
         made = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
         made.set_environment(self._environment)
         return made
