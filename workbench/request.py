@@ -211,6 +211,7 @@ class Sequence:
     cached_tokens: int = 0  # not computed, but found in pages that were there
     computed_tokens: int = 0  # by its steps, more than once after a set-back
     restored_tokens: int = 0  # come back from the host
+    written_tokens: int = 0  # computed and entered into the prefix index, which knew nothing of them
     shared_pages: int = 0  # of those found, by all tables together
 
     @property

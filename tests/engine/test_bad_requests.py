@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,11 @@ from workbench.trace.events import Finished, Submitted
 
 MODEL = model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
 GREEDY = SamplingParameters(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+# What somebody may give for a token id, and for the ids of a prompt: each is refused, none breaks a step.
+WRONG_IDS = [None, True, 1.0, "1", b"1", (1,), [], {}, 10**30, float("nan"), np.int64(1), torch.tensor(1)]
+NO_IDS = [None, 5, "abc", b"abc", {1, 2}, {1: 2}, range(3), np.array([1, 2]), torch.tensor([1, 2]), iter((1, 2))]
 
 
 def test_nan_ends_one_request_and_is_scrubbed() -> None:
@@ -99,6 +105,9 @@ def test_sampling_is_not_dropped_in_silence() -> None:
         (Request("x", (-1,)), "token id -1"),
         (Request("x", (1.5, 2)), "token id 1.5"),  # type: ignore[arg-type]
         (Request("x", ("a",)), "token id 'a'"),  # type: ignore[arg-type]
+        *((Request("x", (1, each)), f"token id {each!r}") for each in WRONG_IDS),  # type: ignore[arg-type]
+        *((Request("x", each), f"prompt_ids is of type {type(each).__name__}") for each in NO_IDS),  # type: ignore[arg-type]
+        (Request("x", (1,), arrival="soon"), "arrival is soon"),  # type: ignore[arg-type]
         (Request("x", (1,), arrival=float("nan")), "arrival is nan"),
         (Request("a", (1,)), "already taken"),
         (Request("x", (1,) * CONTEXT), "overflow: cut_oldest"),

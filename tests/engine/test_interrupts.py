@@ -18,7 +18,7 @@ from tests.engine.interrupted import interrupted, lines_of
 from tests.engine.test_draft_model import model_drafts
 from tests.engine.tiny import CONTEXT, finals, layer, model_of, request, runner_of, spec_of
 from workbench.cache.format import CacheFormat
-from workbench.engine import runner as runner_module
+from workbench.engine import books
 from workbench.engine.drafts import Drafts
 from workbench.engine.interrupts import HeldBack
 from workbench.engine.lookup import LookupDrafts
@@ -108,7 +108,7 @@ def test_the_law_can_fail(monkeypatch: pytest.MonkeyPatch, lengths: dict[str, in
             self._before = None
             return self
 
-    monkeypatch.setattr(runner_module, "HeldBack", Not)
+    monkeypatch.setattr(books, "HeldBack", Not)
     for line in range(7, lengths["plain"] - 1, 61):
         try:
             one("plain", line)

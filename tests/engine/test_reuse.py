@@ -13,7 +13,8 @@ from tests.engine.poison import MODEL, asked, poisoned
 from tests.engine.tiny import model_of, runner_of, specs
 from workbench.engine.runner import generate
 from workbench.model.spec import ModelSpec
-from workbench.trace.events import Decoded, Finished
+from workbench.request import Request, SamplingParameters
+from workbench.trace.events import Decoded, Event, Finished
 
 jobs = st.lists(
     st.tuples(
@@ -105,3 +106,50 @@ def test_what_broke_is_not_offered() -> None:
     assert all(pool.free == pool.pages for pool in runner.scheduler.pools)
     # scrubbing cleaned the pages that were held, and nothing was offered
     assert generate(runner, [asked("b", 17, 3, 5)])["b"].cached_tokens == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([14, 22, 200]))
+def test_what_is_written_to_the_index_is_counted_once(seed: int, pages: int) -> None:
+    """What requests wrote is what the index came to hold: with pages enough, exactly what it holds in the end. Reads,
+    writes and the rest are all of a prompt, and nobody reads what was not written before."""
+    draw, runner = random.Random(seed), runner_of(MODEL, pages=pages, prefix="radix")
+    roots, size = [tuple(draw.randrange(3) for _ in range(24)) for _ in range(2)], runner.store.page_size
+    index = runner.cache.holdings.prefix
+    assert index is not None
+    known: set[int] = set()
+    came = 0
+
+    def nodes() -> set[int]:
+        found, left = set(), list(index.tree.roots.values())
+        while left:
+            node = left.pop()
+            left += node.children.values()
+            found |= {id(node)} if any(node.pages) or any(node.places) else set()
+        return found
+
+    def held(event: Event) -> None:
+        nonlocal known, came
+        if event.kind == "stepped":
+            now = nodes()
+            came, known = came + len(now - known), now
+
+    runner.instruments.listener = held
+    requests = [
+        Request(f"r{n}", draw.choice(roots)[: draw.randrange(1, 24)] + (n % 5,), SamplingParameters(
+            max_tokens=draw.randrange(1, 9), temperature=0, ignore_eos=True, n=draw.choice([1, 1, 2])))
+        for n in range(10)
+    ]  # fmt: skip
+    ends = list(generate(runner, requests).values())
+    written = sum(end.written_tokens for end in ends)
+    assert written == index.written_tokens and written % size == 0
+    assert written == came * size if pages == 200 else written >= came * size
+    assert all(0 <= end.written_tokens <= end.computed_tokens for end in ends)
+    if pages == 200:
+        assert written == len(nodes()) * size
+        for end in ends:  # none was set back, and what it read is no part of what it wrote
+            assert end.cached_tokens + end.computed_tokens == end.prompt_tokens + len(end.token_ids) - 1
+            assert end.cached_tokens + end.written_tokens <= end.prompt_tokens + len(end.token_ids) - 1
+        again = generate(runner, [replace(each, request_id=f"{each.request_id} again") for each in requests])
+        assert sum(end.written_tokens for end in again.values()) == 0
+        assert any(end.cached_tokens for end in again.values()) == any(end.written_tokens for end in ends)

@@ -17,6 +17,7 @@ from tests.patience import until
 from tests.sweep.points import write
 from workbench.cli import main
 from workbench.errors import WorkbenchError
+from workbench.records.reproduce import reproduce
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.study.run_folder import RunFolder
@@ -149,6 +150,26 @@ def test_a_point_is_a_run_like_any_other(tmp_path: Path) -> None:
     assert record.summary["tokens"]["output"] == 6
     assert carry_out(point.folder) == outcome == Outcome.read(point.folder)  # nothing twice
     assert main(["reproduce", str(outcome.folder), "--out", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("within", [".", "points", "points/{point}", "points/{point}/{run}/new"])
+def test_a_point_reproduced_leaves_its_sweep_as_it_was(within: str, tmp_path: Path) -> None:
+    """Its repetition is a run beside the sweep, and nobody can name a folder within."""
+    sweep = planned(tmp_path, "workload.output_tokens=3")
+    sweep.write()
+    (point,) = sweep.points
+    run = carry_out(point.folder).folder
+    assert run is not None
+    before = {each: each.read_bytes() for each in sweep.path.rglob("*") if each.is_file()}
+    again = reproduce(run, progress=False, checked=0).again.path
+    assert again.parent == sweep.path.parent.resolve() and again.name.startswith("reproduce-")
+    with pytest.raises(WorkbenchError, match="stays as it is; name a folder beside it"):
+        reproduce(run, sweep.path / within.format(point=point.key, run=run.name), progress=False)
+    twice = reproduce(again, progress=False, checked=0).again.path
+    assert twice.parent == again.parent, "a repetition has its own beside it too"
+    with pytest.raises(WorkbenchError, match="stays as it is"):
+        reproduce(again, again / "new", progress=False)
+    assert {each: each.read_bytes() for each in sweep.path.rglob("*") if each.is_file()} == before
 
 
 def test_an_error_is_the_outcome(tmp_path: Path) -> None:

@@ -191,10 +191,11 @@ class Holdings(Needs):
     def _enter(self, sequence: Sequence) -> None:
         if self.prefix is None:
             return
-        ids, salt = sequence.token_ids, sequence.request.cache_salt
+        ids, salt, before = sequence.token_ids, sequence.request.cache_salt, self.prefix.written_tokens
         for t, place, page in self.prefix.enter(sequence.order, ids, salt, sequence.computed, sequence.pages):
             self.pools[t].release([sequence.pages[t][place]])
             sequence.pages[t][place] = page
+        sequence.written_tokens += self.prefix.written_tokens - before
 
     def _restore(self, sequence: Sequence, saved: Saved) -> None:
         pages: list[list[int]] = []

@@ -67,6 +67,7 @@ class PrefixIndex:
         self.size = self.pools[0].page_size
         self.ttl, self.clock = ttl, clock
         self.tree = Tree(pools, tables, host)
+        self.written_tokens = 0  # entered so far where nothing was known of them, each once by all tables together
         self._leases: dict[int, Lease] = {}
         self._entered: dict[int, dict[tuple[Node, int], None]] = {}  # by each sequence, with its table, until it ends
 
@@ -133,6 +134,7 @@ class PrefixIndex:
                 if node.pages[t] == page:  # entered by another that shares it
                     self._entered.setdefault(key, {})[node, t] = None
                 elif node.pages[t] == NULL_PAGE:
+                    self.written_tokens += 0 if any(node.pages) or any(node.places) else self.size
                     self._keep(key, node, t, page)
                 else:
                     self.pools[t].share([node.pages[t]])

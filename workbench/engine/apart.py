@@ -42,3 +42,11 @@ def forward_apart(
     kept = tuple(span for span in plan.spans if span.sequence not in ended)
     logits = torch.cat([rows[span.sequence] for span in kept]) if kept else torch.empty(0, 0)
     return replace(plan, spans=kept), logits, broken
+
+
+def rows_of(plan: StepPlan, kept: StepPlan, logits: Tensor) -> Tensor:
+    """Of the `logits` [sample, vocab] of `plan` those whose spans are in `kept` too."""
+    mine = {span.sequence for span in kept.spans}
+    parts = logits.split([span.logit_rows for span in plan.spans])
+    rows = [part for span, part in zip(plan.spans, parts, strict=True) if span.sequence in mine]
+    return torch.cat(rows) if rows else logits[:0]

@@ -24,7 +24,8 @@ class StepTimes:
 
 
 class Instruments:
-    """`listener` receives every event; the time that takes is measured, and told with the step."""
+    """`listener` receives every event; the time that takes is measured, and told with the step. What it raises is kept
+    until the work is done that it was told of: `raise_kept`."""
 
     def __init__(
         self,
@@ -39,12 +40,26 @@ class Instruments:
         self._cost = StepCost(model.spec, *model.value_bytes, store.value_bytes)
         self._pools = [(pool, store.page_bytes(table)) for table, pool in enumerate(pools)]
         self._seconds = 0.0  # what listening has taken since the last step was told
+        self._kept: BaseException | None = None
 
     def tell(self, event: Event) -> None:
         if self.listener is not None:
             began = self._clock()
-            self.listener(event)
+            self._hear(event)
             self._seconds += self._clock() - began
+
+    def raise_kept(self) -> None:
+        """Raise the first error of the listener since this was last asked."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            raise kept
+
+    def _hear(self, event: Event) -> None:
+        assert self.listener is not None
+        try:
+            self.listener(event)
+        except BaseException as error:  # in the midst of a step it would leave the others' tokens untold
+            self._kept = self._kept or error
 
     def formed(self, plan: StepPlan, began: float) -> None:
         """Tell the listener what the step that began then is to compute, and what the policy wished."""
@@ -53,7 +68,7 @@ class Instruments:
         noting = self._clock()
         spans = tuple(SpanNote(s.sequence.request_id, s.start, s.length, len(s.drafts)) for s in plan.spans)
         asked = tuple(Ask(tuple(w.tokens), tuple(w.set_back), tuple(w.because.items())) for w in plan.wishes)
-        self.listener(Formed(began, step=plan.step, spans=spans, asked=asked))
+        self._hear(Formed(began, step=plan.step, spans=spans, asked=asked))
         self._seconds += self._clock() - noting
 
     def held(self) -> list[tuple[int, int]]:
@@ -102,5 +117,5 @@ class Instruments:
         )
         self._seconds = 0.0
         if self.listener is not None:
-            self.listener(event)
+            self._hear(event)
         return event

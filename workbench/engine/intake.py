@@ -99,18 +99,22 @@ def check(request: Request, vocab: int) -> None:
     if not request.prompt_ids:
         raise WorkbenchError(f"request {request.request_id}: the prompt is empty; give at least one token")
     for name, ids in (("prompt", request.prompt_ids), ("stop_token_ids", request.sampling.stop_token_ids)):
-        wrong = next((i for i in ids if not isinstance(i, int) or not 0 <= i < vocab), None)
-        if wrong is not None:
+        wrong = [i for i in ids if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocab]
+        if wrong:
             raise WorkbenchError(
-                f"request {request.request_id}: {name} has token id {wrong!r}, the vocabulary is 0..{vocab - 1}"
+                f"request {request.request_id}: {name} has token id {wrong[0]!r}, the vocabulary is 0..{vocab - 1}"
             )
-    if not math.isfinite(request.arrival):
+    if not _is_time(request.arrival):
         raise WorkbenchError(f"request {request.request_id}: arrival is {request.arrival}; give seconds from the start")
 
 
 def due(request: Request) -> float:
     """When to submit, in seconds from the start; one that says nothing sensible is submitted, and refused, at once."""
-    return request.arrival if math.isfinite(request.arrival) else 0.0
+    return request.arrival if _is_time(request.arrival) else 0.0
+
+
+def _is_time(arrival: object) -> bool:
+    return isinstance(arrival, int | float) and math.isfinite(arrival)
 
 
 def fit(request: Request, context: int, overflow: str, begin_ids: tuple[int, ...]) -> Request:
@@ -119,6 +123,9 @@ def fit(request: Request, context: int, overflow: str, begin_ids: tuple[int, ...
     At least half the context stays, and so does what the tokenizer puts before every text.
     """
     ids = request.prompt_ids
+    if not isinstance(ids, tuple | list):  # a fault, with which it is refused
+        words = f"prompt_ids is of type {type(ids).__name__}; give a tuple of token ids"
+        return replace(request, prompt_ids=(), fault=request.fault or words)
     if overflow != "cut_oldest" or len(ids) < context:
         return request
     front = begin_ids if ids[: len(begin_ids)] == begin_ids else ()

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from workbench.errors import WorkbenchError
 from workbench.prompt.detokenize import Detokenizer, WholeText
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import FinishReason, Request
+
+
+class End(NamedTuple):
+    """What ended a text: `by` is eos, stop_token, stop_string, max_tokens, context (the model's is full) or nothing;
+    `stop` the token id or the stop string."""
+
+    by: str = ""
+    stop: int | str | None = None
+
+
+NO_END = End()
 
 
 class Output:
@@ -22,7 +35,11 @@ class Output:
         if tokenizer is not None:
             whole = request.whole and not sampling.stop  # to find a stop string every token's text is wanted
             self._detokenizer = WholeText(tokenizer) if whole else Detokenizer(tokenizer, sampling.stop)
-        self.ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._end_ids = frozenset(() if sampling.ignore_eos else end_ids)
+        self._own_limit = sampling.max_tokens
+        self.end = NO_END
+        self.ends = {*self._stop_ids, *self._end_ids}
         self.most = min(sampling.max_tokens, context - len(request.prompt_ids))
         self._count = 0
 
@@ -30,11 +47,14 @@ class Output:
         """Take the next token; the text to show now, and the reason if this is the end."""
         self._count += 1
         if token_id in self.ends:
+            self.end = End("eos" if token_id in self._end_ids else "stop_token", token_id)
             return "", FinishReason.STOP
         text = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
         if self._detokenizer is not None and self._detokenizer.stopped is not None:
+            self.end = End("stop_string", self._detokenizer.stopped)
             return text, FinishReason.STOP
         if self._count >= self.most:
+            self.end = End("max_tokens" if self._count >= self._own_limit else "context")
             return text, FinishReason.LENGTH
         return text, None
 

@@ -87,7 +87,7 @@ class StepPlan(Shown):
         return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
 
     def going(self) -> StepPlan:
-        """The plan less the spans of what ended since it was made: a listener may cancel what it is told of."""
+        """The plan less the spans of what ended since it was made: it may have been cancelled."""
         return self.without([span.sequence for span in self.spans if span.sequence.finish_reason is not None])
 
     def halves(self) -> tuple[StepPlan, StepPlan]:

@@ -15,7 +15,8 @@ import torch
 
 from workbench.cache.format import CacheFormat
 from workbench.engine import intake, runner_shown
-from workbench.engine.apart import forward_apart
+from workbench.engine.apart import forward_apart, rows_of
+from workbench.engine.books import Books
 from workbench.engine.cache import Cache
 from workbench.engine.drafts import Drafts
 from workbench.engine.excluded import excluded
@@ -94,6 +95,7 @@ class Runner(Shown):
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
         self.served = Served(model.spec, tokenizer, self.scheduler, self.cache, chooser, tell, clock)
+        self.books = Books(lambda: bool(self.served.noted), self.served.heed, self.instruments.raise_kept)
         self.drafts: Drafts | None = None
         self.speculate(drafts)
         self.overflow = overflow
@@ -134,11 +136,11 @@ class Runner(Shown):
         try:
             while coming or owed:
                 while coming and began + intake.due(coming[0]) <= self.clock():
-                    owed += self.submit(request := coming.popleft(), box, began + request.arrival)
+                    owed += self.submit(request := coming.popleft(), box, began + intake.due(request))
                 if owed and not box:
                     self.step(box)
                 elif not box:
-                    self._sleep(max(0.0, min(0.01, began + coming[0].arrival - self.clock())))
+                    self._sleep(max(0.0, min(0.01, began + intake.due(coming[0]) - self.clock())))
                 while box:
                     event = box.popleft()
                     if isinstance(event, Finished):
@@ -157,22 +159,27 @@ class Runner(Shown):
         self._check_owner()
         begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
         request = intake.fit(request, self.model.spec.context, self.overflow, begin_ids)
-        with HeldBack():
+        with self.books.open():
             return self.served.submit(request, box if box is not None else deque(), arrival)
 
     def cancel(self, request_id: str) -> None:
         """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
-        Unknown ids are ignored."""
+        Unknown ids are ignored.
+
+        It may be called at any moment, by another thread or a timer too. In the midst of a step (by a listener, say) it
+        returns at once, and the step ends the request before it tells any more of it."""
         self._check_owner()
-        with HeldBack():
-            self.served.cancel(request_id)
+        self._cancel(request_id)
 
     def cancel_all(self, box: deque[Event]) -> None:
         """As `cancel`, of every request whose events go to `box`."""
         self._check_owner()
+        self._cancel(*self.served.of(box))
+
+    def _cancel(self, *request_ids: str) -> None:
         with HeldBack():
-            for name in self.served.of(box):
-                self.served.cancel(name)
+            self.served.noted += request_ids
+            self.books.settle()
 
     def speculate(self, drafts: Drafts | None) -> None:
         """From the next step on tokens that `drafts` proposes are checked besides; with None, none."""
@@ -214,7 +221,7 @@ class Runner(Shown):
         """Compute one step. Events about the whole step go to `box`, those of a request to its own. An interrupt comes
         while the model computes, and then nobody has got on, or when the step is over."""
         self._check_owner()
-        with HeldBack() as held:
+        with self.books.open() as held:
             self._step(box, held)
 
     def _step(self, box: deque[Event] | None, held: HeldBack) -> None:
@@ -244,6 +251,10 @@ class Runner(Shown):
                 plan, logits, broken = forward_apart(self.executor.forward, plan)
             for sequence, error in broken:
                 self.served.broke([sequence], error)
+        self.served.heed()
+        going = plan.going()
+        if len(going.spans) < len(plan.spans):  # cancelled while the model computed
+            plan, logits = going, rows_of(plan, going, logits)
         computed = self.clock()
         try:
             choices = self.served.choose(logits, plan, proposed)

@@ -12,7 +12,7 @@ from workbench.engine.beam_search import Hypothesis, Search
 from workbench.engine.best_of import BestOf
 from workbench.engine.cache import Cache
 from workbench.engine.mail import Mail
-from workbench.engine.output import Output
+from workbench.engine.output import NO_END, Output
 from workbench.engine.plan import StepPlan
 from workbench.engine.reading import Read, read_out
 from workbench.engine.scheduler import Scheduler
@@ -25,6 +25,8 @@ from workbench.sampling.choice import failed
 from workbench.sampling.choose import Choice, Chooser
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Cancelled, Decoded, Event, Finished, Planned, Prefilled, SetBack, Submitted, Verified
+
+ENDED_WELL = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
 
 
 class Served:
@@ -50,7 +52,7 @@ class Served:
         self._searches = Searches()
         self._tell, self._mail = tell, Mail(tell)
         self._submitted = 0
-        self._coming: dict[str, bool] = {}  # requests that are being told of, and whether a listener cancelled them
+        self.noted: deque[str] = deque()  # requests that are to be cancelled: any thread may add to them
 
     def submit(self, request: Request, box: deque[Event], arrival: float | None) -> int:
         """Queue `request`, or end it at once; how many Finished events are to come, or came: one a sample."""
@@ -68,7 +70,6 @@ class Served:
         asked, sequences = request.sampling, []
         if not asked.beams and asked.samples > asked.n:
             self._mail.hold(request.request_id, BestOf(asked.samples, asked.n))
-        self._coming[request.request_id] = False
         for number, sample in enumerate(samples):
             sequence = Sequence.of(sample, self._submitted)
             self._submitted += 1
@@ -82,8 +83,6 @@ class Served:
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, in_words(error))
-        if self._coming.pop(request.request_id):
-            self._cancel(self._mail.samples(request.request_id))
         return len(samples)
 
     def _admit(self, request: Request, sequences: list[Sequence]) -> None:
@@ -97,21 +96,17 @@ class Served:
         if beams:
             self._searches.begin(request.sampling, sequences, self._outputs[sequences[0].request_id])
 
-    def cancel(self, request_id: str) -> None:
-        """End a request with all its samples; unknown ids are ignored."""
-        names = self._mail.samples(request_id)
-        if request_id in self._coming or any(name in self.sequences for name in names):
-            self._tell(Cancelled(self.clock(), request_id))
-        if request_id in self._coming:  # not all of it is known yet
-            self._coming[request_id] = True
-        else:
-            self._cancel(names)
-
-    def _cancel(self, names: list[str]) -> None:
-        for name in reversed(names):
-            sequence = self.sequences.get(name)
-            if sequence is not None:
-                self._finish(sequence, FinishReason.CANCELLED)
+    def heed(self) -> None:
+        """End the requests that are noted, with all their samples; unknown ids are ignored."""
+        while self.noted:
+            request_id = self.noted.popleft()
+            names = self._mail.samples(request_id)
+            if any(name in self.sequences for name in names):
+                self._tell(Cancelled(self.clock(), request_id))
+            for name in reversed(names):
+                sequence = self.sequences.get(name)
+                if sequence is not None:
+                    self._finish(sequence, FinishReason.CANCELLED)
 
     def of(self, box: deque[Event]) -> list[str]:
         """The requests whose events go to `box`."""
@@ -122,12 +117,12 @@ class Served:
         served = {decision.request_id for decision in plan.decisions} & self.sequences.keys()
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
-            if name in served and name not in self.sequences:  # a listener has cancelled it
+            if name in served and name not in self.sequences:  # it has been cancelled
                 continue
             if action == "set_back":
-                self._mail.send(SetBack(now, name, step=plan.step, reason=reason))
+                self._send(SetBack(now, name, step=plan.step, reason=reason))
             else:
-                self._mail.send(Planned(now, name, step=plan.step, action=action, reason=reason))
+                self._send(Planned(now, name, step=plan.step, action=action, reason=reason))
 
     def choose(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[Choice]]:
         """For each request that samples in `plan`, whose rows of `logits` [sample, vocab] these are, the drafted tokens
@@ -160,16 +155,16 @@ class Served:
         """The step of `plan` is over: tell how far each request is, and end those that are done."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
-            if sequence.finish_reason is not None:  # a listener may have cancelled it
+            if sequence.finish_reason is not None:  # it may have been cancelled
                 continue
             if not span.decodes:
-                self._mail.send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
+                self._send(Prefilled(now, name, step=plan.step, tokens=span.length, computed=span.end))
             if name not in read or sequence.finish_reason is not None:
                 continue
             if span.drafts:
                 drafted, accepted = len(span.drafts), read[name].accepted
                 told = Verified(now, name, step=plan.step, drafted=drafted, accepted=accepted, token_ids=span.drafts)
-                self._mail.send(told)
+                self._send(told)
             if sequence.finish_reason is None:
                 self._decoded(sequence, read[name], plan.step, now)
 
@@ -183,7 +178,7 @@ class Served:
             search.moved(self._scheduler.families.branch(search.mates, going))
             return
         for mate, found, words in places(search):
-            if mate.finish_reason is not None:  # a listener may have cancelled it
+            if mate.finish_reason is not None:  # it may have been cancelled
                 return
             mate.token_ids = list(mate.request.prompt_ids)
             reason = None if found is None else self._show(mate, found, search.moments)
@@ -221,9 +216,9 @@ class Served:
         first = len(sequence.output_ids) - len(read.choices)
         texts = () if _silent(sequence.request) else read.texts
         for index, (choice, text) in enumerate(zip(read.choices, texts, strict=False), first):
-            if sequence.finish_reason is not None:  # a listener may have cancelled it
+            if sequence.finish_reason is not None:  # it may have been cancelled
                 return
-            self._mail.send(
+            self._send(
                 Decoded(
                     now, sequence.request_id, text, step=step, token_id=choice.token_id,
                     index=index, logprob=choice.logprob, top_logprobs=choice.top_logprobs,
@@ -231,6 +226,12 @@ class Served:
             )  # fmt: skip
         if read.error:
             self.broke([sequence], read.error)
+
+    def _send(self, event: Event) -> None:
+        """Send what happens to one that goes on, and end those that its listeners, or anybody else, cancel by then."""
+        self._mail.send(event)
+        if self.noted:
+            self.heed()
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str = "", score: float | None = None
@@ -245,6 +246,7 @@ class Served:
     def _end(self, sequence: Sequence, reason: FinishReason, error: str, score: float | None = None) -> None:
         name = sequence.request_id
         output = self._outputs.pop(name, None)
+        ended = output.end if output is not None and reason in ENDED_WELL else NO_END
         rest = output.finish() if output is not None else ""
         if output is not None and _silent(sequence.request):
             rest = output.text
@@ -253,8 +255,8 @@ class Served:
                 self.clock(), name, rest, reason=str(reason), error=error, token_ids=tuple(sequence.output_ids),
                 output_text=output.text if output is not None else "", prompt_tokens=sequence.prompt_length,
                 cached_tokens=sequence.cached_tokens, computed_tokens=sequence.computed_tokens,
-                restored_tokens=sequence.restored_tokens, shared_pages=sequence.shared_pages,
-                score=score,
+                restored_tokens=sequence.restored_tokens, written_tokens=sequence.written_tokens,
+                shared_pages=sequence.shared_pages, score=score, ended_by=ended.by, stop_reason=ended.stop,
             )
         )  # fmt: skip
         self.chooser.forget(name)

@@ -223,6 +223,7 @@ class Instance:
         job = self.jobs.pop(sequence.request_id)
         job.cached_tokens += sequence.cached_tokens
         job.computed_tokens += sequence.computed_tokens
+        job.written_tokens += sequence.written_tokens
         job.set_backs += sequence.set_backs
         return job
 

@@ -27,6 +27,7 @@ class Job:
     error: str = ""
     cached_tokens: int = 0
     computed_tokens: int = 0
+    written_tokens: int = 0
     set_backs: int = 0
     retries: int = 0
     places: list[int] = field(default_factory=list)  # the instances it was sent to

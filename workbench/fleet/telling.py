@@ -76,5 +76,6 @@ class Teller:
                 now, job.name, reason=reason, error=job.error,
                 token_ids=(UNKNOWN,) * job.produced, prompt_tokens=job.arrival.prompt_tokens,
                 cached_tokens=job.cached_tokens, computed_tokens=job.computed_tokens,
+                written_tokens=job.written_tokens,
             )
         )  # fmt: skip

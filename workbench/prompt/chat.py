@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import nodes
 
 from workbench.errors import WorkbenchError
+from workbench.prompt.template_limits import BoundedEnvironment
 from workbench.prompt.tokenizer import Tokenizer
 
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
+ROLES = frozenset(["system", "developer", "user", "assistant", "tool", "function"])  # as at OpenAI
+DEEPEST = 64  # objects and lists within a message
+SHORT = 32  # characters that a text counts for besides its own: a template has work with every message
+KINDS = ("role", "type")  # fields whose values are words of the template's, not texts
+FILLERS = "xqzjkw·一あ"  # for characters of texts, in whatever a vocabulary's control tokens are not written
 
 
 class ChatTemplate:
-    """`ids` of messages: what the template writes is read with its control tokens. A message that holds one is refused,
-    for read the same way it would forge a turn."""
+    """`ids` of messages: what the template writes is read with its control tokens, and no text of the messages makes
+    one, neither alone nor together with what the template writes around it."""
 
     def __init__(self, text: str, names: Mapping[str, str], where: str = "chat template"):
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
         environment.globals["raise_exception"] = _refuse
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.add_filter("tojson", _to_json)
         try:
-            self._template = environment.from_string(text)
-        except jinja2.TemplateError as error:
-            raise WorkbenchError(f"{where}: not a Jinja template ({' '.join(str(error).split())})") from None
+            self._render = environment.bounded(text)
+            self._words = ROLES | _words(environment.parse(text))
+        except (jinja2.TemplateError, RecursionError, MemoryError) as error:
+            raise WorkbenchError(f"{where}: not a Jinja template ({_line(error)})") from None
         self._names = dict(names)
 
     @classmethod
@@ -39,30 +44,105 @@ class ChatTemplate:
         try:
             values = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
             text = file.read_text(encoding="utf-8") if file.exists() else values.get("chat_template")
-        except (OSError, ValueError, AttributeError) as error:
-            raise WorkbenchError(f"{folder}: its chat template cannot be read ({error})") from None
-        if isinstance(text, list):  # several by name
-            text = next((each.get("template") for each in text if each.get("name") == "default"), None)
+            if isinstance(text, list):  # several by name
+                text = next((each.get("template") for each in text if each.get("name") == "default"), None)
+            tokens = {name: values.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+            plain = {name: each["content"] if isinstance(each, dict) else each for name, each in tokens.items() if each}
+        except (OSError, ValueError, AttributeError, KeyError, RecursionError) as error:
+            raise WorkbenchError(f"{folder}: its chat template cannot be read ({_line(error)})") from None
         if not isinstance(text, str):
             return None
-        tokens = {name: values.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        plain = {name: each["content"] if isinstance(each, dict) else each for name, each in tokens.items() if each}
         return cls(text, plain, str(file if file.exists() else config))
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text, up to where the assistant begins. WorkbenchError for what the template refuses."""
+        """The prompt's text, up to where the assistant begins. WorkbenchError for what the template refuses, and for a
+        template that would loop or grow without end."""
+        characters = sum(SHORT + len(text) for _, text in _texts(messages, "messages"))
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=True, **self._names)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise WorkbenchError(f"messages: the chat template refuses them ({' '.join(str(error).split())})") from None
+            return self._render(characters, messages=list(messages), add_generation_prompt=True, **self._names)
+        except Exception as error:  # a template can raise whatever Python can
+            raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
 
     def ids(self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The prompt's ids. WorkbenchError where a text of the messages (a content, a role, a name, an argument of a
+        tool, ...) makes a control token, and for what `render` refuses."""
         for number, message in enumerate(messages):
-            forged = next((name for name in tokenizer.control_ids if name in str(message["content"])), None)
-            if forged is not None:
-                raise WorkbenchError(f"messages.{number}: holds the control token {forged!r}; take it out")
-        return tuple(tokenizer.encode(self.render(messages), special=True))
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
+        for where, text in _texts(messages, "messages"):
+            try:
+                forged = tokenizer.controls_in(text)
+            except WorkbenchError as error:
+                raise WorkbenchError(f"{where}: {error}") from None
+            if forged:
+                raise WorkbenchError(f"{where}: holds the control token {tokenizer.spelling(forged[0])!r}; take it out")
+        text = self.render(messages)
+        written = self.render(_Neutral(tokenizer, self._words).of(messages))
+        if tokenizer.controls_in(text) != tokenizer.controls_in(written):
+            raise WorkbenchError(
+                "messages: a role, a name or the end of a text makes a control token of what the template writes "
+                f"around it; roles are {', '.join(sorted(ROLES))}, or those that the template names"
+            )
+        return tuple(tokenizer.encode(text, special=True))
+
+
+class _Neutral:
+    """Messages whose texts are as long, and have their spaces where they had them, but say nothing: what control tokens
+    a template writes among them are its own. Words that the template itself uses stay: keys, and values of `KINDS`."""
+
+    def __init__(self, tokenizer: Tokenizer, words: frozenset[str]):
+        self._words = words
+        names = "".join(tokenizer.control_ids)
+        self._letters = {*names, *names.lower(), *names.upper()}
+        self._filler = next((each for each in FILLERS if each not in self._letters), FILLERS[-1])
+
+    def of(self, value: Any, kind: bool = False) -> Any:
+        if isinstance(value, str):
+            return value if kind and value in self._words else "".join(map(self._character, value))
+        if isinstance(value, Mapping):
+            made: dict[Any, Any] = {}
+            for key, each in value.items():
+                name = self.of(key, kind=True)
+                while name in made:
+                    name += self._filler
+                made[name] = self.of(each, kind=key in KINDS)
+            return made
+        return [self.of(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _character(self, character: str) -> str:
+        plain = character.isascii() and character not in self._letters
+        return character if character.isspace() or plain else self._filler
+
+
+def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every text in `value`, keys too, and where it stands."""
+    if depth > DEEPEST:
+        raise WorkbenchError(f"{where[:80]}: messages are nested more than {DEEPEST} deep; flatten them")
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            if isinstance(key, str):
+                yield where, key
+            yield from _texts(each, f"{where}.{key}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _texts(each, f"{where}.{number}", depth + 1)
+
+
+def _words(template: nodes.Template) -> frozenset[str]:
+    """Every text that a template names: what it compares with, and fields that it asks for."""
+    constants = {node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(constants | {node.attr for node in template.find_all(nodes.Getattr)})
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _refuse(words: str) -> NoReturn:
     raise jinja2.TemplateError(words)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:400] or type(error).__name__

@@ -1,84 +1,113 @@
-"""Finding stop strings in a text that comes in pieces (Aho and Corasick, 1975)."""
+"""Finding stop strings in a text that comes in pieces (Knuth, Morris and Pratt, 1977, one search a stop string)."""
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from workbench.errors import WorkbenchError
-
-
-@dataclass(slots=True)
-class _Node:
-    """A prefix of some stop string: `back` is its longest proper suffix that is one too."""
-
-    depth: int
-    then: dict[str, _Node] = field(default_factory=dict)
-    back: _Node | None = None
-    stop: str | None = None  # the longest stop string that ends here
 
 
 class StopSearch:
     """Reads text and keeps back as much of its end as might begin a stop string, and no more.
 
     The search ends with the first piece after which a stop string is complete. Of those that are, the one
-    that starts first wins; of those that start together, the shortest.
+    that starts first wins; of those that start together, the shortest. It costs a text its characters, for each stop
+    string that they go on with, and takes no more memory than as much of the stop strings as was met.
     """
 
     def __init__(self, stops: Iterable[str]):
         self.stopped: str | None = None
-        self._held = ""
-        self._root = self._state = _Node(0)
-        for stop in stops:
+        self._held: deque[str] = deque()  # pieces, joined only where they are shown
+        self._count = 0  # characters in them
+        self._begun: list[_Begun] = []
+        for stop in dict.fromkeys(stops):
             if not stop:
                 raise WorkbenchError("stop: a stop string must not be empty; leave it out")
-            self._insert(stop)
-        self._link()
+            self._begun.append(_Begun(stop))
+        first = "".join(re.escape(begun.stop[0]) for begun in self._begun)
+        self._first = re.compile(f"[{first}]").search if first else _never  # where any of them might begin
 
     def push(self, piece: str) -> str:
         """The text that may be shown now; it ends right before the stop string once one is found."""
         if self.stopped is not None or not piece:
             return ""
-        text, first = self._held + piece, len(self._held)
-        cut = len(text)
-        for position, character in enumerate(piece, first + 1):
-            state = self._state = self._next(character)
-            if state.stop is not None and position - len(state.stop) < cut:
-                self.stopped, cut = state.stop, position - len(state.stop)
-        if self.stopped is None:
-            cut = len(text) - self._state.depth
-        self._held = text[cut:]
-        return text[:cut]
+        if not self._held and self._first(piece) is None:
+            return piece
+        before, self._count = self._count, self._count + len(piece)
+        self._held.append(piece)
+        found: list[tuple[int, int, str]] = []
+        for begun in self._begun:
+            end = begun.read(piece)
+            if end is not None:
+                found.append((before + end - len(begun.stop), len(begun.stop), begun.stop))
+        if not found:
+            return self._release(self._count - max(begun.length for begun in self._begun))
+        start, _, self.stopped = min(found)
+        shown = self._release(start)
+        self._held.clear()
+        return shown
 
     def finish(self) -> str:
         """What was held back, when no more text comes."""
-        held, self._held = self._held, ""
-        self._state = self._root
-        return "" if self.stopped is not None else held
+        for begun in self._begun:
+            begun.length = 0
+        return "" if self.stopped is not None else self._release(self._count)
 
-    def _next(self, character: str) -> _Node:
-        node: _Node | None = self._state
-        while node is not None:
-            if character in node.then:
-                return node.then[character]
-            node = node.back
-        return self._root
+    def _release(self, count: int) -> str:
+        """The first `count` characters of what is held."""
+        self._count -= count
+        shown: list[str] = []
+        while count:
+            piece = self._held.popleft()
+            if len(piece) > count:
+                self._held.appendleft(piece[count:])
+            shown.append(piece[:count])
+            count -= len(shown[-1])
+        return "".join(shown)
 
-    def _insert(self, stop: str) -> None:
-        node = self._root
-        for character in stop:
-            node = node.then.setdefault(character, _Node(node.depth + 1))
-        node.stop = stop
 
-    def _link(self) -> None:
-        queue = deque([self._root])
-        while queue:
-            node = queue.popleft()
-            for character, child in node.then.items():
-                self._state = node.back or self._root
-                child.back = self._next(character) if node is not self._root else self._root
-                # A node's own stop string is longer than any that ends within it.
-                child.stop = child.stop or child.back.stop
-                queue.append(child)
-        self._state = self._root
+class _Begun:
+    """How much of one stop string the text ends with: `length` characters."""
+
+    def __init__(self, stop: str):
+        self.stop, self.length = stop, 0
+        self._back = array("l", (0, 0))  # for each length met: that of the longest beginning that it ends with too
+
+    def read(self, piece: str) -> int | None:
+        """Go on with `piece`; where the stop string ends in it, if it does."""
+        stop, length, at = self.stop, self.length, 0
+        while at < len(piece):
+            if not length:
+                at = piece.find(stop[0], at)
+                if at < 0:
+                    break
+            fits = min(len(piece) - at, len(stop) - length)
+            if piece.startswith(stop[length : length + fits], at):
+                at, length = at + fits, length + fits
+            elif stop[length] == piece[at]:
+                at, length = at + 1, length + 1
+            elif length:
+                length = self._shorter(length)
+            else:
+                at += 1
+            if length == len(stop):
+                return at
+        self.length = length
+        return None
+
+    def _shorter(self, length: int) -> int:
+        """The longest beginning of the stop string that its first `length` characters end with, and are longer than."""
+        stop, back = self.stop, self._back
+        while len(back) <= length:
+            known, longest = len(back) - 1, back[-1]
+            while longest and stop[longest] != stop[known]:
+                longest = back[longest]
+            back.append(longest + (stop[longest] == stop[known]))
+        return back[length]
+
+
+def _never(piece: str) -> None:
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
+from itertools import pairwise
 from operator import index
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class Tokenizer:
         decoder = json.loads(inner.decoder.__getstate__()) if inner.decoder else None
         self.rule: ByteRule | None = rule_of(decoder)
         self.begin_ids = self._template_before()
+        self._unknown = _unknown_id(inner)
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Tokenizer | None:
@@ -63,7 +65,8 @@ class Tokenizer:
         """The ids of `text`, nothing put before or after it.
 
         Control tokens written in it are plain characters, so that no prompt can forge a turn; with `special`
-        they are read as the tokens they name.
+        they are read as the tokens they name. The token for unknown characters is what these become either way.
+        WorkbenchError for a lone surrogate, and for a character that the tokenizer can only read as a control token.
         """
         try:
             text.encode()
@@ -76,19 +79,55 @@ class Tokenizer:
         with self._lock:
             self._inner.encode_special_tokens = not special
             try:
-                return self._encode(text, special)
+                return self._inner.encode(text, add_special_tokens=False).ids if special else self._plain(text)
+            except WorkbenchError:
+                raise
             except Exception as error:  # the library raises bare Exception
                 raise WorkbenchError(f"this tokenizer cannot encode the text: {error}") from error
 
-    def _encode(self, text: str, special: bool) -> list[int]:
-        encoding = self._inner.encode(text, add_special_tokens=False)
-        if special or self._controls.keys().isdisjoint(encoding.ids):
-            return encoding.ids
-        # Some models (Unigram) hold their control tokens as ordinary entries too and find them in plain text.
+    def _plain(self, text: str) -> list[int]:
+        """Ids of `text`, none of them a control token's.
+
+        The library leaves control tokens unread only where its list of added tokens would find them. A model may hold
+        them as ordinary entries too (Unigram), and a normalizer may make them of other characters (full-width `</s>`,
+        `</S>`). Such a text is cut within what was read so, and its parts are encoded one after the other.
+        """
+        ids: list[int] = []
+        parts = [(0, len(text))]
+        while parts:
+            first, last = parts.pop()
+            encoding = self._inner.encode(text[first:last], add_special_tokens=False)
+            cuts = self._cuts(text, first, last, encoding)
+            if cuts:
+                parts += reversed(list(pairwise((first, *cuts, last))))
+            else:
+                ids += encoding.ids
+        return ids
+
+    def _cuts(self, text: str, first: int, last: int, encoding: tokenizers.Encoding) -> list[int]:
+        """Where to cut the part [first, last) of `text`, so that no control token is read there; refused where the
+        characters cannot be parted."""
+        if self._controls.keys().isdisjoint(encoding.ids):
+            return []
+        cuts: set[int] = set()
         for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if end - start > 1 and text[start:end] == self._controls.get(id):
-                return self._encode(text[: start + 1], False) + self._encode(text[start + 1 :], False)
-        return encoding.ids
+            name, start, end = self._controls.get(id), first + start, first + end
+            if name is None or (id == self._unknown and not self._spells(text[start:end], name)):
+                continue
+            found = {start + 1} if end - start > 1 else {start, end}
+            found = {cut for cut in found if first < cut < last}
+            if not found or start == end:
+                raise WorkbenchError(
+                    f"text, characters {start} to {end} ({text[start:end]!r}): this tokenizer can only read them as "
+                    f"its control token {name!r}; take them out"
+                )
+            cuts |= found
+        return sorted(cuts)
+
+    def _spells(self, text: str, name: str) -> bool:
+        """Whether `text` is how `name` is written, rather than characters that the vocabulary lacks."""
+        normalizer = self._inner.normalizer
+        return len(text) > 1 and name in (text, text if normalizer is None else normalizer.normalize_str(text))
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`, control tokens left out unless `special`.
@@ -119,6 +158,10 @@ class Tokenizer:
     def is_control(self, id: int) -> bool:
         return id in self._controls
 
+    def controls_in(self, text: str) -> list[int]:
+        """The control tokens that `encode(text, special=True)` reads, in order, without that for unknown characters."""
+        return [id for id in self.encode(text, special=True) if id in self._controls and id != self._unknown]
+
     def known(self, id: int) -> int:
         """`id` as an int, refused outside of [0, vocab)."""
         if not 0 <= (number := index(id)) < self.vocab:
@@ -143,6 +186,14 @@ class Tokenizer:
     def __repr__(self) -> str:
         kind = "windowed" if self.rule is None else "byte-level" if self.rule.alphabet else "sentencepiece"
         return f"Tokenizer({kind}, vocab={self.vocab}, control={len(self._controls)})"
+
+
+def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:
+    """What a vocabulary has for characters that it lacks."""
+    model = inner.model
+    if hasattr(model, "unk_token"):
+        return None if model.unk_token is None else inner.token_to_id(model.unk_token)
+    return json.loads(model.__getstate__()).get("unk_id")
 
 
 def _unreadable(path: Path | str, error: Exception) -> WorkbenchError:

@@ -17,8 +17,11 @@ from workbench.study.experiment import Experiment
 from workbench.study.machine import is_busy
 from workbench.study.record import Record
 from workbench.study.run import run
+from workbench.study.run_folder import MANIFEST, MARKER
 
 SAME = ("settings", "versions", "hardware", "running")
+POINT, SWEEP = "point.json", "sweep.yaml"  # as in sweep.point and sweep.folder
+WHOLES = (MARKER, MANIFEST, POINT)  # what a folder has that is a run's or a point's
 CHECKED = 2  # requests whose logits are checked unless told otherwise
 
 
@@ -115,8 +118,32 @@ def reproduce(
             "`workbench run` of its experiment.yaml makes it anew"
         )
     script = record.script() if replay else None
-    again = run(experiment, out or record.path.resolve().parent, "reproduce", progress, script)
+    again = run(experiment, _outside(record.path, out), "reproduce", progress, script)
     return compare(record, again, experiment, checked)
+
+
+def _outside(path: Path, out: Path | str | None) -> Path:
+    """The folder for the new run: `out`, or the one beside what was recorded. That is the run folder or, for a point of
+    a sweep, the whole sweep: neither is written into. WorkbenchError where `out` lies within it."""
+    recorded = path.resolve()
+    while (wider := _part_of(recorded)) is not None:
+        recorded = wider
+    if out is None:
+        return recorded.parent
+    if Path(out).resolve().is_relative_to(recorded):
+        raise WorkbenchError(
+            f"{out}: lies within {recorded}, which is reproduced and stays as it is; name a folder beside it, such as "
+            f"{recorded.parent}"
+        )
+    return Path(out)
+
+
+def _part_of(path: Path) -> Path | None:
+    """The run, point or sweep that the folder `path` lies in."""
+    if (path / POINT).exists():  # below `points` of its sweep
+        sweep = path.parent.parent
+        return sweep if (sweep / SWEEP).exists() else None
+    return next((parent for parent in path.parents[:3] if any((parent / name).exists() for name in WHOLES)), None)
 
 
 def compare(before: Record, after: Record, experiment: Experiment, checked: int = CHECKED) -> Reproduced:

@@ -102,6 +102,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> d
             "cut": sum(row["cut_tokens"] for row in served),
             "output": len(tokens),
             "cached": sum(row.get("cached_tokens", 0) for row in served),
+            "written": sum(row.get("written_tokens") or 0 for row in served),
             "computed": sum(row.get("computed_tokens", 0) for row in served),
             "restored": sum(row.get("restored_tokens", 0) for row in served),
         },

@@ -32,6 +32,7 @@ SCHEMAS = {
         cached_tokens=COUNT,
         computed_tokens=COUNT,
         restored_tokens=COUNT,
+        written_tokens=COUNT,
         shared_pages=COUNT,
         finish_reason=TEXT,
         error=TEXT,

@@ -133,13 +133,21 @@ class Finished(Event, Shown):
     cached_tokens: int = 0  # not computed but found: computed for another request, another sample, or before a set-back
     computed_tokens: int = 0  # by its steps, those after a set-back included
     restored_tokens: int = 0  # come back from the host after a set-back
+    # Of those computed, what the prefix index keeps for later requests and did not have yet: whole pages, output too.
+    written_tokens: int = 0
     shared_pages: int = 0  # in which the cached tokens were found, all layer groups together
     score: float | None = None  # what best_of and beams rank by
+    # What ended the text: eos, stop_token, stop_string, max_tokens or context (the model's is full); empty where
+    # something else did. `stop_reason` is that token's id, or that string.
+    ended_by: str = ""
+    stop_reason: int | str | None = None
 
     def _shown(self) -> Table:
         rows: list[tuple[str, object]] = [("text", self.output_text)] if self.output_text else []
         rows += [("tokens", f"{len(self.token_ids)} after {self.prompt_tokens} of the prompt")]
-        told = {"error": self.error, "found in the cache": self.cached_tokens, "computed": self.computed_tokens,
+        ended = f"{self.ended_by}, {self.stop_reason!r}" if self.stop_reason is not None else self.ended_by
+        told = {"ended by": ended, "error": self.error, "found in the cache": self.cached_tokens,
+                "computed": self.computed_tokens, "written to the cache": self.written_tokens,
                 "come back from the host": self.restored_tokens, "score": self.score}  # fmt: skip
         rows += [(name, value) for name, value in told.items() if value]
         sample = f", sample {self.sample}" if self.sample else ""

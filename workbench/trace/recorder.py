@@ -168,6 +168,7 @@ def empty_row(request_id: str, sample: int) -> dict:
         "cached_tokens": 0,
         "computed_tokens": 0,
         "restored_tokens": 0,
+        "written_tokens": 0,
         "shared_pages": 0,
         "finish_reason": None,
         "error": None,
@@ -197,7 +198,7 @@ def enter(row: dict, event: Event) -> None:
         case Finished():
             row["finished"], row["finish_reason"] = event.time, str(event.reason)
             row["error"] = event.error or None
-            for name in ("cached_tokens", "computed_tokens", "restored_tokens", "shared_pages"):
+            for name in ("cached_tokens", "computed_tokens", "restored_tokens", "written_tokens", "shared_pages"):
                 row[name] = getattr(event, name)
             row["prompt_tokens"] = event.prompt_tokens or row["prompt_tokens"]
             if event.reason != "refused":

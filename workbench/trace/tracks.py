@@ -20,7 +20,8 @@ STEP_ARGUMENTS = (
     "drafted_tokens", "accepted_tokens", "draft_seconds", "padding_rows",
 )  # fmt: skip
 KNOWN = (
-    "prompt_tokens", "cut_tokens", "output_tokens", "cached_tokens", "computed_tokens", "shared_pages",
+    "prompt_tokens", "cut_tokens", "output_tokens", "cached_tokens", "computed_tokens", "written_tokens",
+    "shared_pages",
     "finish_reason", "error", "set_backs",
 )  # fmt: skip
 

@@ -151,7 +151,7 @@ class Live:
         for each in self._serving:
             while each.coming and each.began + intake.due(each.coming[0]) <= self.runner.clock():
                 request = each.coming.popleft()
-                each.owed += self.runner.submit(request, each.box, each.began + request.arrival)
+                each.owed += self.runner.submit(request, each.box, each.began + intake.due(request))
         if self.runner.busy:
             self.runner.step(steps)
         for each in list(self._serving):

@@ -97,6 +97,12 @@ function keepFocus(model, root) {
   };
   const before = focused.get(name);
   if (before !== undefined && document.activeElement === document.body) stops()[before]?.focus({ preventScroll: true });
+  // A field's or a chooser's keys are its own: JupyterLab would move between cells with the arrows, and make or delete
+  // cells with the letters by which an option is found. Chords (Ctrl+S, Shift+Enter) stay the notebook's.
+  root.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter")) return;
+    if (event.key !== "Escape" && event.target.closest("input, textarea, select, [role=slider]")) event.stopPropagation();
+  });
   root.addEventListener("focusin", (event) => {
     focused.set(name, stops().indexOf(event.target));
     tell(event.target.closest("input, textarea, select, [role=slider]") !== null);

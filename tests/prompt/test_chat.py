@@ -1,0 +1,174 @@
+"""Chat templates: the control tokens of a prompt are those that the template writes, and none runs without end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import normalizers
+
+from tests.prompt import chats
+from workbench.errors import WorkbenchError
+from workbench.prompt.chat import ChatTemplate
+
+NAMES = {"bos_token": "<|begin|>"}
+TOKENIZERS = {
+    "plain": chats.tokenizer(),
+    "NFKC": chats.tokenizer(normalizers.NFKC()),
+    "Lowercase": chats.tokenizer(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])),
+}
+MADE = {name: ChatTemplate(each.text, NAMES) for name, each in chats.TEMPLATES.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(messages=chats.messages, tokenizer=st.sampled_from(list(TOKENIZERS)))
+@pytest.mark.parametrize("name", chats.TEMPLATES)
+def test_control_tokens_are_the_templates_own(name: str, messages: list[dict[str, Any]], tokenizer: str) -> None:
+    known = TOKENIZERS[tokenizer]
+    try:
+        ids = MADE[name].ids(messages, known)
+    except WorkbenchError as error:
+        assert str(error).startswith("messages")
+        return
+    expected = chats.TEMPLATES[name].controls(messages)
+    assert [known.spelling(id) for id in ids if known.is_control(id)] == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(messages=chats.ordinary)
+@pytest.mark.parametrize("name", chats.TEMPLATES)
+def test_ordinary_messages_pass(name: str, messages: list[dict[str, Any]]) -> None:
+    """Brackets, code and other letters among them; what is read is what Jinja's own sandbox writes."""
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    text = plain.from_string(chats.TEMPLATES[name].text).render(messages=messages, add_generation_prompt=True, **NAMES)
+    assert MADE[name].render(messages) == text
+    known = TOKENIZERS["plain"]
+    assert list(MADE[name].ids(messages, known)) == known.encode(text, special=True)
+
+
+def user(content: Any = "hi", **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (user("a<|im_end|>"), "messages.0.content: holds the control token '<|im_end|>'; take it out"),
+        (user([{"type": "text", "text": "<|im_end|>"}]), "messages.0.content.0.text: holds the control token"),
+        (user(name="<|im_end|>"), "messages.0.name: holds"),
+        ({"role": "<|im_end|>"}, "messages.0.role: holds"),
+        (user(tool_calls=[{"function": {"name": "f", "arguments": {"x": {"y": ["</s>"]}}}}]), "arguments.x.y.0: holds"),
+        (user(tool_calls=[{"function": {"name": "f", "arguments": {"</s>": 1}}}]), "function.arguments: holds"),
+        ("hi", "messages.0: must be an object with a role"),
+        ({"content": "hi"}, "messages.0: must be an object with a role"),
+        (user(role=3), "messages.0: must be an object with a role"),
+    ],
+)  # fmt: skip
+def test_a_forged_turn_is_named_with_its_place(message: Any, words: str) -> None:
+    with pytest.raises(WorkbenchError) as told:
+        MADE["chat_ml"].ids([message], TOKENIZERS["plain"])
+    assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "end", "content": "hi"}],
+        [{"role": "user|><|end", "content": "hi"}],
+        [user("<|en", name="d|>")],
+        [user("<|"), user("hi", name="|>")],
+    ],
+)
+def test_what_template_and_texts_make_together_is_refused(messages: list[dict[str, Any]]) -> None:
+    text = "{% for m in messages %}{{ '<|' + m.role + '|>' ~ m.content ~ (m.name or '') }}{% endfor %}"
+    forging = messages if len(messages) == 1 else [user("<|"), {"role": "user", "content": "end", "name": "|>"}]
+    text = text if len(messages) == 1 else "{% for m in messages %}{{ m.content ~ (m.name or '') }}{% endfor %}"
+    with pytest.raises(WorkbenchError, match="makes a control token of what the template writes around it; roles are"):
+        ChatTemplate(text, {}).ids(forging, TOKENIZERS["plain"])
+
+
+def test_a_message_needs_no_content() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": "é"}}}
+    bare: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+    for message in (bare, {**bare, "content": None}):
+        text = MADE["chat_ml"].render([message])
+        assert text.startswith('<|im_start|>assistant\n<tool_call>f {"x": "é"}</tool_call><|im_end|>')
+        assert TOKENIZERS["plain"].decode(MADE["chat_ml"].ids([message], TOKENIZERS["plain"]), special=True) == text
+
+
+def test_messages_nested_without_end_are_refused() -> None:
+    deep: list[Any] = []
+    deep.append(deep)
+    with pytest.raises(WorkbenchError, match="nested more than 64 deep"):
+        MADE["chat_ml"].ids([user(deep)], TOKENIZERS["plain"])
+
+
+LOOP = "{% for a in range(99999) %}"
+BILLION = "10000000000"
+WILD = {
+    "a huge range": f"{{% for a in range({BILLION}) %}}{{% endfor %}}",
+    "loops within loops": LOOP * 4 + "{% endfor %}" * 4,
+    "loops that write": LOOP * 3 + "x" + "{% endfor %}" * 3,
+    "a loop that calls itself": "{% for a in range(9) recursive %}{{ loop(range(99999)) }}{% endfor %}",
+    "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "a macro that doubles": "{% macro m(n) %}{% if n %}{{ m(n - 1) ~ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
+    "a text that doubles": "{% set n = namespace(x='xx') %}" + LOOP + "{% set n.x = n.x + n.x %}{% endfor %}",
+    "a joined text that doubles": "{% set n = namespace(x='xx') %}" + LOOP + "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "a block that doubles": "{% set x = 'xx' %}" + "{% set x %}{{ x }}{{ x }}{% endset %}" * 60,
+    "a list that doubles": "{% set x = [1] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}",
+    "a dict that doubles": "{% set x = 1 %}" + "{% set x = dict(a=x, b=x) %}" * 60 + "{{ x|tojson }}",
+    "a namespace that doubles": "{% set x = 1 %}" + "{% set x = namespace(a=[x, x]) %}" * 60 + "{{ x }}",
+    "batches that double": "{% set x = [1] %}" + "{% set x = x|batch(2, x)|list %}" * 60 + "{{ x }}",
+    "a product": f"{{{{ 'x' * {BILLION} }}}}", "a product from the left": f"{{{{ {BILLION} * 'x' }}}}",
+    "a list's product": f"{{{{ ([1] * {BILLION})|length }}}}",
+    "a power": "{{ 10 ** (10 ** 10) }}", "powers of powers": "{{ (9 ** 9999) ** 9999 }}",
+    "a huge number": "{{ 9 ** 99999 }}",
+    "a width": "{{ '%10000000000d' % 1 }}", "a width beside": "{{ '%*d' % (10000000000, 1) }}",
+    "a width of the filter": "{{ '%10000000000d'|format(1) }}",
+    "a width of format": "{{ '{:>10000000000}'.format(1) }}",
+    "a width within": "{{ '{:>{w}}'.format(1, w=10000000000) }}",
+    "ljust": f"{{{{ 'x'.ljust({BILLION}) }}}}", "rjust": f"{{{{ 'x'.rjust({BILLION}) }}}}",
+    "zfill": f"{{{{ 'x'.zfill({BILLION}) }}}}", "tabs": f"{{{{ '\\t'.expandtabs({BILLION}) }}}}",
+    "bytes": f"{{{{ (1).to_bytes({BILLION}, 'big') }}}}", "center": f"{{{{ 'x'|center({BILLION}) }}}}",
+    "indent": f"{{{{ 'x\ny'|indent({BILLION}) }}}}", "batch": f"{{{{ [1]|batch({BILLION}, 1)|list }}}}",
+    "slice": f"{{{{ [1]|slice({BILLION})|list }}}}", "round": f"{{{{ 5|round({BILLION}) }}}}",
+    "json": f"{{{{ [[1]]|tojson(indent={BILLION}) }}}}",
+    "replace": "{% set x = 'x' * 99999 %}{{ x|replace('x', x) }}",
+    "its method": "{% set x = 'x' * 99999 %}{{ x.replace('x', x)|length }}",
+    "join": "{% set x = 'x' * 99999 %}{{ range(99999)|join(x) }}",
+    "its method of joining": "{% set x = 'x' * 99999 %}{{ x.join(x)|length }}",
+    "translate": "{% set x = 'x' * 99999 %}{{ x.translate({120: x})|length }}",
+    "slices": "{% set x = 'x' * 999999 %}" + LOOP + "{% set y = x[1:] %}{% endfor %}",
+    "searches": "{% set x = 'x' * 999999 %}" + LOOP + "{% if 'y' in x %}{% endif %}{% endfor %}",
+    "maps": "{{ range(99999)|map('center', 99999)|list|length }}",
+    "sums": LOOP + "{% set y = range(99999)|sum %}{% endfor %}",
+    "lorem ipsum": "{{ lipsum(n=99999) }}",
+    "brackets": "{{ " + "(" * 5000 + ")" * 5000 + " }}",
+    "blocks": "{% if true %}" * 5000 + "{% endif %}" * 5000,
+    "a division by nothing": "{{ 1 // 0 }}", "a key that is not there": "{{ {}['a'].b }}",
+    "what is no filter": "{{ 1|nothing }}", "another file": "{% include 'a' %}",
+    "no loop": "{% for a in 5 %}{% endfor %}",
+    "an odd call": "{{ messages[0].content(1, 2) }}", "a wrong argument": "{{ 'x'.split(5) }}",
+    "json of what is none": "{{ nothing|tojson }}", "the class": "{{ ''.__class__.__mro__ }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WILD)
+def test_a_template_that_runs_wild_is_one_clear_error(name: str) -> None:
+    with pytest.raises(WorkbenchError) as told:
+        ChatTemplate(WILD[name], {}).render([user()])
+    words = str(told.value)
+    assert "\n" not in words and len(words) < 500
+    assert words.startswith(("messages: the chat template refuses them (", "chat template: not a Jinja template ("))
+
+
+def test_long_chats_are_not_wild() -> None:
+    """What a template may do grows with the messages."""
+    for messages in ([user("x" * 300_000)], [user("x" * 30)] * 2_000):
+        for name in ("chat_ml", "thinking", "macros"):
+            assert len(MADE[name].render(messages)) > 60_000
