@@ -14,7 +14,7 @@ TELLING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
-# Instruction set levels of x86-64, the least first, and which of the telling flags each asks for besides those before it:
+# Levels of x86-64, the least first, and which of the telling flags each asks for besides those of the ones before:
 # what records keep. compiled_kernels/level.py is the whole list; this file needs no torch.
 LEVELS = {
     "v3": {"avx2", "fma"},
@@ -90,7 +90,7 @@ def level_of(flags: Iterable[str]) -> str | None:
 
 
 def level_here() -> str | None:
-    """The level of this processor, or that which the process is held to; None below AVX2 and elsewhere than on x86-64."""
+    """The level of this processor, or what the process is held to; None below AVX2 and elsewhere than on x86-64."""
     return os.environ.get("WORKBENCH_LEVEL") or level_of((_cpuinfo("flags") or "").split())
 
 
