@@ -45,14 +45,14 @@ def best_lane(
     for an unknown operator and where none of `lanes` works.
     """
     lanes, kept = tuple(lanes), Remembered((folder or directory()) / FILE)
-    key = _key(operator, arguments, lanes)
+    key = key_of_choice(operator, arguments, lanes)
     choice = _choice(kept.load().get(key), lanes)
     if choice is not None:
         return choice
     found = _measured(operator, arguments, lanes)
     entry = {
         "operator": operator,
-        "arguments": _plain(arguments),
+        "arguments": plain(arguments),
         "seconds": {str(lane): timing.p10 for lane, timing in found.timings.items()},
         "refused": {str(lane): reason for lane, reason in found.refused.items()},
         "measured": f"with {torch.get_num_threads()} threads on {cpu_model()}, {datetime.now(UTC):%Y-%m-%d}",
@@ -60,7 +60,7 @@ def best_lane(
     choice = _choice(entry, lanes)
     if choice is None:
         reasons = "; ".join(f"{lane}: {reason}" for lane, reason in found.refused.items()) or "no lane was given"
-        raise LaneError(f"{operator}: no lane works for {_plain(arguments)}: {reasons}")
+        raise LaneError(f"{operator}: no lane works for {plain(arguments)}: {reasons}")
     kept.add(key, entry)
     return choice
 
@@ -74,7 +74,9 @@ def _measured(operator: str, arguments: Mapping[str, Any], lanes: tuple[Lane, ..
         if len(found.timings) < 2 or not any(each.seconds > NOISY * each.p10 for each in found.timings.values()):
             break
         again = measure(suite, case, found.timings, budget_seconds=0.2)
-        least = {lane: min(each, found.timings[lane], key=lambda timing: timing.p10) for lane, each in again.timings.items()}
+        least = {
+            lane: min(each, found.timings[lane], key=lambda timing: timing.p10) for lane, each in again.timings.items()
+        }
         found = replace(found, timings={**found.timings, **least})
     return replace(found, refused={**found.refused, **idle})
 
@@ -98,12 +100,12 @@ def _choice(entry: Any, lanes: tuple[Lane, ...]) -> Choice | None:
     return Choice(chosen, reason, seconds)
 
 
-def _key(operator: str, arguments: Mapping[str, Any], lanes: tuple[Lane, ...]) -> str:
-    parts = [machine(), torch.get_num_threads(), operator, _plain(arguments), lanes]
+def key_of_choice(operator: str, arguments: Mapping[str, Any], lanes: tuple[Lane, ...]) -> str:
+    parts = [machine(), torch.get_num_threads(), operator, plain(arguments), lanes]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as JSON has them: masks and types by what they print."""
     return {
         name: value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)

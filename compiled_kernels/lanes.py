@@ -84,5 +84,5 @@ def _triton_problem() -> str | None:
 
 def _mlir_problem() -> str | None:
     if importlib.util.find_spec("torch_mlir") is None:
-        return "torch-mlir is not installed: pip install 'inference-workbench[mlir]'"
+        return "torch-mlir is not installed: pip install torch-mlir"
     return None

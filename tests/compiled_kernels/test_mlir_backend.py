@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
-    reason="torch-mlir is not installed: pip install 'inference-workbench[mlir]'",
+    reason="torch-mlir is not installed: pip install torch-mlir",
 )
 
 

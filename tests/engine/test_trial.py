@@ -76,7 +76,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(trial, "executor_for", executor_for)
         monkeypatch.setattr(trial, "EagerExecutor", lambda model, store: Timed(model, store, clock, eager))
         monkeypatch.setattr(rounds, "time", clock)
-        monkeypatch.setattr(trial, "best_lane", lambda operator, arguments, lanes: Choice(lanes[0], "as told"))
+        monkeypatch.setattr(trial, "right_lane", lambda operator, arguments, lanes: Choice(lanes[0], "as told"))
         return trial.measured(BOTH, model, 4, unit, kept)
 
     return run, kept
@@ -88,7 +88,7 @@ def test_the_first_that_is_right_decodes_and_no_other_is_compiled(tried) -> None
     assert (lanes.decode, lanes.blocks, lanes.vetted) == (Lane.MLIR, Lane.INDUCTOR, False)
     assert run.compiled == [Lane.MLIR]
     untried = "inductor not tried: mlir is right, no slower than eager, and compiled already"
-    told = f"auto: a decode step takes mlir 1.00 ms, eager 2.00 ms, {untried}; attention of 512 tokens as told"
+    told = f"auto: a decode step takes mlir 1.00 ms, eager 2.00 ms, {untried}; attention of a prefill as told"
     assert lanes.reason == told
 
 

@@ -125,7 +125,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="keep this many of the likeliest tokens; 0 keeps all")] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    lane: Annotated[str, typer.Option(help="eager starts at once; inductor compiles first; auto")] = "eager",
+    lane: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
     speculate: Annotated[
         str, typer.Option(help="none, prompt_lookup, draft, or settings: '{kind: draft, model: FOLDER}'")

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Lane, LaneError
-from compiled_kernels.choice import CLEARLY, best_lane
+from compiled_kernels.choice import CLEARLY
 from compiled_kernels.remembered import Remembered, cpu_model, directory, machine
+from compiled_kernels.right import right_lane
 from workbench.cache.format import CacheFormat
 from workbench.engine.exact import Held, decode_of_one, expected
 from workbench.engine.executors import EagerExecutor, Unit, executor_for
@@ -35,7 +36,7 @@ from workbench.model.transformer import Transformer
 FILE = "decode_lanes.json"
 RULE = 2  # raised when what follows from a trial changes: older entries are tried again
 CONTEXT = 256  # tokens before the one that is decoded
-PREFILL = 512  # tokens of the prefill whose attention is compared
+PREFILL = 128  # tokens of the prefill whose attention is checked
 TRIALS = 3  # the modules as written are taken only if all of them say so
 MOST_LETTERS = 300  # of a reason
 
@@ -106,12 +107,11 @@ def _reads(lanes: Lanes, model: Transformer, held: Held) -> tuple[Lane, str]:
     if format.packed:
         arguments |= {"formats": format.kinds, "run": format.group, "columns": format.columns, "lag": format.residual}
     try:
-        choice = best_lane(
-            "quantized_attention" if format.packed else "paged_attention", arguments, (lanes.reads, Lane.EAGER)
-        )
+        operator = "quantized_attention" if format.packed else "paged_attention"
+        choice = right_lane(operator, arguments, (lanes.reads, lanes.blocks))
     except LaneError as error:
         return lanes.blocks, str(error)
-    return choice.lane, f"attention of {PREFILL} tokens {choice.reason}"
+    return choice.lane, f"attention of a prefill {choice.reason}"
 
 
 def _tried(lanes: Lanes, model: Transformer, held: Held, unit: Unit) -> Trial:

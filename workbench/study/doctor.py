@@ -16,7 +16,8 @@ from workbench.study.environment import environment
 # What each extra brings, and what a person gets by installing it.
 EXTRAS = {
     "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
-    "mlir": ("torch_mlir", "kernels compiled through MLIR"),
+    "iree": ("iree.compiler", "whole steps through IREE"),
+    "plots": ("altair", "plots of comparisons"),
     "peers": ("llama_cpp", "other tools to compare with"),
     "lab": ("jupyterlab", "notebooks and widgets"),
     "dev": ("pytest", "the test suite"),
