@@ -224,5 +224,6 @@ def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:
     """Every trial that is remembered, newest last, as `_entry` has it; `valid` says whether machine, versions and code
     are still those it was made with. Damaged entries are left out."""
     entries = (kept or Remembered(directory() / FILE)).load().values()
-    sound = [entry for entry in entries if _trial(entry) is not None]
-    return [{**entry, "valid": entry.get("here") == machine()} for entry in sound]
+    named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")
+    sound = [entry for entry in entries if _trial(entry) is not None and all(name in entry for name in named)]
+    return [{**entry, "valid": entry["here"] == machine()} for entry in sound]
