@@ -59,7 +59,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     kept = Remembered(tmp_path / "lanes.json")
 
     def run(
-        mlir: float = 1.0, eager: float = 2.0, inductor: float = 1.5, model=None, unit: Unit = "block", fails=(), **wrong
+        mlir: float = 1.0, eager: float = 2.0, inductor: float = 1.5, model=None, unit: Unit = "block", fails=(), **bad
     ) -> Lanes:
         clock = Clock()
         model = model or model_of(spec_of(layer(4, 2), layer(4, 2, window=5)))
@@ -70,7 +70,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             if lanes.decode in fails:
                 raise fails[lanes.decode]
             if lanes.decode is Lane.MLIR:
-                return Timed(model, store, clock, mlir, **wrong)
+                return Timed(model, store, clock, mlir, **bad)
             return Timed(model, store, clock, inductor)
 
         monkeypatch.setattr(trial, "executor_for", executor_for)

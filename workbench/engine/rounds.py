@@ -1,7 +1,7 @@
 """Time the steps of several lanes beside each other, on a machine that others use too.
 
-Other processes only ever make a step slower, and not every round: so lanes take turns, rounds go on while the quick ones
-disagree, and what is compared is the quickest round of each.
+Other processes only ever make a step slower, and not every round: so lanes take turns, rounds go on while the quick
+ones disagree, and what is compared is the quickest round of each.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class Vetted:
             raise
         except Exception as error:  # whatever a compiler throws
             words = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_LETTERS]
-            warnings.warn(f"lane auto: {self.model.lane} does not compile here, prefill on eager ({words})", stacklevel=2)
+            told = f"lane auto: {self.model.lane} does not compile here, prefill on eager ({words})"
+            warnings.warn(told, stacklevel=2)
             self.model.run_on(Lane.EAGER)
             self.executor = self._plain()
             logits = self.executor.forward(plan)

@@ -25,7 +25,9 @@ EXTRAS = {
     "lab": ("jupyterlab", "notebooks and widgets"),
     "dev": ("pytest", "the test suite"),
 }
-TOLD = ("model", "weights", "cache", "unit", "threads", "cpu", "chosen", "seconds", "refused", "untried", "date", "valid")
+TOLD = (
+    "model", "weights", "cache", "unit", "threads", "cpu", "chosen", "seconds", "refused", "untried", "date", "valid",
+)  # fmt: skip
 
 
 def findings() -> dict:
