@@ -5,7 +5,7 @@
     python -m tests.fresh_environment --only commands  # or notebooks
 
 One fresh environment with two layers: the wheel alone, as `make demo` installs it, for the commands; then the wheel's
-extra `lab`, as `make lab`, for the notebooks. Everything runs in a folder outside of the checkout, and finds nothing of it.
+extra `lab`, as `make lab`, for the notebooks. Everything runs outside of the checkout, and finds nothing of it.
 It is a step of .ci/run after the suite, not a test of the suite: it needs the package index and some minutes, and the
 suite's own environment must stand before.
 """
