@@ -33,9 +33,9 @@ def block(record: dict[str, Any], name: str) -> str:
     beside = f", beside other processes that took {others:.0%} of the processor" if others > BUSY else ""
     cpu, cores = where["cpu"]["model"], where["cpu"]["cores"]
     return (
-        f"What `make demo` printed on {cpu}, {cores} cores, on {where['date'][:10]}{beside}. From the end of the install "
-        f"it took {demo['cold_s']:.0f} s with nothing\ncompiled, and {demo['warm_s']:.0f} s with what that left, which "
-        f"is shown (record: `experiments/records/{name}`):\n\n```\n{demo['printed']}```\n"
+        f"What `make demo` printed on {cpu}, {cores} cores, on {where['date'][:10]}{beside}. After the install it took\n"
+        f"{demo['cold_s']:.0f} s with nothing compiled, and {demo['warm_s']:.0f} s with what that left, which is shown "
+        f"(record: `experiments/records/{name}`):\n\n```\n{demo['printed']}```\n"
     )
 
 
@@ -89,7 +89,8 @@ def main() -> int:
         record, name = measured()
         others = record["summary"]["others_cpu_share"] or 0.0
         if others > BUSY and not given.busy:
-            print(f"other processes took {others:.0%} of the processor: nothing is kept (--busy keeps it)", file=sys.stderr)
+            told = f"other processes took {others:.0%} of the processor: nothing is kept (--busy keeps it)"
+            print(told, file=sys.stderr)
             return 1
         (RECORDS / name).write_text(json.dumps(record, indent=1) + "\n")
     README.write_text(with_block(README.read_text(), block(record, name)))
