@@ -33,7 +33,7 @@ def block(record: dict[str, Any], name: str) -> str:
     beside = f", beside other processes that took {others:.0%} of the processor" if others > BUSY else ""
     cpu, cores = where["cpu"]["model"], where["cpu"]["cores"]
     return (
-        f"What `make demo` printed on {cpu}, {cores} cores, on {where['date'][:10]}{beside}. After the install it took\n"
+        f"What `make demo` printed on {cpu}, {cores} cores, {where['date'][:10]}{beside}. After the install it took\n"
         f"{demo['cold_s']:.0f} s with nothing compiled, and {demo['warm_s']:.0f} s with what that left, which is shown "
         f"(record: `experiments/records/{name}`):\n\n```\n{demo['printed']}```\n"
     )
