@@ -327,7 +327,7 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
     kept = Remembered(tmp_path / "decode_lanes.json")
     for key, changes in (("a", {}), ("b", {"here": {}, "refused": {"inductor": "broke"}}), ("c", {"seconds": {}})):
         kept.add(key, {**entry, **changes})
-    monkeypatch.setenv("COLUMNS", "240")
+    monkeypatch.setenv("COLUMNS", "600")
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for words in ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "inductor: broke", "with other code", "int8"):
