@@ -325,12 +325,12 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
         "cpu": "X", "here": machine(), "date": "2026-11-22 12:00",
     }  # fmt: skip
     kept = Remembered(tmp_path / "decode_lanes.json")
-    for key, changes in (("a", {}), ("b", {"here": {}, "refused": {"inductor": "broke"}}), ("c", {"seconds": {}})):
+    for key, changes in (("a", {}), ("b", {"here": {}, "refused": {"triton": "broke"}}), ("c", {"seconds": {}})):
         kept.add(key, {**entry, **changes})
     monkeypatch.setenv("COLUMNS", "600")
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for words in ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "inductor: broke", "with other code", "int8"):
+    for words in ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "triton: broke", "with other code", "int8"):
         assert words in text, words
     assert text.count("mlir 0.50 ms") == 2, "the damaged one is left out"
 
