@@ -212,12 +212,14 @@ def _trial(found: Any) -> Trial | None:
     """A remembered entry that can be used; a damaged one is as if it had never been."""
     try:
         seconds = {Lane(lane): float(value) for lane, value in found["seconds"].items()}
-        reasons = [{Lane(lane): str(why) for lane, why in found[name].items()} for name in ("refused", "untried")]
+        refused, untried = (
+            {Lane(lane): str(why) for lane, why in found[name].items()} for name in ("refused", "untried")
+        )
         chosen = Lane(found["chosen"])
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     sound = chosen in seconds and all(0 < value < math.inf for value in seconds.values())
-    return Trial(chosen, seconds, *reasons) if sound else None
+    return Trial(chosen, seconds, refused, untried) if sound else None
 
 
 def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:
