@@ -31,11 +31,11 @@ def block(record: dict[str, Any], name: str) -> str:
     where, demo = record["environment"], record["demo"]
     others = record["summary"]["others_cpu_share"] or 0.0
     beside = f", beside other processes that took {others:.0%} of the processor" if others > BUSY else ""
-    cpu, cores = where["cpu"]["model"], where["cpu"]["cores"]
+    cpu, cores, threads = where["cpu"]["model"], where["cpu"]["cores"], where["threads"]["torch"]
     return (
-        f"What `make demo` printed on {cpu}, {cores} cores, {where['date'][:10]}{beside}. After the install it took\n"
-        f"{demo['cold_s']:.0f} s with nothing compiled, and {demo['warm_s']:.0f} s with what that left, which is shown "
-        f"(record: `experiments/records/{name}`):\n\n```\n{demo['printed']}```\n"
+        f"What `make demo` printed on {cpu}, {cores} cores, torch's threads {threads}, {where['date'][:10]}{beside}.\n"
+        f"After the install it took {demo['cold_s']:.0f} s with nothing compiled, and {demo['warm_s']:.0f} s with what "
+        f"that left, which is shown\n(record: `experiments/records/{name}`):\n\n```\n{demo['printed']}```\n"
     )
 
 
