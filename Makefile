@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo lab test lint clean
 
 demo: .venv/core
-	$(BIN)/workbench run experiments/first_light.yaml
+	@$(BIN)/workbench run experiments/first_light.yaml
 
 lab: .venv/lab
 	$(BIN)/workbench lab
@@ -24,19 +24,25 @@ lint: .venv/dev
 	$(BIN)/ruff check . && $(BIN)/pyright --pythonpath $(BIN)/python
 
 .venv/bin/python:
-	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; make PYTHON=..."'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; make PYTHON=..."'
+	@$(PYTHON) -m venv .venv
+
+# Twice quiet: of pip's words only errors are of use to a newcomer.
+INSTALL := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable
 
 .venv/core: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@echo 'installing into .venv (once; a minute or more, as the network has it)'
+	@$(INSTALL) .
 	@touch $@
 
 .venv/lab: .venv/core
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab,plots]'
+	@echo 'installing what the notebooks show into .venv (once)'
+	@$(INSTALL) '.[lab]'
 	@touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo 'installing what the tests need into .venv (once)'
+	@$(INSTALL) '.[dev]'
 	@touch $@
 
 clean:

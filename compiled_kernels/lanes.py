@@ -89,5 +89,5 @@ def _mlir_problem() -> str | None:
     if level_here() is None:
         return NO_LEVEL
     if importlib.util.find_spec("torch_mlir") is None:
-        return "torch-mlir is not installed: pip install 'inference-workbench[mlir]'"
+        return "torch-mlir is not installed: pip install torch-mlir"
     return None

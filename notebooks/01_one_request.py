@@ -11,7 +11,7 @@ import math
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo", lane="eager")
+runner = workbench.load("demo")
 prompt = "def is_even(number):\n    "
 
 # %% [markdown]

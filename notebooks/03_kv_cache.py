@@ -8,7 +8,7 @@
 import workbench
 from workbench import widgets
 
-runner = workbench.load("demo", lane="eager")
+runner = workbench.load("demo")
 spec = runner.model.spec
 spec
 
@@ -57,7 +57,8 @@ from workbench.study.memory_held import held
 
 text = "\n".join(f"def f{n}(x):\n    return x * {n} + 1\n" for n in range(30))
 ids = tuple(runner.tokenizer.encode(text))[:400]
-dense = Distributions.of(runner, [Text(ids, first=200, prefilled=392)])
+plain = workbench.load("demo", lane="eager")  # one lane for all, so that nothing but the cache differs
+dense = Distributions.of(plain, [Text(ids, first=200, prefilled=392)])
 caches = {name: workbench.load("demo", lane="eager", cache=name) for name in ("int8", "int4", "fp8")}
 for name, other in caches.items():
     found = compare(other, dense).summary(len(text.encode()))

@@ -307,10 +307,43 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "pip install 'inference-workbench[triton]'" in text
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"lanes", "auto_lane", "extras", "models", "environment"}
+    assert set(found) == {"processor", "lanes", "auto_lane", "extras", "models", "environment"}
     assert set(found["auto_lane"]["tries"]) <= {str(lane) for lane in Lane} and found["auto_lane"]["reason"]
     assert found["lanes"] == {"eager": None, "inductor": "no [C++] compiler"}
     assert found["models"] == {"demo": None, "demo-draft": None} and found["extras"]["dev"] is None
+
+
+def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from compiled_kernels.remembered import Remembered, machine
+
+    monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["auto_lane"]["trials"] == []
+    entry = {
+        "chosen": "mlir", "seconds": {"mlir": 0.0005, "eager": 0.004}, "refused": {}, "model": "demo", "threads": 2,
+        "untried": {"inductor": "no need"}, "weights": "dense bfloat16", "cache": "int8 bfloat16", "unit": "block",
+        "cpu": "X", "here": machine(), "date": "2026-11-22 12:00",
+    }  # fmt: skip
+    kept = Remembered(tmp_path / "decode_lanes.json")
+    for key, changes in (("a", {}), ("b", {"here": {}, "refused": {"triton": "broke"}}), ("c", {"seconds": {}})):
+        kept.add(key, {**entry, **changes})
+    monkeypatch.setenv("COLUMNS", "600")
+    assert main(["doctor"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for words in ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "triton: broke", "with other code", "int8"):
+        assert words in text, words
+    assert text.count("mlir 0.50 ms") == 2, "the damaged one is left out"
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "told"),
+    [("x86_64", "sse avx avx2", None), ("x86_64", "sse avx", "without AVX2"), ("aarch64", None, "aarch64: kernels")],
+)
+def test_doctor_says_what_works_on_other_processors(machine: str, features: str | None, told: str | None) -> None:
+    from workbench.study.doctor import processor_problem
+
+    found = processor_problem(machine, features)
+    assert found is None if told is None else told in str(found) and "eager and inductor work here" in str(found)
 
 
 def test_an_error_of_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -11,11 +11,30 @@ from workbench import progress
 from workbench.progress import Progress
 
 
-def test_in_a_terminal_it_is_a_line() -> None:
-    out = io.StringIO()
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_it_is_one_line() -> None:
+    out = Terminal()
     with Progress(total=4, desc="steps", file=out, mininterval=0) as bar:
-        bar.update(4)
-    assert "steps: 100%" in out.getvalue() and out.getvalue().endswith("\n")
+        for _ in range(4):
+            bar.update()
+    assert "steps: 100%" in out.getvalue() and out.getvalue().endswith("\n") and out.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 29.0, 31.0, 95.0, 600.0])
+def test_elsewhere_it_is_a_whole_line_each_half_minute(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress(total=1000, desc="steps", file=out, mininterval=0) as bar:
+        for _ in range(1000):
+            now += seconds / 1000
+            bar.update()
+    lines = out.getvalue().splitlines()
+    assert seconds // 31 <= len(lines) <= seconds // 30 and "\r" not in out.getvalue()
+    assert all(line.startswith("steps: ") and "/1000" in line for line in lines)
 
 
 def test_in_a_notebook_it_is_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from workbench import progress
 from workbench.progress import Progress
 from workbench.stages import Counted, Stage, stages
 from workbench.study import comparison, pareto
@@ -18,6 +19,7 @@ TWO: dict[str, dict] = {"a": {}, "b": {"cache.page_size": 16}}
 def test_the_time_that_is_left_follows_from_the_stages(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress, "is_terminal", lambda file: True)
     clock = iter(range(0, 10**6, 10))
     monkeypatch.setattr(Progress, "_time", staticmethod(lambda: next(clock)), raising=False)
     with stages() as tell:

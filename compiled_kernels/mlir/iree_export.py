@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from compiled_kernels.lanes import LaneError
 
-INSTALL = "pip install 'inference-workbench[mlir]'"
+INSTALL = "pip install 'inference-workbench[iree]'"
 PACKAGES = ("iree.compiler", "iree.runtime", "iree.turbine", "ml_dtypes")
 SCOPE = "model"
 

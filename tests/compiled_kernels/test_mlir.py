@@ -22,7 +22,7 @@ from compiled_kernels.mlir.lower import lower
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
-    reason="torch-mlir is not installed: pip install 'inference-workbench[mlir]'",
+    reason="torch-mlir is not installed: pip install torch-mlir",
 )
 OPERATORS = ("rms_norm", "add_rms_norm", "gated_silu", "gated_gelu", "gated_clamped", "rotary", "log_softmax")
 SUITES = {suite.operator: suite for suite in suites()}

@@ -18,7 +18,7 @@ from compiled_kernels.mlir.execute import Engine, SharedObject
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
-    reason="torch-mlir is not installed: pip install 'inference-workbench[mlir]'",
+    reason="torch-mlir is not installed: pip install torch-mlir",
 )
 TEXT = """
 func.func @scale(%a: memref<16xf32>, %b: memref<16xf32>) {

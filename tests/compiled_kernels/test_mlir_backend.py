@@ -15,7 +15,7 @@ from compiled_kernels.level import Level, held_to, levels_here
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch_mlir") is None,
-    reason="torch-mlir is not installed: pip install 'inference-workbench[mlir]'",
+    reason="torch-mlir is not installed: pip install torch-mlir",
 )
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compiled_kernels.lanes import Lane, lane_problems
 from workbench.errors import WorkbenchError
 from workbench.study import ceilings, measure_ceilings
 from workbench.study.ceilings import FILE, Ceiling, Ceilings, ceilings_for
@@ -62,12 +63,14 @@ def test_a_working_set_beyond_need_is_read_in_part_and_says_so(monkeypatch):
     assert (found.working_set_bytes, found.measured_bytes, found.level) == (2**30, 2**16, "DRAM")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("count", [1, 3, 1024, 8192])
-def test_every_way_of_reading_reads_everything(count):
+def test_every_way_of_reading_reads_everything(count, compiled):
     """A change anywhere in the data must be able to change what each way returns."""
     width = min(1024, count)
     data = torch.zeros(count // width, width)
-    ways = measure_ceilings._reads(data, compiled=False)
+    ways = measure_ceilings._reads(data, compiled)
+    assert not compiled or lane_problems()[Lane.MLIR] or any("one row" in name for name in ways)
     for name, way in ways.items():
         for place in {0, count // 2, count - 1}:
             data.zero_()
@@ -95,6 +98,7 @@ def test_a_compiler_that_fails_leaves_the_other_ways(monkeypatch):
     def fails(*_: object) -> None:
         raise RuntimeError("Python.h: no such file")
 
+    monkeypatch.setattr(measure_ceilings, "lane_problems", lambda: {Lane.MLIR: "not installed"})
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fails)
     monkeypatch.setattr(measure_ceilings.shutil, "which", lambda name: name)
     ways = measure_ceilings._reads(torch.zeros(2, 4), compiled=True)
@@ -247,3 +251,10 @@ def test_a_ceiling_is_found_by_size_and_precision():
     with pytest.raises(WorkbenchError, match="bfloat16: not measured; measured: float32"):
         here.gemm("bfloat16")
     assert json.loads(json.dumps(here.as_json()))["reads"][0]["value"] == 9.0
+
+
+def test_sizes_beyond_what_is_measured_share_one(tmp_path, measured, monkeypatch):
+    monkeypatch.setattr(ceilings, "last_level_cache", lambda: 2**20)
+    for size in (2**30, 2**32, 2**36):
+        ceilings_for(size, dtypes=(), cache_dir=tmp_path)
+    assert len(measured) == 1

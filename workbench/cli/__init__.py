@@ -7,8 +7,11 @@ Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the su
 from __future__ import annotations
 
 import io
+import logging
+import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,7 +128,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="keep this many of the likeliest tokens; 0 keeps all")] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="end before this text; may be repeated")] = None,
-    lane: Annotated[str, typer.Option(help="eager starts at once; inductor compiles first; auto")] = "eager",
+    lane: Annotated[str, typer.Option(help="auto, eager (nothing is compiled), mlir, inductor or triton")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
     speculate: Annotated[
         str, typer.Option(help="none, prompt_lookup, draft, or settings: '{kind: draft, model: FOLDER}'")
@@ -209,6 +212,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
 
 
+def _quiet_others() -> None:
+    """Keep the libraries' warnings, of which none is a newcomer's to mend, off the screen; ours are shown, and with
+    PYTHONWARNINGS or TORCH_LOGS set everything is as they say."""
+    if not sys.warnoptions:
+        for name in ("torch", "triton", "torch_mlir", "iree", "jupyter", "ipywidgets"):
+            warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
+    if "TORCH_LOGS" not in os.environ:
+        logging.getLogger("torch").setLevel(logging.ERROR)
+
+
 def _fail(message: str, debug: bool = False, code: int = 2) -> int:
     if debug:
         traceback.print_exc()
@@ -218,6 +231,7 @@ def _fail(message: str, debug: bool = False, code: int = 2) -> int:
 
 
 def entry() -> None:
+    _quiet_others()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character still gets the text
             stream.reconfigure(errors="backslashreplace")

@@ -22,7 +22,7 @@ def quality(
     ] = None,
     model: Annotated[str, typer.Option(help="a folder with a tokenizer, demo or demo-draft")] = "demo",
     dtype: Annotated[str, typer.Option(help="of the variants: auto, float32 or bfloat16")] = "float32",
-    lane: Annotated[str, typer.Option(help="of the variants: eager starts at once; auto, inductor, mlir")] = "eager",
+    lane: Annotated[str, typer.Option(help="of the variants: auto, eager (compiles nothing), mlir, inductor")] = "auto",
     text: Annotated[
         list[Path] | None, typer.Option(help="score this file; the demo's held-out modules unless given")
     ] = None,

@@ -22,6 +22,7 @@ from workbench.engine.observed import observed
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
 from workbench.engine.rows import RowsExecutor
+from workbench.engine.vetting import Vetted
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
@@ -131,6 +132,8 @@ def executor_for(
         blocks = EagerExecutor(model, store)
     if lanes.decode is not Lane.MLIR or store_problem(store.shapes) is not None:
         return blocks
+    if not lanes.vetted:
+        blocks = Vetted(model, blocks, lambda: EagerExecutor(model, store))
     problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:
         raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")

@@ -15,12 +15,14 @@ _OFF_CPU = ", ".join((Lane.TRITON, Lane.INDUCTOR, Lane.EAGER))
 @dataclass(frozen=True)
 class Lanes:
     """`decode` carries out steps in which every sequence computes one token, `blocks` all other steps, but for their
-    attention, which is `reads`."""
+    attention, which is `reads`. What is not `vetted` has compiled nothing here yet: under `auto` it is then the first
+    long prefill that finds out whether `blocks` works (see vetting.py)."""
 
     decode: Lane
     blocks: Lane
     reads: Lane
     reason: str
+    vetted: bool = True
 
     @classmethod
     def one(cls, lane: Lane, reason: str) -> Lanes:

@@ -1,36 +1,63 @@
-"""The lane `auto`: which lane decodes one model fastest here. Tried once with the model itself, then remembered."""
+"""The lane `auto`: the lane that decodes one model here, tried once with the model itself, then remembered.
+
+Compiled lanes are tried in order of preference, and the first that is right is taken unless the modules as written
+are clearly quicker, in several quiet trials. The lanes after it are not compiled: that takes Inductor half a minute,
+and where both were timed the first was always quicker (experiments/LOG.md).
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import math
 import os
-import statistics
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from compiled_kernels import Lane, LaneError
-from compiled_kernels.choice import best_lane
-from compiled_kernels.remembered import Remembered, directory, machine
+from compiled_kernels.choice import CLEARLY
+from compiled_kernels.remembered import Remembered, cpu_model, directory, machine
+from compiled_kernels.right import right_lane
 from workbench.cache.format import CacheFormat
 from workbench.engine.exact import Held, decode_of_one, expected
-from workbench.engine.executors import Unit, executor_for
+from workbench.engine.executors import EagerExecutor, Unit, executor_for
 from workbench.engine.lanes import Lanes
 from workbench.engine.plan import StepPlan
+from workbench.engine.rounds import Times, timed
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
 FILE = "decode_lanes.json"
+RULE = 2  # raised when what follows from a trial changes: older entries are tried again
 CONTEXT = 256  # tokens before the one that is decoded
-PREFILL = 512  # tokens of the prefill whose attention is compared
-ROUNDS = 15
+PREFILL = 128  # tokens of the prefill whose attention is checked
+TRIALS = 3  # the modules as written are taken only if all of them say so
 MOST_LETTERS = 300  # of a reason
-BUSY = 1.5  # a median this much above the quickest round was disturbed: chosen by, not remembered
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was found for one model: `seconds` of a decode step by lane, and why other lanes were `refused` or are
+    `untried`. `quiet`: the figures agree with themselves, so they are remembered."""
+
+    chosen: Lane
+    seconds: Mapping[Lane, float]
+    refused: Mapping[Lane, str] = field(default_factory=dict)
+    untried: Mapping[Lane, str] = field(default_factory=dict)
+    quiet: bool = True
+
+    def __str__(self) -> str:
+        order = sorted(self.seconds.items(), key=lambda item: item[1])
+        told = [f"{lane} {1000 * seconds:.2f} ms" for lane, seconds in order]
+        told += [f"{lane} not chosen: {reason}" for lane, reason in self.refused.items()]
+        told += [f"{lane} not tried: {reason}" for lane, reason in self.untried.items()]
+        return ", ".join(told)
 
 
 def measured(
@@ -42,35 +69,36 @@ def measured(
     cache: CacheFormat | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> Lanes:
-    """`lanes` of `auto` with the decode lane that is quickest for `model` on this machine, and why.
+    """Return `lanes` of `auto` with the decode lane that `model` takes on this machine, and why.
 
-    The candidates decode one token in turn; `unit` is what Inductor compiles. One that fails, or whose logits are
-    further from exact ones than arithmetic in this precision is, is not chosen. What was measured is remembered by
-    machine, versions, model and threads. Raises WorkbenchError where no candidate is left.
+    The candidates, `lanes.decode` and then `lanes.blocks`, decode one token in turn with the modules as written;
+    `unit` is what Inductor compiles. One that fails, or whose logits are further from exact ones than arithmetic in
+    this precision is, is not chosen. What was measured is remembered by machine, versions, model and threads.
     """
     if lanes.decode is lanes.blocks:
         return lanes  # there is nothing to choose between
     kept = kept or Remembered(directory() / FILE)
     held = Held(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
     key = _key(model, lanes, held, unit)
-    found = _sound(kept.load().get(key))
+    found = _trial(kept.load().get(key))
     if found is None:
         found = _tried(lanes, model, held, unit)
-        if found.pop("quiet"):
-            kept.add(key, found)
-    seconds = {Lane(name): value for name, value in found["seconds"].items()}
-    told = [f"{lane} {1000 * value:.2f} ms" for lane, value in sorted(seconds.items(), key=lambda item: item[1])]
-    told += [f"{lane} not chosen: {reason}" for lane, reason in found["refused"].items()]
-    decode = min(seconds, key=seconds.__getitem__)
-    if lanes.blocks in found["refused"]:  # what cannot decode is not trusted with a prefill either
+        if found.quiet:
+            kept.add(key, _entry(found, model, held, unit))
+    told = [str(found)]
+    if lanes.blocks in found.refused:  # what cannot decode is not trusted with a prefill either
         lanes = replace(lanes, blocks=Lane.EAGER, reads=Lane.EAGER)
         told.append("prefill on eager")
+    lanes = replace(lanes, vetted=lanes.blocks not in found.untried)
     reads, why = _reads(lanes, model, held)
-    return replace(lanes, decode=decode, reads=reads, reason=f"auto: a decode step takes {', '.join(told)}; {why}")
+    reason = f"auto: a decode step takes {', '.join(told)}; {why}"
+    return replace(lanes, decode=found.chosen, reads=reads, reason=reason)
 
 
 def _reads(lanes: Lanes, model: Transformer, held: Held) -> tuple[Lane, str]:
     """The lane of a prefill's attention, by the first layer's shape."""
+    if lanes.reads is lanes.blocks:
+        return lanes.blocks, f"attention of a prefill on {lanes.blocks}"
     attention, format = model.spec.layers[0].attention, held.shapes[0].format
     arguments = {
         "contexts": (PREFILL,), "spans": (PREFILL,), "groups": attention.groups, "share": attention.share,
@@ -79,52 +107,76 @@ def _reads(lanes: Lanes, model: Transformer, held: Held) -> tuple[Lane, str]:
     if format.packed:
         arguments |= {"formats": format.kinds, "run": format.group, "columns": format.columns, "lag": format.residual}
     try:
-        choice = best_lane(
-            "quantized_attention" if format.packed else "paged_attention", arguments, (lanes.reads, lanes.blocks)
-        )
+        operator = "quantized_attention" if format.packed else "paged_attention"
+        choice = right_lane(operator, arguments, (lanes.reads, lanes.blocks))
     except LaneError as error:
         return lanes.blocks, str(error)
-    return choice.lane, f"attention of {PREFILL} tokens {choice.reason}"
+    return choice.lane, f"attention of a prefill {choice.reason}"
 
 
-def _tried(lanes: Lanes, model: Transformer, held: Held, unit: Unit) -> dict[str, Any]:
-    candidates = (lanes.decode, lanes.blocks)
-    # A store each: what one candidate writes, another must not find there.
-    (store, plan), *stores = (decode_of_one(model, held, CONTEXT) for _ in range(1 + len(candidates)))
-    seconds: dict[Lane, list[float]] = {}
-    refused: dict[str, str] = {}
+def _tried(lanes: Lanes, model: Transformer, held: Held, unit: Unit) -> Trial:
+    """Try the candidates in order, each beside the modules as written, until one is taken."""
+    (store, plan), (plain_store, _) = (decode_of_one(model, held, CONTEXT) for _ in range(2))
+    plain = EagerExecutor(_as_written(model), plain_store)
+    refused: dict[Lane, str] = {}
+    seconds: dict[Lane, float] = {}
+    quiet = True
+    candidates = [lane for lane in dict.fromkeys((lanes.decode, lanes.blocks)) if lane is not Lane.EAGER]
     with torch.inference_mode():
-        steps: dict[Lane, Callable[[StepPlan], Tensor]] = {}
         exact, bound = expected(model, store, plan)
-        for lane, (own, _) in zip(candidates, stores, strict=True):
+        for number, lane in enumerate(candidates):
             try:
-                executor = executor_for(model, own, replace(lanes, decode=lane), unit)
-                rows = executor.forward(plan).double()
+                # A store of its own: what one candidate writes, another must not find there.
+                own, _ = decode_of_one(model, held, CONTEXT)
+                step = executor_for(model, own, replace(lanes, decode=lane), unit).forward
+                away = (step(plan).double() - exact).abs().max().item()
             except Exception as error:  # whatever a compiler throws is a reason not to choose its lane
                 ours = isinstance(error, (LaneError, WorkbenchError))
                 words = str(error) if ours else f"{type(error).__name__}: {error}"
-                refused[str(lane)] = " ".join(words.split())[:MOST_LETTERS]
+                refused[lane] = " ".join(words.split())[:MOST_LETTERS]
                 continue
-            away = (rows - exact).abs().max().item()
             if not away <= bound:
-                refused[str(lane)] = f"its logits are {away:.2g} away from exact ones, {bound:.2g} is allowed"
+                refused[lane] = f"its logits are {away:.2g} away from exact ones, {bound:.2g} is allowed"
                 continue
-            steps[lane], seconds[lane] = executor.forward, []
-        for _ in range(ROUNDS):
-            for lane, step in steps.items():
-                began = time.perf_counter()
-                step(plan)
-                seconds[lane].append(time.perf_counter() - began)
-    if not seconds:
-        told = "; ".join(f"{lane}: {reason}" for lane, reason in refused.items())
-        raise WorkbenchError(f"lane auto: no lane decodes {model.spec.name} rightly here ({told}); lane eager may")
-    medians = {str(lane): statistics.median(values) for lane, values in seconds.items()}
-    quiet = all(statistics.median(values) < BUSY * min(values) for values in seconds.values())
-    return {"seconds": medians, "refused": refused, "quiet": quiet, "model": model.spec.name}
+            trials = list(_trials(lane, step, plain.forward, plan))
+            for each in trials:
+                seconds |= {one: min(found, seconds.get(one, math.inf)) for one, found in each.seconds.items()}
+            quiet = quiet and trials[-1].quiet
+            if not _slower(lane, trials[-1]):
+                why = f"{lane} is right, no slower than eager, and compiled already"
+                return Trial(lane, seconds, refused, dict.fromkeys(candidates[number + 1 :], why), quiet)
+        if not seconds:
+            seconds = dict(timed({Lane.EAGER: lambda: plain.forward(plan)}).seconds)
+    return Trial(Lane.EAGER, seconds, refused, {}, quiet)
+
+
+def _trials(
+    lane: Lane, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
+) -> Iterator[Times]:
+    """Trials of `lane` beside the modules as written: one, and others as long as they say that it is clearly slower."""
+    for _ in range(TRIALS):
+        found = timed({lane: lambda: step(plan), Lane.EAGER: lambda: plain(plan)})
+        yield found
+        if not _slower(lane, found):
+            return
+
+
+def _slower(lane: Lane, found: Times) -> bool:
+    """Whether a quiet trial says that `lane` is clearly slower than the modules as written."""
+    return found.quiet and found.seconds[Lane.EAGER] < CLEARLY * found.seconds[lane]
+
+
+def _as_written(model: Transformer) -> Transformer:
+    """A copy of the modules on the lane eager, over the same weights."""
+    shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
+    plain = copy.deepcopy(model, shared)
+    plain.run_on(Lane.EAGER)
+    return plain
 
 
 def _key(model: Transformer, lanes: Lanes, held: Held, unit: Unit) -> str:
     what: Mapping[str, Any] = {
+        "rule": RULE,
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
@@ -137,11 +189,43 @@ def _key(model: Transformer, lanes: Lanes, held: Held, unit: Unit) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def _sound(found: Any) -> dict[str, Any] | None:
+def _entry(found: Trial, model: Transformer, held: Held, unit: Unit) -> dict[str, Any]:
+    """What is remembered: the trial, and what a reader of `workbench doctor` is told it was of."""
+    kinds = dict.fromkeys(str(shape.format) for shape in held.shapes)
+    return {
+        "chosen": str(found.chosen),
+        "seconds": {str(lane): value for lane, value in found.seconds.items()},
+        "refused": {str(lane): why for lane, why in found.refused.items()},
+        "untried": {str(lane): why for lane, why in found.untried.items()},
+        "model": model.spec.name,
+        "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}",
+        "cache": f"{', '.join(kinds)} {str(held.dtype).removeprefix('torch.')}",
+        "unit": unit,
+        "threads": torch.get_num_threads(),
+        "cpu": cpu_model(),
+        "here": machine(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+    }
+
+
+def _trial(found: Any) -> Trial | None:
     """A remembered entry that can be used; a damaged one is as if it had never been."""
     try:
-        values = [float(value) for lane, value in found["seconds"].items() if Lane(lane)]
-        sound = all(0 < value < float("inf") for value in values) and isinstance(found["refused"], dict) and values
+        seconds = {Lane(lane): float(value) for lane, value in found["seconds"].items()}
+        refused, untried = (
+            {Lane(lane): str(why) for lane, why in found[name].items()} for name in ("refused", "untried")
+        )
+        chosen = Lane(found["chosen"])
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    return found if sound else None
+    sound = chosen in seconds and all(0 < value < math.inf for value in seconds.values())
+    return Trial(chosen, seconds, refused, untried) if sound else None
+
+
+def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:
+    """Every trial that is remembered, newest last, as `_entry` has it; `valid` says whether machine, versions and code
+    are still those it was made with. Damaged entries are left out."""
+    entries = (kept or Remembered(directory() / FILE)).load().values()
+    named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")
+    sound = [entry for entry in entries if _trial(entry) is not None and all(name in entry for name in named)]
+    return [{**entry, "valid": entry["here"] == machine()} for entry in sound]

@@ -18,6 +18,7 @@ from workbench.study.machine import cpu_model, is_busy, last_level_cache
 from workbench.study.measure_ceilings import (
     GEMM_SHAPE,
     Ceiling,
+    enough_bytes,
     level_of,
     measure_gemm_rate,
     measure_read_bandwidth,
@@ -122,7 +123,9 @@ def _highest(kept: dict[str, Ceiling], *keys: str) -> Ceiling | None:
 
 
 def _read_key(threads: int, size: int, compiled: bool) -> str:
-    return f"{_machine(threads)}, read {_bucket(size)} {level_of(size, last_level_cache())}{' compiled' * compiled}"
+    cache = last_level_cache()
+    bucket = _bucket(min(size, enough_bytes(cache)))  # beyond that, one measurement serves all sizes
+    return f"{_machine(threads)}, read {bucket} {level_of(size, cache)}{' compiled' * compiled}"
 
 
 def _gemm_key(threads: int, dtype: str, shape: tuple[int, int, int]) -> str:

@@ -197,9 +197,10 @@ class Experiment(Shown, Part):
 
     @classmethod
     def read(cls, path: Path | str, overrides: tuple[str, ...] = ()) -> Experiment:
-        """The experiment in a YAML file."""
+        """The experiment in a YAML file. Where there is no such file, `experiments/NAME.yaml` is the project's own of
+        that name, which is installed with it: so README's commands run outside of a checkout too."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = _file_of(Path(path)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             fault = type(error).__name__
             raise WorkbenchError(f"{path}: cannot read this experiment ({fault}); name a YAML file") from None
@@ -216,6 +217,12 @@ class Experiment(Shown, Part):
     def _shown(self) -> Table:
         rows = [(path, value) for path, value in differing(self) if path != "question"]
         return Table(self.question, rows, note="", folded=(("all settings, as YAML", self.to_yaml()),))
+
+
+def _file_of(path: Path) -> Path:
+    """`path`, or the project's own experiment that it names."""
+    ours = Path(__file__).resolve().parents[2] / "experiments" / path.name
+    return ours if path.parent == Path("experiments") and not path.exists() and ours.is_file() else path
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+import compiled_kernels
+from compiled_kernels import Lane, LaneError
+from compiled_kernels.lanes import lane_problems
 from workbench.errors import WorkbenchError
 from workbench.study.machine import cpu_times, last_level_cache, others_cpu_share
 
@@ -47,18 +50,23 @@ def level_of(working_set_bytes: int, cache_bytes: int | None) -> str:
     return "cache" if working_set_bytes <= cache_bytes else "DRAM"
 
 
+def enough_bytes(cache_bytes: int | None) -> int:
+    """Bytes beyond which a larger working set reads no slower, so that none is measured."""
+    return max(MOST_BYTES, 4 * (cache_bytes or 0))
+
+
 def measure_read_bandwidth(
     working_set_bytes: int, threads: int | None = None, compiled: bool = False
 ) -> Ceiling:
     """Bytes a second at which `working_set_bytes` are streamed, once per pass, by the best of several ways.
 
-    `compiled` adds a compiled multiply-reduce where a C++ compiler is at hand (the first time takes long).
+    `compiled` adds a compiled product of one row: MLIR's where that lane works (a fifth of a second the first time),
+    else Inductor's where a C++ compiler is at hand (up to half a minute the first time).
     """
     if working_set_bytes < 4:
         raise WorkbenchError(f"working set of {working_set_bytes} bytes: must be at least 4")
     cache = last_level_cache()
-    enough = max(MOST_BYTES, 4 * (cache or 0))
-    count = min(working_set_bytes, enough) // 4
+    count = min(working_set_bytes, enough_bytes(cache)) // 4
     width = min(WIDTH, count)
     data = _filled(count - count % width).view(-1, width)
     nbytes = data.numel() * 4
@@ -147,7 +155,12 @@ def _reads(data: torch.Tensor, compiled: bool) -> dict[str, Callable[[], object]
     }
     if flat.numel() % 2 == 0:
         ways["torch.sum of int64 views"] = lambda: torch.sum(flat.view(torch.int64))
-    if compiled and any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+    if compiled and lane_problems()[Lane.MLIR] is None:
+        row = vector[None]
+        with suppress(LaneError):  # rows of a width that the kernel does not take: the others stand
+            compiled_kernels.linear(row, data, lane=Lane.MLIR)
+            ways["mlir product of one row"] = lambda: compiled_kernels.linear(row, data, lane=Lane.MLIR)
+    elif compiled and any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         reduce = torch.compile(_multiply_reduce, dynamic=False)
         with suppress(RuntimeError):  # a compiler without Python's headers: the others stand
             reduce(data, vector)

@@ -1,0 +1,199 @@
+"""What a user does, in an environment as a user has it: README's commands, the conformity kits, every notebook.
+
+    python -m tests.fresh_environment                  # builds the wheel, makes the environment, runs everything
+    python -m tests.fresh_environment --environment F  # in this environment, into which the wheel is installed
+    python -m tests.fresh_environment --only commands  # or notebooks
+
+One fresh environment with two layers: the wheel alone, as `make demo` installs it, for the commands; then the wheel's
+extra `lab`, as `make lab`, for the notebooks. Everything runs outside of the checkout, and finds nothing of it.
+It is a step of .ci/run after the suite, not a test of the suite: it needs the package index and some minutes, and the
+suite's own environment must stand before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND_SECONDS = 240
+# Beginnings of README's commands that are not run here, and why: as a rule they take minutes and have tests.
+LEFT_OUT = {
+    "workbench bench": "minutes of measuring",
+    "workbench kernels bench": "minutes of measuring",
+    "workbench kernels check": "runs in the suite, case by case",
+    "workbench kernels show paged_attention --lane triton": "wants the extra lab",
+    "workbench kernels show add_rms_norm --lane inductor": "half a minute of Inductor",
+    "workbench quality": "minutes of measuring",
+    "workbench run experiments/kv_precision.yaml": "minutes of measuring",
+    "workbench run experiments/kv_evict.yaml": "minutes of measuring",
+    "workbench run experiments/determinism.yaml": "minutes of measuring",
+    "workbench run experiments/speculation.yaml": "minutes of measuring",
+    "workbench run experiments/disaggregation.yaml": "minutes of simulation",
+    "workbench run experiments/together.yaml": "minutes, on a model of 135 million parameters",
+    "workbench simulate azure": "minutes of simulation",
+    "workbench sweep --resume": "wants a sweep that was killed",
+    "workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8 --executor ray": "wants a cluster",
+    "workbench compare runs/a runs/b": "wants the extra plots",
+    "workbench reproduce runs/together-": "the run it names was not made here",
+    "workbench cost": "a minute of simulation",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of README, and the file `mine.py` as README has it above that command."""
+
+    command: str
+    mine: str
+
+
+def steps(readme: str) -> Iterator[Step]:
+    """README's commands in order: lines of its fenced blocks that begin with `workbench` or `python -`."""
+    mine = ""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", readme, re.M | re.S):
+        if language == "python":
+            mine = block if block.startswith("# mine.py") else mine
+            continue
+        for line in block.splitlines() if not language else ():
+            command = re.split(r"\s+# ", line)[0].strip()
+            if command.startswith(("workbench ", "python -")):
+                yield Step(command, mine)
+
+
+def left_out(command: str) -> str | None:
+    """Why a command of README is not run here; None where it is."""
+    return next((why for start, why in LEFT_OUT.items() if command.startswith(start)), None)
+
+
+def put_in_place(command: str, runs: Path) -> str:
+    """`command` with the runs that were made here in place of those that README names."""
+    made = sorted(path.name for path in runs.glob("first_light-*")) or ["first_light-none"]
+    command = re.sub(r"runs/first_light-\.\.\.", f"runs/{made[0]}", command)
+    command = re.sub(r"runs/first_light-\d[\w-]*", f"runs/{made[0]}", command)
+    return re.sub(r"runs/b\b", f"runs/{made[-1]}", re.sub(r"runs/a(:\w+)?\b", f"runs/{made[0]}", command))
+
+
+class Environment:
+    """A virtual environment, and a folder of its own to work in."""
+
+    def __init__(self, place: Path, work: Path):
+        self.place, self.work = place, work
+        self.python = place / "bin" / "python"
+        ours = ("PYTHONPATH", "VIRTUAL_ENV")
+        self.variables = {name: value for name, value in os.environ.items() if name not in ours}
+        self.variables["PATH"] = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        self.variables["WORKBENCH_CACHE_DIR"] = str(work / "cache")
+        self.variables["TORCHINDUCTOR_CACHE_DIR"] = str(work / "inductor")
+
+    def run(self, command: str, seconds: float = COMMAND_SECONDS) -> str | None:
+        """What went wrong with a command, its last lines; None where it ended well."""
+        try:
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=self.work, env=self.variables, capture_output=True, text=True,
+                timeout=seconds, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"not over after {seconds:.0f} s"
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        if "Traceback (most recent call last)" in done.stderr or done.returncode:
+            return f"exit {done.returncode}: " + " | ".join(lines[-6:])
+        noise = [line for line in done.stderr.splitlines() if re.search(r"Warning|WARNING|Failed to load", line)]
+        return f"noise on stderr: {noise[0]}" if noise else None
+
+    def install(self, *what: str) -> None:
+        line = [self.python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        subprocess.run([*line, "--constraint", ROOT / "constraints.txt", *what], check=True)
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel of the checkout's tracked files, built without the network by this interpreter's setuptools."""
+    source = folder / "source"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    line = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*line, "--wheel-dir", folder, source], check=True)
+    (wheel,) = folder.glob("inference_workbench-*.whl")
+    return wheel
+
+
+def check_commands(environment: Environment) -> list[str]:
+    """Run README's commands in order; what failed."""
+    work, faults = environment.work, []
+    (work / "questions.jsonl").write_text(
+        '{"custom_id": "1", "method": "POST", "url": "/v1/completions", '
+        '"body": {"model": "demo", "prompt": "def f(n):", "max_tokens": 8}}\n'
+    )
+    todo = [Step("workbench doctor", "")]
+    todo += [step for step in steps((ROOT / "README.md").read_text()) if left_out(step.command) is None]
+    todo.sort(key=lambda step: step.command != "workbench run experiments/first_light.yaml")  # others name its run
+    for step in dict.fromkeys(todo):
+        (work / "mine.py").write_text(step.mine)
+        command = put_in_place(step.command, work / "runs")
+        faults += told(command, lambda command=command: environment.run(command))
+    for command in ("import workbench.testing", "import compiled_kernels, experiments"):
+        check = f"{command}; import workbench as w; assert {str(environment.place)!r} in w.__file__, w.__file__"
+        faults += told(command, lambda check=check: environment.run(f'python -c "{check}"'))
+    policy = 'from workbench.testing import check_policy; print(check_policy("fair"))'  # the kit README has no line of
+    faults += told("check_policy", lambda: environment.run(f"python -c '{policy}'"))
+    return faults
+
+
+def check_notebooks(environment: Environment) -> list[str]:
+    """Run every notebook from its first cell to its last; what failed."""
+    shutil.copytree(ROOT / "notebooks", environment.work / "notebooks", ignore=shutil.ignore_patterns("pictures"))
+    faults = []
+    for path in sorted((environment.work / "notebooks").glob("*.py")):
+        code = "import sys; from pathlib import Path; from workbench.lab.execute import execute"
+        line = f'python -c "{code}; wrong = execute(Path({str(path)!r})); print(*wrong); sys.exit(bool(wrong))"'
+        faults += told(path.name, lambda line=line: environment.run(line, 2 * COMMAND_SECONDS))
+    return faults
+
+
+def told(name: str, run) -> list[str]:
+    began = time.monotonic()
+    fault = run()
+    print(f"{'failed' if fault else 'ok':6} {time.monotonic() - began:6.1f} s  {name}", flush=True)
+    if fault:
+        print(f"       {fault}", flush=True)
+    return [f"{name}: {fault}"] if fault else []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--environment", type=Path, help="an existing one; else a fresh one is made and deleted")
+    parser.add_argument("--only", choices=("commands", "notebooks"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="workbench-fresh-") as folder:
+        work = Path(folder) / "work"
+        work.mkdir()
+        began = time.monotonic()
+        wheel = build_wheel(Path(folder))
+        environment = Environment((given.environment or Path(folder) / "venv").resolve(), work)
+        if given.environment is None:
+            subprocess.run([sys.executable, "-m", "venv", environment.place], check=True)
+        environment.install("--force-reinstall", "--no-deps", str(wheel))
+        environment.install(str(wheel))
+        print(f"installed {wheel.name} in {time.monotonic() - began:.0f} s", flush=True)
+        faults = check_commands(environment) if given.only != "notebooks" else []
+        if given.only != "commands":
+            environment.install(f"{wheel}[lab]")
+            faults += check_notebooks(environment)
+    print(f"{len(faults)} failed, {time.monotonic() - began:.0f} s" if faults else "all ran")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
