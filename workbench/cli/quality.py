@@ -79,7 +79,7 @@ def quality(
 
 def variant_of(words: str) -> tuple[str, dict]:
     """`[NAME:] PATH=VALUE PATH=VALUE ...` as a name and its settings; values as in YAML, quoted where need be."""
-    from workbench.study import yaml_text
+    from workbench.files import read_yaml
 
     name, colon, rest = words.partition(": ")
     try:
@@ -91,5 +91,5 @@ def variant_of(words: str) -> tuple[str, dict]:
         path, equals, value = setting.partition("=")
         if not equals or not path:
             raise WorkbenchError(f"variant {words!r}: write PATH=VALUE, for example cache.format=int8, not {setting!r}")
-        changes[path] = yaml_text.read(value)
+        changes[path] = read_yaml(value, f"variant {words!r}, {path}")
     return (name if colon else words), changes

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_json
 
 
 class OutputFile:
@@ -61,10 +61,10 @@ def _read(path: Path, handle: BinaryIO) -> tuple[list[str], int, int]:
         if not line.endswith(b"\n"):
             break
         try:
-            answer = json.loads(line)
+            answer = read_json(line)
             ids.append(str(answer["id"]))
             failed += answer["error"] is not None
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, LookupError):
             raise WorkbenchError(f"output {path}, line {number}: is no answer of a batch; name another file") from None
         end += len(line)
     return ids, failed, end

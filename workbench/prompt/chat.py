@@ -11,6 +11,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_bytes, read_json_object
 from workbench.prompt.tokenizer import Tokenizer
 
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
@@ -37,9 +38,9 @@ class ChatTemplate:
         """The template in `chat_template.jinja` or, before it came, `tokenizer_config.json`; None without one."""
         file, config = Path(folder) / FILE, Path(folder) / CONFIG
         try:
-            values = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-            text = file.read_text(encoding="utf-8") if file.exists() else values.get("chat_template")
-        except (OSError, ValueError, AttributeError) as error:
+            values = read_json_object(read_bytes(config), str(config)) if config.exists() else {}
+            text = read_bytes(file).decode("utf-8") if file.exists() else values.get("chat_template")
+        except ValueError as error:
             raise WorkbenchError(f"{folder}: its chat template cannot be read ({error})") from None
         if isinstance(text, list):  # several by name
             text = next((each.get("template") for each in text if each.get("name") == "default"), None)

@@ -11,9 +11,11 @@ from pathlib import Path
 import tokenizers
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_bytes
 from workbench.prompt.token_bytes import ByteRule, Front, rule_of
 
 FILE = "tokenizer.json"
+MAX_BYTES = 256 << 20  # ten times the largest vocabulary met
 
 
 class Tokenizer:
@@ -49,10 +51,12 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: Path | str) -> Tokenizer:
         try:
-            text = Path(path).read_bytes().decode("utf-8")
-        except FileNotFoundError:
-            raise WorkbenchError(f"{path}: no such file; name a Hugging Face {FILE}") from None
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_bytes(path, MAX_BYTES).decode("utf-8")
+        except UnreadableText as error:
+            if not Path(path).exists():
+                raise WorkbenchError(f"{path}: no such file; name a Hugging Face {FILE}") from None
+            raise _unreadable(path, error.reason) from None
+        except UnicodeDecodeError as error:
             raise _unreadable(path, error) from None
         try:
             return cls(tokenizers.Tokenizer.from_str(text))
@@ -145,7 +149,7 @@ class Tokenizer:
         return f"Tokenizer({kind}, vocab={self.vocab}, control={len(self._controls)})"
 
 
-def _unreadable(path: Path | str, error: Exception) -> WorkbenchError:
+def _unreadable(path: Path | str, error: Exception | str) -> WorkbenchError:
     reason = " ".join(str(error).split())
     return WorkbenchError(
         f"{path}: no readable tokenizer ({reason}); copy {FILE} anew from the model's source"

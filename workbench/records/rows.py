@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.files import UnreadableText, read_json, read_json_object
 from workbench.records.places import Place, read_text
 from workbench.records.settings_text import Pieces, as_json
 from workbench.study.run_folder import MANIFEST, MARKER
@@ -64,9 +65,9 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
     if not outcome and '"environment"' not in text and text.rstrip().endswith("}"):
         return None  # whole, and something else
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Row(place.name, None, place.path, f"damaged: {str(error).splitlines()[0]}", None, None, None)
+        record = read_json(text)
+    except UnreadableText as error:
+        return Row(place.name, None, place.path, f"damaged: {error.reason}", None, None, None)
     if outcome:
         return _failed(place, record)
     if not isinstance(record, dict) or "environment" not in record:
@@ -133,7 +134,6 @@ def with_changes(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:
 
 def _object(text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        return read_json_object(text or "{}")
+    except UnreadableText:
         return {}
-    return found if isinstance(found, dict) else {}

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-import yaml
-
+from workbench.files import read_yaml
 from workbench.study.run_folder import strict
 
 KEY = re.compile(r"\n(?=[A-Za-z_])")  # only a key begins there: what goes on from a line before is set in, or a list
@@ -47,9 +46,9 @@ def _read(piece: str) -> str | None:
     if found := NUMBER.fullmatch(piece):
         return f'"{found[1]}": {found[2]}'
     try:
-        found = yaml.load(piece + "\n", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = read_yaml(piece + "\n")
         if not isinstance(found, dict):
             return None
         return json.dumps(strict(found), default=str)[1:-1] or None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return None

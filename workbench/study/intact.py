@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_bytes, read_json, read_json_file
 from workbench.study import alive
 
 MARKER = "INCOMPLETE"
@@ -63,7 +64,7 @@ def condition(path: Path, contents: bool = False) -> Condition:
         return Condition("no manifest", readable=here)
     try:
         manifest = _manifest(path)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         return Condition("damaged", lacks=(f"{MANIFEST} is damaged ({error})",), readable=here)
     wrong = {name: _wrong(path / name, expected, contents) for name, expected in manifest.items()}
     lacks = tuple(f"{name} {told}" for name, told in wrong.items() if told)
@@ -85,13 +86,13 @@ def marker_text(ended: bool = False) -> bytes:
 
 def _writer(path: Path) -> object:
     try:
-        return json.loads((path / MARKER).read_bytes().splitlines()[1])
-    except (OSError, ValueError, IndexError):
+        return read_json(read_bytes(path / MARKER).splitlines()[1])
+    except (ValueError, IndexError):
         return None
 
 
 def _manifest(path: Path) -> dict[str, dict]:
-    files = json.loads((path / MANIFEST).read_bytes())["files"]
+    files = read_json_file(path / MANIFEST)["files"]
     if not all(name == Path(name).name and set(entry) == {"bytes", "sha256"} for name, entry in files.items()):
         raise ValueError("an entry is not a file of this folder")
     return files
