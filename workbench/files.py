@@ -1,4 +1,4 @@
-"""Read YAML and JSON that a person wrote or a folder holds; write a file whole or not at all.
+"""Read YAML and JSON that a person wrote or a folder holds.
 
 A few hundred bytes of YAML can stand for gigabytes (aliases of aliases), a number can have a million digits, a list can
 be nested deeper than Python recurses. Here everything has a bound, and whatever is wrong is one `UnreadableText`, which
@@ -8,11 +8,13 @@ names the file, the line and what would be right. Plain values come out, never o
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import yaml
 from yaml.composer import Composer
 from yaml.constructor import SafeConstructor
@@ -127,6 +129,15 @@ def read_yaml_file(path: Path | str, max_bytes: int = MAX_YAML_BYTES) -> Any:
 def read_json_file(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """As `read_json`, of a file, which every error names."""
     return read_json(read_bytes(path, max_bytes), str(path), max_bytes)
+
+
+def cache_directory() -> Path:
+    """Return `$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench: what may be deleted at any time.
+
+    The same as `compiled_kernels.remembered.directory`, without loading torch.
+    """
+    given = os.environ.get("WORKBENCH_CACHE_DIR")
+    return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
 
 
 class _Refused(yaml.YAMLError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.files import UnreadableText, read_json, read_json_object
+from workbench.files import MAX_DEPTH, UnreadableText, read_json, read_json_object
 from workbench.records.places import Place, read_text
 from workbench.records.settings_text import Pieces, as_json
 from workbench.study.run_folder import MANIFEST, MARKER
@@ -33,9 +33,13 @@ class Row:
 
 def run_rows(places: Sequence[Place]) -> list[Row]:
     """One row a run; a JSON file that is no record has none."""
+    return [row for row in rows_by_place(places) if row is not None]
+
+
+def rows_by_place(places: Sequence[Place]) -> list[Row | None]:
+    """The row of each place, None of a JSON file that is no record."""
     pieces: Pieces = {}
-    found = (_folder(place, pieces) if place.files else _file(place, pieces) for place in places)
-    return [row for row in found if row is not None]
+    return [_folder(place, pieces) if place.files else _file(place, pieces) for place in places]
 
 
 def _folder(place: Place, pieces: Pieces) -> Row:
@@ -54,8 +58,16 @@ def _folder(place: Place, pieces: Pieces) -> Row:
 
 
 def _if_object(text: str | None) -> str | None:
-    """A text that is no object is no part of a record; whether one is whole is found out with its keys."""
-    return text if text is None or text[:1] == "{" else "not an object"
+    """A text that is no object is no part of a record; whether one is whole is found out with its keys. DuckDB is never
+    handed one that is nested deep: it gives up the whole database."""
+    if text is None:
+        return None
+    if text[:1] == "{" and text.count("{") + text.count("[") <= MAX_DEPTH:
+        return text
+    try:
+        return text if isinstance(read_json(text), dict) else "not an object"
+    except UnreadableText:
+        return "not an object"
 
 
 def _file(place: Place, pieces: Pieces) -> Row | None:
