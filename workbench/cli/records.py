@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.shared import Format
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, cannot_write
 
 
 class Drawn(StrEnum):
@@ -86,7 +86,7 @@ def compare(
     try:
         out.write_bytes(content)
     except OSError as error:
-        raise WorkbenchError(f"--out {out}: cannot be written ({error.strerror})") from None
+        raise cannot_write(f"--out {out}", error) from None
 
 
 def _content(found, axes: list[str], format: Drawn) -> bytes:

@@ -6,11 +6,13 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from workbench.files import MAX_DEPTH, UnreadableText, read_json, read_json_object
 from workbench.records.places import Place, read_text
 from workbench.records.settings_text import Pieces, as_json
+from workbench.study.intact import unfinished
 from workbench.study.run_folder import MANIFEST, MARKER
 
 NAMED_BY = ("peer", "operator", "case", "lane", "format", "work", "batch", "depth")  # rows that have no variant's name
@@ -46,7 +48,7 @@ def _folder(place: Place, pieces: Pieces) -> Row:
     text = place.read("experiment.yaml")
     experiment = as_json(text, pieces) if text else None
     if MARKER in place.files:
-        state = "unfinished: killed, or still running"
+        state = unfinished(Path(place.path))
     elif MANIFEST not in place.files:
         state = f"incomplete: {MANIFEST} is missing, half of it was copied"
     elif missing := [name for name in ("experiment.yaml", "summary.json") if name not in place.files]:
