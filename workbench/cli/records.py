@@ -37,7 +37,7 @@ def runs(
 ) -> None:
     """List runs by SQL. A setting is a column by its path (cache.format), a measure by its name (ttft_s_p50).
 
-    What is listed is what lies in the folder now: there is no index. SQL reads these tables and nothing else."""
+    What is listed is what lies in the folder now. SQL reads these tables and nothing else."""
     from workbench.records.runs import open_runs
     from workbench.records.text import told
 

@@ -1,4 +1,4 @@
-"""A folder of runs, opened as a database. Nothing is kept besides the runs: what is listed is what lies there."""
+"""A folder of runs, opened as a database: what is listed is what lies there, whatever an index still knows."""
 
 from __future__ import annotations
 
