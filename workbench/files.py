@@ -33,6 +33,7 @@ except ImportError:  # PyYAML was built without libyaml
 MAX_YAML_BYTES = 8 << 20  # of the text, and of the text that its aliases stand for
 MAX_VALUES = 250_000  # in a YAML text, its aliases written out
 MAX_JSON_BYTES = 16 << 20
+CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is
 MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
 MAX_DIGITS = 100  # characters of a number: as a float it is finite, and it can be printed
 MANY_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS}}}")
@@ -47,6 +48,7 @@ class UnreadableText(WorkbenchError):
     """What is wrong with a text: `where` it came from, and the `reason`."""
 
     def __init__(self, where: str, reason: str):
+        where = " ".join(where.split()) if "\n" in where else where
         super().__init__(f"{where}: {reason}" if where else reason)
         self.where, self.reason = where, reason
 
@@ -112,8 +114,10 @@ def read_json_object(text: str | bytes, where: str = "", max_bytes: int = MAX_JS
 def read_bytes(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Return a file's bytes. Raises UnreadableText where it cannot be read, or holds more than `max_bytes`."""
     try:
-        with open(path, "rb") as file:
-            found = file.read(max_bytes + 1)
+        with open(path, "rb", buffering=0) as file:
+            found = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
+            while len(found) <= max_bytes and (more := file.read(CHUNK)):
+                found += more
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise UnreadableText(str(path), f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(found) > max_bytes:

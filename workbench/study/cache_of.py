@@ -33,7 +33,7 @@ def smaller_context(experiment: Experiment, baseline: Experiment) -> int | None:
     stores = [store_of(spec, each.cache, dtype) for each in (experiment, baseline)]
     schedule = experiment.schedule
     chunk = min(schedule.chunk_tokens or schedule.max_num_batched_tokens, schedule.max_num_batched_tokens)
-    found = smaller_from(*map(parts_of, stores), chunk, experiment.cache.page_size)
+    found = smaller_from(parts_of(stores[0]), parts_of(stores[1]), chunk, experiment.cache.page_size)
     return None if found == ENDLESS else found
 
 
