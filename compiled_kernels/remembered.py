@@ -40,7 +40,7 @@ class Remembered:
     def load(self) -> dict[str, Any]:
         try:
             return dict(json.loads(self.file.read_bytes())["entries"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return {}
 
     def add(self, key: str, entry: Mapping[str, Any]) -> None:

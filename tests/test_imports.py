@@ -12,7 +12,10 @@ PACKAGES = ("workbench", "compiled_kernels", "experiments")
 
 # Lower rooms first; a module may import its own room and those below it.
 ORDER = [
-    ("workbench.errors", "workbench.pixels", "workbench.progress", "workbench.shown", "workbench.stages"),
+    (
+        "workbench.errors", "workbench.files", "workbench.pixels", "workbench.progress", "workbench.shown",
+        "workbench.stages",
+    ),
     ("compiled_kernels",),
     ("workbench.batch", "workbench.request", "workbench.trace", "workbench.user_parts"),
     ("workbench.traffic",),
@@ -42,6 +45,7 @@ FREE_OF_TORCH = (
     "workbench/cache/prefix.py",
     "workbench/cache/radix.py",
     "workbench/cache/tables.py",
+    "workbench/files.py",
     "workbench/pixels.py",
     "workbench/request.py",
     "workbench/shown.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 import sys
 import types
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 # What the two members of a union say of one value.
 TWICE = re.compile(r"(\S+): Input should be (.*?)( \(given .*?\)); \1: Input should be (.*?)\3")
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a quota, a limit on a file's length
 RED, PLAIN = "\033[31m", "\033[0m"
 
 
@@ -29,9 +31,16 @@ class WorkbenchError(ValueError):
         return shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__)
 
 
-def in_words(error: Exception | str) -> str:
+def in_words(error: BaseException | str) -> str:
     """What ended a request, for whoever asked for it: an error of ours speaks for itself."""
     return str(error) if isinstance(error, str | WorkbenchError) else f"{type(error).__name__}: {error}"
+
+
+def cannot_write(what: str, error: OSError) -> WorkbenchError:
+    """A file that could not be written, as the user's to put right: room on a full disk, another place for the rest."""
+    reason = error.strerror or " ".join(str(error).split())
+    remedy = "make room there" if error.errno in FULL else "name a file that can be written"
+    return WorkbenchError(f"{what}: cannot be written ({reason}); {remedy}, and run it again")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

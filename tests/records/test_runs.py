@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.records.folders import RECORDS, environment, many, run_of_rounds, write
 from tests.study.runs import small_recorder, write_run
 from workbench.errors import WorkbenchError
+from workbench.files import read_yaml
 from workbench.records.places import places
 from workbench.records.rows import run_rows
 from workbench.records.runs import Runs, open_runs
@@ -170,7 +171,7 @@ def test_whatever_a_summary_holds_is_no_crash(
 def test_settings_are_read_as_yaml_reads_them(value: dict) -> None:
     text = yaml_text.write({"first": 1, "group": value, **value})
     found = as_json(text, {})
-    assert found is not None and json.loads(found) == json.loads(json.dumps(strict(yaml_text.read(text)), default=str))
+    assert found is not None and json.loads(found) == json.loads(json.dumps(strict(read_yaml(text)), default=str))
 
 
 def test_pieces_read_once_are_right_in_every_later_text() -> None:

@@ -217,6 +217,6 @@ plain = st.recursive(
 
 @given(st.lists(plain, max_size=3))
 def test_a_list_is_written_on_one_line_and_read_back(value: list) -> None:
-    from workbench.study import yaml_text
+    from workbench.files import read_yaml
 
-    assert "\n" not in one_line(value) and yaml_text.read(one_line(value)) == value
+    assert "\n" not in one_line(value) and read_yaml(one_line(value)) == value

@@ -9,7 +9,6 @@ import weakref
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from workbench.cache.store import KVStore
 from workbench.errors import WorkbenchError
 
 MAGIC = b"pages of an inference workbench; may be deleted when no runner uses it\n"
+STAT_BLOCK = 512  # bytes of what `stat` counts as one
 HEADER = 4096  # bytes before the first page
 
 
@@ -47,11 +47,17 @@ class HostPages:
             mine, whole = whole[: count * each], whole[count * each :]
             self._pages.append(mine.view(count, each))
         self._sums: dict[tuple[int, int], int] = {}
+        self._unsaved: dict[tuple[int, int], str] = {}  # why nothing was saved in a place
 
     def save(self, table: int, page: int, place: int) -> None:
         """What stands in `page` of a table lies in `place` from now on."""
         self._sums.pop((table, place), None)
-        self._check_file()
+        try:
+            self._check_file(self.page_bytes[table])
+        except WorkbenchError as error:
+            self._unsaved[table, place] = str(error)
+            raise
+        self._unsaved.pop((table, place), None)
         begin, there = 0, self._pages[table][place - 1]
         for tensor in self.store.paged(table):
             raw = _bytes(tensor[page])
@@ -61,6 +67,8 @@ class HostPages:
 
     def load(self, table: int, place: int, page: int) -> None:
         """What was saved in `place` stands in `page` again. Errors: WorkbenchError where it is not what was saved."""
+        if (table, place) in self._unsaved:
+            raise WorkbenchError(f"{self._unsaved[table, place]}; a page was not saved, its request cannot go on")
         self._check_file()
         there = self._pages[table][place - 1]
         if (table, place) not in self._sums or _checksum(there) != self._sums[table, place]:
@@ -72,9 +80,9 @@ class HostPages:
             tensor[page] = there[begin : begin + count].clone().view(tensor.dtype).view(tensor[page].shape)
             begin += count
 
-    def _check_file(self) -> None:
+    def _check_file(self, to_write: int = 0) -> None:
         if self.file is not None:
-            self.file.check()
+            self.file.check(to_write)
 
 
 class PageFile:
@@ -85,7 +93,8 @@ class PageFile:
         if importlib.util.find_spec("fcntl") is None or not hasattr(os, "posix_fallocate"):
             raise WorkbenchError("offload: pages can lie in a file on Linux only; set offload: memory")
         try:
-            self._handle: BinaryIO = open(path, "a+b")  # noqa: SIM115  it stays open as long as its pages are mapped
+            # It stays open as long as its pages are mapped; without a buffer closing it has nothing left to write.
+            self._handle = open(path, "a+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise WorkbenchError(f"offload: cannot write {path} ({error.strerror}); name a file in a folder") from None
         try:
@@ -109,23 +118,30 @@ class PageFile:
         try:
             self._handle.truncate(0)
             self._handle.write(MAGIC)
-            self._handle.flush()
             os.posix_fallocate(self._handle.fileno(), 0, self.size)  # a full disk is noticed here, not by a signal
         except OSError as error:
             self.path.unlink(missing_ok=True)
-            raise WorkbenchError(f"offload: {self.path} cannot take {self.size} bytes ({error.strerror})") from None
+            raise WorkbenchError(
+                f"offload: {self.path} cannot take {self.size} bytes ({error.strerror}); make room there, name "
+                "a file elsewhere, or give it fewer bytes"
+            ) from None
 
     def mapped(self) -> Tensor:
         return torch.from_file(str(self.path), shared=True, size=self.size, dtype=torch.uint8)
 
-    def check(self) -> None:
-        """Reading beyond the end of a mapped file ends the process: look before."""
+    def check(self, to_write: int = 0) -> None:
+        """Reading beyond the end of a mapped file ends the process, and so does writing where a disk has no room: look
+        before. Room was set aside when the file was made, except where a file system cannot (it copies on write)."""
         try:
             found = os.stat(self.path)
         except OSError:
             raise WorkbenchError(f"offload: {self.path} is gone; leave the file while the runner lives") from None
         if (found.st_ino, found.st_size) != (self._known.st_ino, self.size):
             raise WorkbenchError(f"offload: {self.path} has {found.st_size} bytes where {self.size} were written")
+        if to_write and found.st_blocks * STAT_BLOCK < self.size:
+            place = os.statvfs(self.path)
+            if place.f_bavail * place.f_frsize < to_write:
+                raise WorkbenchError(f"offload: {self.path} has no room for a page: its disk is full; make room there")
 
 
 def host_pages(store: KVStore, offload: NoOffload | MemoryOffload | FileOffload) -> HostPages | None:

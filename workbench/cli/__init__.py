@@ -37,7 +37,7 @@ from workbench.cli import (
     sweep,
 )
 from workbench.cli.shared import AsJson, console, print_json, settings
-from workbench.errors import WorkbenchError
+from workbench.errors import FULL, WorkbenchError, cannot_write
 
 app = typer.Typer(
     help="A research workbench for LLM inference.",
@@ -205,6 +205,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail("interrupted", code=130)
     except BrokenPipeError:
         return 1
+    except OSError as error:
+        if error.errno not in FULL:
+            return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
+        return _fail(str(cannot_write(str(error.filename or "an output"), error)), debug)
     except Exception as error:
         tell = getattr(error, "format_message", None)  # the CLI library's, of a mistake in the words themselves
         if tell is not None:
@@ -235,4 +239,10 @@ def entry() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character still gets the text
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(main())
+    code = main()
+    try:
+        sys.stdout.flush()
+    except OSError as error:  # what is left of it cannot be written as Python ends either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1 if isinstance(error, BrokenPipeError) else _fail(str(cannot_write("standard output", error)))
+    sys.exit(code)

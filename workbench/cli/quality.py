@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.shared import Format, console, lanes_told, print_json
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, cannot_write
 
 QUESTION = "What do these variants cost in quality, and what do they buy in memory and speed?"
 CANONICAL = ("model.dtype=bfloat16", "cache.format=int8", "cache.format=int4")
@@ -65,7 +65,11 @@ def quality(
         record = run_comparison(experiment, out, "quality", progress=format is not Format.JSON)
     rows = record.summary["rows"]
     if plot is not None:
-        plot.write_bytes(pareto.png(rows, QUESTION) if plot.suffix == ".png" else pareto.svg(rows, QUESTION).encode())
+        content = pareto.png(rows, QUESTION) if plot.suffix == ".png" else pareto.svg(rows, QUESTION).encode()
+        try:
+            plot.write_bytes(content)
+        except OSError as error:
+            raise cannot_write(f"--plot {plot}", error) from None
     match format:
         case Format.JSON:
             print_json({"run": str(record.path), **record.summary})
@@ -79,7 +83,7 @@ def quality(
 
 def variant_of(words: str) -> tuple[str, dict]:
     """`[NAME:] PATH=VALUE PATH=VALUE ...` as a name and its settings; values as in YAML, quoted where need be."""
-    from workbench.study import yaml_text
+    from workbench.files import read_yaml
 
     name, colon, rest = words.partition(": ")
     try:
@@ -91,5 +95,5 @@ def variant_of(words: str) -> tuple[str, dict]:
         path, equals, value = setting.partition("=")
         if not equals or not path:
             raise WorkbenchError(f"variant {words!r}: write PATH=VALUE, for example cache.format=int8, not {setting!r}")
-        changes[path] = yaml_text.read(value)
+        changes[path] = read_yaml(value, f"variant {words!r}, {path}")
     return (name if colon else words), changes

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.shared import Format
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, cannot_write
 
 
 class Drawn(StrEnum):
@@ -37,7 +37,7 @@ def runs(
 ) -> None:
     """List runs by SQL. A setting is a column by its path (cache.format), a measure by its name (ttft_s_p50).
 
-    What is listed is what lies in the folder now: there is no index. SQL reads these tables and nothing else."""
+    What is listed is what lies in the folder now. SQL reads these tables and nothing else."""
     from workbench.records.runs import open_runs
     from workbench.records.text import told
 
@@ -86,7 +86,7 @@ def compare(
     try:
         out.write_bytes(content)
     except OSError as error:
-        raise WorkbenchError(f"--out {out}: cannot be written ({error.strerror})") from None
+        raise cannot_write(f"--out {out}", error) from None
 
 
 def _content(found, axes: list[str], format: Drawn) -> bytes:

@@ -36,12 +36,9 @@ def print_json(value: Any) -> None:
 
 def settings(option: str, text: str) -> Any:
     """What an option that takes a name or settings, as an experiment has them, was given."""
-    from workbench.study import yaml_text
+    from workbench.files import read_yaml
 
-    try:
-        return yaml_text.read(text)
-    except ValueError as error:
-        raise WorkbenchError(f"{option} {text}: {error}") from None
+    return read_yaml(text, f"{option} {text if len(text) <= 60 else text[:57] + '...'}")
 
 
 def given(context: typer.Context) -> set[str]:

@@ -9,11 +9,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from workbench.economics.usage import KINDS, Usage
 from workbench.errors import WorkbenchError, explain, nearest
+from workbench.files import UnreadableText, read_yaml_file
 
 TABLES = Path(__file__).resolve().parent / "tables"
 MILLION = 1_000_000
@@ -96,10 +96,10 @@ def prices_of(name: str | Path) -> Prices:
                 f"prices {str(name)!r}: no such table{nearest(str(name), shipped())}; name a YAML file, or: {known}"
             )
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise WorkbenchError(f"prices {name}: cannot be read ({fault}); name a YAML file with a price table") from None
+        values = read_yaml_file(path)
+    except UnreadableText as error:
+        told = f"prices {name}: cannot be read ({error.reason}); name a YAML file with a price table"
+        raise WorkbenchError(told) from None
     if not isinstance(values, dict):
         raise WorkbenchError(f"prices {name}: must be a mapping with name, source, date, input and output")
     return Prices.of(values, f"prices {name}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_json_file
 from workbench.shown import Shown, Table
 from workbench.study.run_folder import strict, write_atomically
 from workbench.study.verdict import Outcome, RuleChange, Verdict
@@ -68,9 +69,9 @@ def read_ledger(file: Path) -> Ledger:
     if not file.exists():
         return {}
     try:
-        claims = json.loads(file.read_text(encoding="utf-8"))["claims"]
+        claims = read_json_file(file)["claims"]
         return {id: tuple(map(_entry, entries)) for id, entries in claims.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkbenchError(
             f"{file}: is no ledger ({error}); `workbench claims run --from-records` writes it anew"
         ) from None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_json_file, read_yaml
 from workbench.ledger.claim import Measurement, Numbers, Run
 from workbench.ledger.machines import machine_of
-from workbench.study import yaml_text
 from workbench.study.dated_record import write_dated
 from workbench.study.environment import environment
 from workbench.study.experiment import Experiment
@@ -83,8 +82,8 @@ def kept(name: str, folder: Path) -> Kept | None:
 
 def _read(file: Path) -> Kept:
     try:
-        return Kept(file, json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Kept(file, read_json_file(file))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise WorkbenchError(f"{file}: is no record of rows or numbers ({type(error).__name__}: {error})") from None
 
 
@@ -99,7 +98,7 @@ def keep_run(record: Record, name: str, folder: Path) -> Path:
             "date": record.environment["date"],
             "summary": record.summary,
             "environment": record.environment,
-            "experiment": yaml_text.read(record.experiment_text),
+            "experiment": read_yaml(record.experiment_text, f"run {record.path}: experiment.yaml"),
         },
         folder,
         name,

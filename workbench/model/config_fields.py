@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_bytes, read_json_object
 
 REQUIRED: Any = object()  # no default: the field must be there
 
@@ -87,15 +88,14 @@ class Fields:
 
 def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in `file`; raises WorkbenchError where it cannot be read or holds anything else."""
+    text = read_bytes(file)
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WorkbenchError(f"{file}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise WorkbenchError(f"{file}: is not valid JSON ({error}); fetch the file again") from error
-    if not isinstance(value, dict):
-        raise WorkbenchError(f"{file}: must hold a JSON object, holds a {type(value).__name__}")
-    return value
+        return read_json_object(text, str(file))
+    except UnreadableText as error:
+        if error.reason.startswith("not JSON: "):
+            told = f"is not valid JSON ({error.reason.removeprefix('not JSON: ')}); fetch the file again"
+            raise WorkbenchError(f"{file}: {told}") from None
+        raise
 
 
 def _is_integer(value: object) -> bool:

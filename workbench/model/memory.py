@@ -86,14 +86,41 @@ def memory(
     )
 
 
+def smaller_from(parts: tuple[TableBytes, ...], others: tuple[TableBytes, ...], chunk: int, page_size: int = 1) -> int:
+    """Return the context in tokens from which on one sequence takes fewer bytes in `parts` than in `others`, at its
+    peak, where a step computes `chunk` of its tokens at most. `ENDLESS` where it never does.
+
+    A quantized cache keeps what a step computes in full precision until the step has read it: the larger the chunk, the
+    later it pays.
+    """
+
+    def smaller(tokens: int) -> bool:
+        return peak_bytes(parts, tokens, chunk, page_size) < peak_bytes(others, tokens, chunk, page_size)
+
+    tables = [part.table for part in (*parts, *others)]
+    period = math.lcm(page_size, *(table.group for table in tables))
+    # Beyond `high` a table takes, one period further on, its bytes of a period more, or no more where it has a window.
+    high = max((table.back or 0) + table.lag + table.group for table in tables) + chunk + 2 * page_size
+    growing, fixed = ([part for part in both if part.table.back is None] for both in (parts, others))
+    if sum(part.bytes_per_token for part in growing) >= sum(part.bytes_per_token for part in fixed):
+        return ENDLESS
+    while not all(map(smaller, range(high, high + period))):
+        high += period
+    return max((tokens + 1 for tokens in range(1, high) if not smaller(tokens)), default=1)
+
+
+def peak_bytes(parts: tuple[TableBytes, ...], tokens: int, chunk: int, page_size: int = 1) -> float:
+    """Of one sequence while it grows to `tokens`, at most, in whole pages, where a step computes `chunk` of them."""
+    return sum(part.table.most(tokens, chunk, page_size) * page_size * part.bytes_per_token for part in parts)
+
+
 def longest_context(found: Memory, parts: tuple[TableBytes, ...], memory_bytes: int, page_size: int = 1) -> int | None:
     """Tokens to which each of `found.batch` sequences may grow so that all fit into `memory_bytes`; None where windows
     keep any number."""
     room = (memory_bytes - found.weight_bytes - found.activation_bytes) // found.batch
 
     def fits(tokens: int) -> bool:
-        most = (part.table.most(tokens, 1, page_size) * page_size * part.bytes_per_token for part in parts)
-        return math.ceil(sum(most)) <= room
+        return math.ceil(peak_bytes(parts, tokens, 1, page_size)) <= room
 
     if fits(ENDLESS):
         return None

@@ -5,12 +5,12 @@ Format: 8 bytes little-endian header length, a JSON header, the data. https://gi
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_json
 from workbench.model.config_fields import read_object
 
 SINGLE = "model.safetensors"
@@ -56,9 +56,10 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise WorkbenchError(f"{file}: cannot be read ({error.strerror})") from error
     try:
-        entries = json.loads(header.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise corrupt(file, "its header is not JSON") from error
+        entries = read_json(header, max_bytes=MOST_HEADER_BYTES)
+    except UnreadableText as error:
+        reason = error.reason.removeprefix("not JSON: ")
+        raise corrupt(file, f"its header is not JSON: {reason}") from None
     return _entries(file, entries, size - 8 - length)
 
 

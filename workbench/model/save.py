@@ -47,6 +47,8 @@ def save_folder(
             os.replace(partial, folder / "tokenizer.json")
         _write_json(folder / "config.json", config)
     except (OSError, SafetensorError) as error:
+        for partial in folder.glob("*.partial"):
+            partial.unlink(missing_ok=True)
         raise WorkbenchError(f"{folder}: the model cannot be written there ({error})") from error
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.engine.intake import request_from, sampling_from
 from workbench.errors import WorkbenchError, nearest
+from workbench.files import UnreadableText, read_json, read_json_object
 from workbench.prompt.chat import ChatTemplate
 from workbench.prompt.tokenizer import Tokenizer
 from workbench.request import Request, SamplingParameters
@@ -47,10 +47,9 @@ class Asked:
 def custom_id_of(raw: bytes) -> str | None:
     """A line's own name, as far as it can be read."""
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
+        name = read_json_object(raw).get("custom_id")
+    except UnreadableText:
         return None
-    name = found.get("custom_id") if isinstance(found, dict) else None
     return name if isinstance(name, str) else None
 
 
@@ -84,11 +83,9 @@ def read_line(raw: bytes, number: int, model: Model) -> Asked:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw.decode("utf-8"))
-    except json.JSONDecodeError as error:
-        raise BadLine("invalid_json", f"not JSON: {error.msg}, column {error.colno}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadLine("invalid_json", f"not JSON: {' '.join(str(error).split())}") from None
+        found = read_json(raw)
+    except UnreadableText as error:
+        raise BadLine("invalid_json", error.reason) from None
     if not isinstance(found, dict):
         raise BadLine("invalid_json", f"must be an object with {', '.join(KEYS)}, not {type(found).__name__}")
     return found

@@ -7,21 +7,23 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, cannot_write
+from workbench.files import read_json
 
 
 class OutputFile:
     """`ids` are the answers that are there, in order, and `failed` how many of them have an error; `add` writes one
     more line, whole or, at worst, as a half that is mended the next time."""
 
-    def __init__(self, path: Path, handle: BinaryIO, ids: list[str], failed: int, cut: int):
+    def __init__(self, path: Path, handle: RawIOBase, ids: list[str], failed: int, cut: int):
         self.path, self.ids, self.failed, self.cut = path, ids, failed, cut
         self._handle = handle
 
@@ -31,27 +33,43 @@ class OutputFile:
         """Made if it is not there. WorkbenchError where it cannot be written, another process writes it, or a line of
         it is no answer."""
         try:
-            handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         except OSError as error:
             raise WorkbenchError(f"output {path}: cannot be written ({error.strerror}); name a file") from None
         with handle:
+            if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+                raise WorkbenchError(f"output {path}: is no file that keeps what is written; name a file")
             _lock(path, handle)
-            ids, failed, whole = _read(path, handle)
+            with open(handle.fileno(), "rb", closefd=False) as lines:
+                ids, failed, whole = _read(path, lines)
             cut = handle.seek(0, os.SEEK_END) - whole
-            handle.truncate(whole)
             handle.seek(whole)
+            with _told(path):
+                handle.truncate(whole)
             yield cls(path, handle, ids, failed, cut)
-            handle.flush()
-            os.fsync(handle.fileno())
+            with _told(path):
+                os.fsync(handle.fileno())
 
     def add(self, line: bytes) -> None:
-        try:
-            self._handle.write(line)
-            self._handle.flush()
-        except OSError as error:
-            raise WorkbenchError(
-                f"output {self.path}: cannot be written ({error.strerror}); what it holds is kept: make room, run again"
-            ) from None
+        """One line more. WorkbenchError where it cannot be written: then the file is as it was before."""
+        end = self._handle.tell()
+        with _told(self.path):
+            try:
+                while line:  # unbuffered, a disk that fills up takes a part and then says so
+                    line = line[self._handle.write(line) :]
+            except OSError:
+                with suppress(OSError):
+                    self._handle.truncate(end)
+                    self._handle.seek(end)
+                raise
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(f"output {path}", error) from None
 
 
 def _read(path: Path, handle: BinaryIO) -> tuple[list[str], int, int]:
@@ -61,16 +79,16 @@ def _read(path: Path, handle: BinaryIO) -> tuple[list[str], int, int]:
         if not line.endswith(b"\n"):
             break
         try:
-            answer = json.loads(line)
+            answer = read_json(line)
             ids.append(str(answer["id"]))
             failed += answer["error"] is not None
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, LookupError):
             raise WorkbenchError(f"output {path}, line {number}: is no answer of a batch; name another file") from None
         end += len(line)
     return ids, failed, end
 
 
-def _lock(path: Path, handle: BinaryIO) -> None:
+def _lock(path: Path, handle: RawIOBase) -> None:
     """One process at a time, where the system has such locks; it ends with the process, however that ends."""
     if importlib.util.find_spec("fcntl") is None:
         return

@@ -11,6 +11,7 @@ import jinja2
 from jinja2 import nodes
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_bytes, read_json_object
 from workbench.prompt.template_limits import BoundedEnvironment
 from workbench.prompt.tokenizer import Tokenizer
 
@@ -42,13 +43,13 @@ class ChatTemplate:
         """The template in `chat_template.jinja` or, before it came, `tokenizer_config.json`; None without one."""
         file, config = Path(folder) / FILE, Path(folder) / CONFIG
         try:
-            values = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-            text = file.read_text(encoding="utf-8") if file.exists() else values.get("chat_template")
+            values = read_json_object(read_bytes(config), str(config)) if config.exists() else {}
+            text = read_bytes(file).decode("utf-8") if file.exists() else values.get("chat_template")
             if isinstance(text, list):  # several by name
                 text = next((each.get("template") for each in text if each.get("name") == "default"), None)
             tokens = {name: values.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
             plain = {name: each["content"] if isinstance(each, dict) else each for name, each in tokens.items() if each}
-        except (OSError, ValueError, AttributeError, KeyError, RecursionError) as error:
+        except (ValueError, AttributeError, LookupError) as error:
             raise WorkbenchError(f"{folder}: its chat template cannot be read ({_line(error)})") from None
         if not isinstance(text, str):
             return None

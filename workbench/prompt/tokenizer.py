@@ -12,9 +12,11 @@ from pathlib import Path
 import tokenizers
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_bytes
 from workbench.prompt.token_bytes import ByteRule, Front, rule_of
 
 FILE = "tokenizer.json"
+MAX_BYTES = 256 << 20  # ten times the largest vocabulary met
 
 
 class Tokenizer:
@@ -51,10 +53,12 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: Path | str) -> Tokenizer:
         try:
-            text = Path(path).read_bytes().decode("utf-8")
-        except FileNotFoundError:
-            raise WorkbenchError(f"{path}: no such file; name a Hugging Face {FILE}") from None
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_bytes(path, MAX_BYTES).decode("utf-8")
+        except UnreadableText as error:
+            if not Path(path).exists():
+                raise WorkbenchError(f"{path}: no such file; name a Hugging Face {FILE}") from None
+            raise _unreadable(path, error.reason) from None
+        except UnicodeDecodeError as error:
             raise _unreadable(path, error) from None
         try:
             return cls(tokenizers.Tokenizer.from_str(text))
@@ -196,7 +200,7 @@ def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:
     return json.loads(model.__getstate__()).get("unk_id")
 
 
-def _unreadable(path: Path | str, error: Exception) -> WorkbenchError:
+def _unreadable(path: Path | str, error: Exception | str) -> WorkbenchError:
     reason = " ".join(str(error).split())
     return WorkbenchError(
         f"{path}: no readable tokenizer ({reason}); copy {FILE} anew from the model's source"

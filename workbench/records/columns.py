@@ -16,6 +16,7 @@ from workbench.records.rows import COMPLETE, Row
 
 TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
 NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
+Structures = Mapping[str, Any]  # of each part: keys, and types as DuckDB has them
 SLICE = 512  # rows that DuckDB takes at a time
 PARTS = {"experiment": "e", "environment": "v", "summary": "s"}
 HEAD = {
@@ -39,7 +40,7 @@ def _arrow(rows: Sequence[Row]) -> pa.Table:
     return pa.Table.from_batches(made.to_batches(max_chunksize=SLICE), made.schema)
 
 
-def looked_at(rows: Sequence[Row]) -> tuple[pa.Table, dict[str, Any]]:
+def looked_at(rows: Sequence[Row]) -> tuple[pa.Table, Structures]:
     """The rows as DuckDB takes them, without what is no JSON, which their `state` then says, and the keys and types of
     each part."""
     whole, table = list(rows), _arrow(rows)
@@ -86,7 +87,7 @@ def union(one: Any, other: Any) -> Any:
     return "JSON" if len(both) < 2 or not both <= numbers else "DOUBLE" if "DOUBLE" in both else "BIGINT"
 
 
-def select(source: str, structures: Mapping[str, Any]) -> tuple[str, list[str]]:
+def select(source: str, structures: Structures) -> tuple[str, list[str]]:
     """SQL that makes every column of the rows in `source`, and the columns' names. `structures` is what
     `looked_at` finds."""
     made = {f'"{name}"': how for name, how in HEAD.items()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.study import yaml_text
+from workbench.files import read_yaml
 from workbench.study.experiment import Experiment
 from workbench.study.record import Record
 from workbench.trace.recorder import row_name
@@ -52,7 +52,7 @@ def settings(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
     """Where what runs now is not what the record's file says, as it stands there: a setting changed, or one that is
     newer than the record and has its default."""
     try:
-        written = yaml_text.read(before.experiment_text)
+        written = read_yaml(before.experiment_text, f"run {before.path}: experiment.yaml")
     except ValueError:
         return ()
     return tuple(differing(written if isinstance(written, dict) else {}, experiment.model_dump(mode="json")))

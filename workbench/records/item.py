@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_json_object
 from workbench.records.places import places
 from workbench.records.rows import COMPLETE, Row, run_rows, variant_rows
 from workbench.study.record import Record
@@ -100,9 +100,9 @@ def _split(asked: str) -> tuple[str, str | None]:
 def _item(row: Row) -> Item:
     try:
         experiment, environment, summary = (
-            json.loads(text or "{}") for text in (row.experiment, row.environment, row.summary)
+            read_json_object(text or "{}") for text in (row.experiment, row.environment, row.summary)
         )
-    except ValueError as error:
+    except UnreadableText as error:
         raise WorkbenchError(f"{row.path}: damaged ({error}); copy it again, or run it again") from None
     settings = dict(flat({name: value for name, value in experiment.items() if name not in APART}, "."))
     figures = {

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_yaml
 from workbench.records.report_parts import environment_rows, question_of
 from workbench.records.sweep_read import is_sweep, read_sweep
-from workbench.study import yaml_text
 from workbench.study.record import Record
 
 EXPERIMENT = "inference-workbench"
@@ -94,7 +94,7 @@ def _one(client: Any, place: str, name: str, record: Record, more: Mapping[str, 
 
 def settings_of(record: Record) -> Iterator[tuple[str, str]]:
     """Every setting of the resolved experiment by its dotted path."""
-    for path, value in _leaves(yaml_text.read(record.experiment_text)):
+    for path, value in _leaves(read_yaml(record.experiment_text, f"run {record.path}: experiment.yaml")):
         yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.files import MAX_JSON_BYTES
 from workbench.study.run_folder import MANIFEST, MARKER
 
 OF_A_RUN = {MARKER, MANIFEST, "experiment.yaml"}  # a folder with any of these is one
@@ -57,7 +58,7 @@ def _below(path: str, name: str, depth: int) -> Iterator[Place]:
 
 
 def read_text(path: str) -> str | None:
-    """A file's text, whatever bytes it holds; None where it cannot be read."""
+    """A file's text, whatever bytes it holds; None where it cannot be read, nothing where it is too long."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -65,6 +66,8 @@ def read_text(path: str) -> str | None:
     try:
         pieces = [os.read(handle, READ)]
         while len(pieces[-1]) == READ:
+            if len(pieces) * READ > MAX_JSON_BYTES:
+                return ""  # no record is as long
             pieces.append(os.read(handle, READ))
         return b"".join(pieces).decode("utf-8", "replace")
     except OSError:

@@ -6,10 +6,13 @@ import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from workbench.files import MAX_DEPTH, UnreadableText, read_json, read_json_object
 from workbench.records.places import Place, read_text
 from workbench.records.settings_text import Pieces, as_json
+from workbench.study.intact import unfinished
 from workbench.study.run_folder import MANIFEST, MARKER
 
 NAMED_BY = ("peer", "operator", "case", "lane", "format", "work", "batch", "depth")  # rows that have no variant's name
@@ -32,16 +35,20 @@ class Row:
 
 def run_rows(places: Sequence[Place]) -> list[Row]:
     """One row a run; a JSON file that is no record has none."""
+    return [row for row in rows_by_place(places) if row is not None]
+
+
+def rows_by_place(places: Sequence[Place]) -> list[Row | None]:
+    """The row of each place, None of a JSON file that is no record."""
     pieces: Pieces = {}
-    found = (_folder(place, pieces) if place.files else _file(place, pieces) for place in places)
-    return [row for row in found if row is not None]
+    return [_folder(place, pieces) if place.files else _file(place, pieces) for place in places]
 
 
 def _folder(place: Place, pieces: Pieces) -> Row:
     text = place.read("experiment.yaml")
     experiment = as_json(text, pieces) if text else None
     if MARKER in place.files:
-        state = "unfinished: killed, or still running"
+        state = unfinished(Path(place.path))
     elif MANIFEST not in place.files:
         state = f"incomplete: {MANIFEST} is missing, half of it was copied"
     elif missing := [name for name in ("experiment.yaml", "summary.json") if name not in place.files]:
@@ -53,8 +60,16 @@ def _folder(place: Place, pieces: Pieces) -> Row:
 
 
 def _if_object(text: str | None) -> str | None:
-    """A text that is no object is no part of a record; whether one is whole is found out with its keys."""
-    return text if text is None or text[:1] == "{" else "not an object"
+    """A text that is no object is no part of a record; whether one is whole is found out with its keys. DuckDB is never
+    handed one that is nested deep: it gives up the whole database."""
+    if text is None:
+        return None
+    if text[:1] == "{" and text.count("{") + text.count("[") <= MAX_DEPTH:
+        return text
+    try:
+        return text if isinstance(read_json(text), dict) else "not an object"
+    except UnreadableText:
+        return "not an object"
 
 
 def _file(place: Place, pieces: Pieces) -> Row | None:
@@ -64,9 +79,9 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
     if not outcome and '"environment"' not in text and text.rstrip().endswith("}"):
         return None  # whole, and something else
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Row(place.name, None, place.path, f"damaged: {str(error).splitlines()[0]}", None, None, None)
+        record = read_json(text)
+    except UnreadableText as error:
+        return Row(place.name, None, place.path, f"damaged: {error.reason}", None, None, None)
     if outcome:
         return _failed(place, record)
     if not isinstance(record, dict) or "environment" not in record:
@@ -133,7 +148,6 @@ def with_changes(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:
 
 def _object(text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        return read_json_object(text or "{}")
+    except UnreadableText:
         return {}
-    return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""A folder of runs, opened as a database. Nothing is kept besides the runs: what is listed is what lies there."""
+"""A folder of runs, opened as a database: what is listed is what lies there, whatever an index still knows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 
 from workbench.errors import WorkbenchError
 from workbench.records import columns, sql, text
+from workbench.records.listing import listing
 from workbench.records.places import places
-from workbench.records.rows import Row, run_rows, variant_rows
+from workbench.records.rows import run_rows, variant_rows
 from workbench.shown import MOST, Shown, Table
 
 RUNS, VARIANTS = "runs", "variants"
@@ -33,9 +34,9 @@ class Runs(Shown):
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self._places = places(folder)
-        self._rows = run_rows(self._places)
         self._connection = sql.connect()
         self._names: dict[str, list[str]] = {}
+        self._listed = pa.table({})
         self.problems: list[str] = []  # tables of runs that could not be read, and why
 
     @property
@@ -95,9 +96,12 @@ class Runs(Shown):
 
     def _make(self, table: str) -> list[str]:
         if table == RUNS:
-            return self._rows_as(table, self._rows)
+            self._listed, names = listing(self.folder, self._places)
+            self._connection.register(f"raw {table}", self._listed)
+            self._connection.execute(f'CREATE VIEW {table} AS SELECT * FROM "raw {table}"').fetchall()
+            return names
         if table == VARIANTS:
-            return self._rows_as(table, list(variant_rows(self._rows)))
+            return self._variants()
         own = self._read(table)
         self.names(RUNS)
         self._connection.register(f"own {table}", own)
@@ -109,11 +113,11 @@ class Runs(Shown):
         ).fetchall()
         return [*own.column_names, *others]
 
-    def _rows_as(self, table: str, rows: Sequence[Row]) -> list[str]:
-        whole, structures = columns.looked_at(rows)
-        self._connection.register(f"raw {table}", whole)
-        made, names = columns.select(columns.quoted(f"raw {table}"), structures)
-        self._connection.execute(f"CREATE VIEW {table} AS {made}").fetchall()
+    def _variants(self) -> list[str]:
+        whole, structures = columns.looked_at(list(variant_rows(run_rows(self._places))))
+        self._connection.register(f"raw {VARIANTS}", whole)
+        made, names = columns.select(columns.quoted(f"raw {VARIANTS}"), structures)
+        self._connection.execute(f"CREATE VIEW {VARIANTS} AS {made}").fetchall()
         return names
 
     def _read(self, table: str) -> pa.Table:
@@ -133,7 +137,12 @@ class Runs(Shown):
             raise WorkbenchError(f"{table}: runs disagree ({str(error).splitlines()[0]}); name one run") from None
 
     def __repr__(self) -> str:
-        return f"Runs({str(self.folder)!r}: {len(self._rows):,} runs; tables {', '.join(self.tables)})"
+        return f"Runs({str(self.folder)!r}: {self._count:,} runs; tables {', '.join(self.tables)})"
+
+    @property
+    def _count(self) -> int:
+        self.names(RUNS)
+        return self._listed.num_rows
 
     def _shown(self) -> Table:
         return text.shown(repr(self), self.select(limit=MOST), "; ".join(self.problems))

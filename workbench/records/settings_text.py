@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import re
 
-import yaml
-
+from workbench.files import read_yaml
 from workbench.study.run_folder import strict
 
 KEY = re.compile(r"\n(?=[A-Za-z_])")  # only a key begins there: what goes on from a line before is set in, or a list
 GROUP = re.compile(r"([A-Za-z_]\w*):((?:\n  [^\n]*)+)")
 INSIDE = re.compile(r"\n  [A-Za-z_]\w*:")
-NUMBER = re.compile(r"([A-Za-z_]\w*): (-?(?:0|[1-9]\d*)(?:\.\d+)?)")  # is one in YAML as in JSON
+NUMBER = re.compile(r"([A-Za-z_]\w*): (-?(?:0|[1-9]\d{0,40})(?:\.\d{1,40})?)")  # is one in YAML as in JSON
 Pieces = dict[str, str | None]
 
 
@@ -24,7 +23,8 @@ def as_json(text: str, pieces: Pieces) -> str | None:
     """`text` as one JSON object, None where it is not a mapping in YAML. `pieces` keeps what was read already."""
     members = [_member(piece, pieces) for piece in KEY.split(text.removesuffix("\n"))]
     known = [member for member in members if member is not None]
-    return "{" + ", ".join(known) + "}" if len(known) == len(members) else None
+    names = {member.partition('": ')[0] for member in known}  # a key that stands twice is no setting
+    return "{" + ", ".join(known) + "}" if len(names) == len(members) else None
 
 
 def _member(piece: str, pieces: Pieces) -> str | None:
@@ -47,9 +47,9 @@ def _read(piece: str) -> str | None:
     if found := NUMBER.fullmatch(piece):
         return f'"{found[1]}": {found[2]}'
     try:
-        found = yaml.load(piece + "\n", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found = read_yaml(piece + "\n")
         if not isinstance(found, dict):
             return None
         return json.dumps(strict(found), default=str)[1:-1] or None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return None

@@ -5,14 +5,13 @@ Plain files, as `workbench sweep` writes them: sweep.yaml, points/KEY/point.json
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.study import yaml_text
+from workbench.files import UnreadableText, read_bytes, read_json_object, read_yaml_file
 from workbench.study.record import Record
 
 SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.json"
@@ -58,10 +57,10 @@ def is_sweep(path: Path) -> bool:
 def read_sweep(path: Path) -> SweepRead:
     """WorkbenchError where `sweep.yaml` cannot be read; what is wrong with a point is that point's error."""
     try:
-        values = yaml_text.read((path / SWEEP).read_text(encoding="utf-8"))
+        values = read_yaml_file(path / SWEEP)
         named = [(str(each["key"]), str(each["label"])) for each in values["points"]]
         experiment, name = dict(values["experiment"]), str(values["name"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise WorkbenchError(f"{path / SWEEP}: cannot be read as a sweep's ({type(error).__name__}: {error})") from None
     points = (_point(path / POINTS / key, number, key, label) for number, (key, label) in enumerate(named, 1))
     return SweepRead(path, name, experiment, tuple(points))
@@ -83,7 +82,6 @@ def _point(folder: Path, number: int, key: str, label: str) -> SweepPoint:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return read_json_object(read_bytes(path))
+    except UnreadableText:
         return {}
-    return found if isinstance(found, dict) else {}

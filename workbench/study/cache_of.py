@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.cache.store import KVStore
 from workbench.engine.load import DTYPES, described
 from workbench.model.cache_shapes import cache_shapes
-from workbench.model.memory import TableBytes
+from workbench.model.memory import ENDLESS, TableBytes, smaller_from
 from workbench.model.spec import ModelSpec
 from workbench.study.capacity import page_bytes
 from workbench.study.experiment import CachePart, Experiment
@@ -24,6 +24,17 @@ def store_of(spec: ModelSpec, cache: CachePart, dtype: str, pages: int = 1) -> K
     tables = max(table for shape in shapes for table in shape.tables) + 1
     kept = dtype if cache.dtype == "auto" else cache.dtype
     return KVStore(shapes, (pages,) * tables, cache.page_size, DTYPES[kept], "meta")
+
+
+def smaller_context(experiment: Experiment, baseline: Experiment) -> int | None:
+    """Return the context, in tokens, from which on a sequence's cache is smaller under `experiment` than under
+    `baseline`, at its peak and in whole pages; None where it never is. From the formats' bytes alone: nothing runs."""
+    spec, dtype = spec_of(experiment)
+    stores = [store_of(spec, each.cache, dtype) for each in (experiment, baseline)]
+    schedule = experiment.schedule
+    chunk = min(schedule.chunk_tokens or schedule.max_num_batched_tokens, schedule.max_num_batched_tokens)
+    found = smaller_from(parts_of(stores[0]), parts_of(stores[1]), chunk, experiment.cache.page_size)
+    return None if found == ENDLESS else found
 
 
 def parts_of(store: KVStore) -> tuple[TableBytes, ...]:

@@ -14,6 +14,7 @@ import torch
 
 from compiled_kernels.remembered import directory
 from workbench.errors import WorkbenchError
+from workbench.files import read_json_file
 from workbench.study.machine import cpu_model, is_busy, last_level_cache
 from workbench.study.measure_ceilings import (
     GEMM_SHAPE,
@@ -144,8 +145,8 @@ def _bucket(size: int) -> str:
 def _load(file: Path) -> dict[str, Ceiling]:
     """Every entry that can be understood; the others are as if they had never been."""
     try:
-        entries = dict(json.loads(file.read_bytes())["ceilings"])
-    except (OSError, ValueError, KeyError, TypeError):
+        entries = dict(read_json_file(file)["ceilings"])
+    except (ValueError, LookupError, TypeError):
         return {}
     return {key: ceiling for key, entry in entries.items() if (ceiling := _ceiling(entry))}
 

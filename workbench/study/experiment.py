@@ -17,6 +17,7 @@ from workbench.engine.policies import FCFS
 from workbench.engine.schedule import Kind, PolicySetting, SetBack
 from workbench.engine.speculation import NoSpeculation, Speculate
 from workbench.errors import WorkbenchError, explain
+from workbench.files import UnreadableText, read_bytes, read_yaml
 from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
 from workbench.model.quantized import Format
@@ -175,12 +176,9 @@ class Experiment(Shown, Part):
         return Experiment.of(values, where)
 
     @classmethod
-    def from_yaml(cls, text: str, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
+    def from_yaml(cls, text: str | bytes, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
         """Read YAML and apply `path=value` overrides; whatever is wrong is named by its path."""
-        try:
-            values = yaml_text.read(text)
-        except ValueError as error:
-            raise WorkbenchError(f"{where}: {error}") from None
+        values = read_yaml(text, where)
         if not isinstance(values, dict):
             kind = type(values).__name__
             raise WorkbenchError(f"{where}: must be a mapping with `question` and `workload`, not {kind}")
@@ -200,10 +198,9 @@ class Experiment(Shown, Part):
         """The experiment in a YAML file. Where there is no such file, `experiments/NAME.yaml` is the project's own of
         that name, which is installed with it: so README's commands run outside of a checkout too."""
         try:
-            text = _file_of(Path(path)).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            fault = type(error).__name__
-            raise WorkbenchError(f"{path}: cannot read this experiment ({fault}); name a YAML file") from None
+            text = read_bytes(_file_of(Path(path)))
+        except UnreadableText as error:
+            raise WorkbenchError(f"{path}: cannot read this experiment ({error.reason}); name a YAML file") from None
         return cls.from_yaml(text, overrides, str(path))
 
     def to_yaml(self) -> str:
@@ -230,8 +227,8 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not path:
         raise WorkbenchError(f"--set {override}: write it as path=value, for example --set sampling.seed=7")
     try:
-        value = yaml_text.read(text)
-    except ValueError:
+        value = read_yaml(text)
+    except UnreadableText:
         value = text  # a prompt may hold anything
     _set(values, path, value, f"--set {override}")
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_bytes, read_json, read_json_file
 from workbench.study import alive
 
 MARKER = "INCOMPLETE"
 MANIFEST = "manifest.json"
+MARKER_BYTES = 1024
 State = Literal["complete", "running", "killed", "unfinished", "no manifest", "damaged"]
 
 
@@ -28,6 +30,7 @@ class Condition:
     manifest: dict[str, dict] = field(default_factory=dict, repr=False)  # file name -> bytes, sha256
     lacks: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+    why: str = ""  # of a run that ended before it was whole, as far as it could say so
 
     def __str__(self) -> str:
         here = ", ".join(self.readable) or "nothing"
@@ -37,7 +40,7 @@ class Condition:
             case "running":
                 return f"unfinished (it is still running) and holds {here}; wait for its end"
             case "killed":
-                return f"unfinished (it was killed or interrupted) and holds {here}; run it again"
+                return f"unfinished ({self.why or 'it was killed or interrupted'}) and holds {here}; run it again"
             case "unfinished":
                 return f"unfinished (it was killed or is still running) and holds {here}; run it again"
             case "no manifest":
@@ -57,13 +60,15 @@ def condition(path: Path, contents: bool = False) -> Condition:
     if (path / MARKER).exists():
         states: dict[bool | None, State] = {True: "running", False: "killed", None: "unfinished"}
         writer = _writer(path)
-        ended = isinstance(writer, dict) and writer.get("ended") is True
-        return Condition(states[False if ended else alive.runs(writer)], readable=here)
+        why = writer.get("ended") if isinstance(writer, dict) else None
+        ended = why is True or isinstance(why, str)  # True: of an older marker
+        told = " ".join(why.split()) if isinstance(why, str) else ""
+        return Condition(states[False if ended else alive.runs(writer)], readable=here, why=told)
     if not (path / MANIFEST).exists():
         return Condition("no manifest", readable=here)
     try:
         manifest = _manifest(path)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         return Condition("damaged", lacks=(f"{MANIFEST} is damaged ({error})",), readable=here)
     wrong = {name: _wrong(path / name, expected, contents) for name, expected in manifest.items()}
     lacks = tuple(f"{name} {told}" for name, told in wrong.items() if told)
@@ -71,27 +76,38 @@ def condition(path: Path, contents: bool = False) -> Condition:
     return Condition("damaged" if lacks else "complete", manifest, lacks, readable)
 
 
+def unfinished(path: Path) -> str:
+    """The state of a run that has its marker still, as a listing tells it."""
+    found = condition(path)
+    told = {"running": "still running", "killed": found.why or "killed or interrupted"}
+    return "unfinished: " + told.get(found.state, "killed, or still running")
+
+
 def fingerprint(path: Path) -> dict:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def marker_text(ended: bool = False) -> bytes:
-    """What the marker holds: a sentence for people, and the process that writes here, unless it has `ended` that."""
-    writer = {"ended": True} if ended else alive.process()
-    told = "This run was not finished." if ended else "This run was not finished, or still runs."
-    return f"{told}\n{json.dumps(writer)}\n".encode()
+def marker_text(ended: str | None = None) -> bytes:
+    """What the marker holds: a sentence for people, and the process that writes here, or why it has `ended` that.
+    Always of one length, so that a full disk has room for the one where the other stood."""
+    writer = alive.process() if ended is None else {"ended": ended[:MARKER_BYTES]}
+    told = "This run was not finished, or still runs." if ended is None else "This run was not finished."
+    while len(text := f"{told}\n{json.dumps(writer)}".encode()) >= MARKER_BYTES:
+        assert writer is not None
+        writer = {"ended": str(writer.get("ended", ""))[:-16]}
+    return text.ljust(MARKER_BYTES - 1) + b"\n"
 
 
 def _writer(path: Path) -> object:
     try:
-        return json.loads((path / MARKER).read_bytes().splitlines()[1])
-    except (OSError, ValueError, IndexError):
+        return read_json(read_bytes(path / MARKER).splitlines()[1])
+    except (ValueError, IndexError):
         return None
 
 
 def _manifest(path: Path) -> dict[str, dict]:
-    files = json.loads((path / MANIFEST).read_bytes())["files"]
+    files = read_json_file(path / MANIFEST)["files"]
     if not all(name == Path(name).name and set(entry) == {"bytes", "sha256"} for name, entry in files.items()):
         raise ValueError("an entry is not a file of this folder")
     return files

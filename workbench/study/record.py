@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_json_object, read_yaml
 from workbench.shown import Shown, Table
-from workbench.study import yaml_text
 from workbench.study.intact import Condition, State, condition
 from workbench.study.run_folder import RunFolder
 from workbench.trace.script import Script
@@ -109,8 +108,8 @@ class Record(Shown):
 
     def read_json(self, name: str) -> dict:
         try:
-            return json.loads(self._bytes(name))
-        except ValueError as error:
+            return read_json_object(self._bytes(name))
+        except UnreadableText as error:
             raise WorkbenchError(f"run {self.path}: {name} is damaged ({error})") from error
 
     def read_table(self, name: str) -> pa.Table:
@@ -134,7 +133,8 @@ class Record(Shown):
         folded: list[tuple[str, str]] = []
         if self.complete and "experiment.yaml" in self.manifest:
             folded.append(("its experiment, as YAML", self.experiment_text))
-            question = yaml_text.read(self.experiment_text).get("question")
+            written = read_yaml(self.experiment_text, f"run {self.path}: experiment.yaml")
+            question = written.get("question") if isinstance(written, dict) else None
             rows = {"question": str(question), **rows} if question else rows
         return Table("", [*rows.items(), *self._headline().items(), *self._verdicts().items()], folded=folded)
 

@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.engine.interrupts import HeldBack
-from workbench.errors import WorkbenchError
+from workbench.errors import FULL, WorkbenchError, in_words
 from workbench.study.intact import MANIFEST, MARKER, fingerprint, marker_text
 from workbench.study.tables import SCHEMAS, table_of
 
 ATTEMPTS = 100
+REMEDY = "name a folder that can be written with --out"
 
 
 class RunFolder:
@@ -50,11 +51,17 @@ class RunFolder:
                     return cls(path)
         raise WorkbenchError(f"output folder {parent}: no name is free for run {name!r}; use another folder")
 
-    def give_up(self) -> None:
-        """The folder says that nobody writes it any more, as it does by itself when the process has ended."""
-        if (self.path / MARKER).is_file():
+    def give_up(self, why: str = "") -> None:
+        """The folder says that nobody writes it any more, and why. On a disk that is full too: where no other marker
+        can be written, the one there is written over, which takes no room."""
+        marker, text = self.path / MARKER, marker_text(why or "it was interrupted")
+        if marker.is_file():
             with suppress(OSError):  # what ended the run is to be told, not this
-                write_atomically(self.path / MARKER, lambda file: file.write(marker_text(ended=True)))
+                try:
+                    write_atomically(marker, lambda file: file.write(text))
+                except OSError:
+                    with marker.open("r+b", buffering=0) as file:
+                        file.write(text)
 
     def write_text(self, name: str, text: str) -> None:
         # Output text may hold a lone surrogate; told as an escape, it cannot lose the rest of the file.
@@ -103,8 +110,8 @@ def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
         try:
             with held.let_through():
                 yield folder
-        except BaseException:
-            folder.give_up()
+        except BaseException as error:
+            folder.give_up("" if isinstance(error, KeyboardInterrupt) else in_words(error))
             raise
 
 
@@ -168,7 +175,7 @@ def _writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = "name a folder that can be written with --out"
+        remedy = "make room there, or name another with --out" if error.errno in FULL else REMEDY
         raise WorkbenchError(f"output folder {folder}: cannot be written ({reason}); {remedy}") from error
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_yaml_file
 from workbench.study import yaml_text
 from workbench.study.experiment import Experiment
 from workbench.sweep.axes import POINTS, expand
@@ -46,10 +47,10 @@ class SweepFolder:
     def read(cls, path: Path) -> SweepFolder:
         """WorkbenchError where no sweep is there."""
         try:
-            values = yaml_text.read((path / SWEEP).read_text(encoding="utf-8"))
+            values = read_yaml_file(path / SWEEP)
             name, keys = values["name"], [each["key"] for each in values["points"]]
             experiment = Experiment.of(values["experiment"], str(path / SWEEP))
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             told = f" ({error})" if isinstance(error, WorkbenchError) else ""
             raise WorkbenchError(f"{path}: is no sweep's folder, which has a {SWEEP}{told}") from None
         return cls(path, name, experiment, tuple(Point.read(path / POINTS / key) for key in keys))

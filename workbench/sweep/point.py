@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_json_file
 from workbench.study.experiment import Experiment
 from workbench.study.intact import condition
 from workbench.study.run_folder import write_atomically
@@ -40,10 +41,10 @@ class Point:
     def read(cls, folder: Path) -> Point:
         """The point that a folder belongs to. WorkbenchError where none is written there, or another one."""
         try:
-            values = json.loads((folder / POINT).read_bytes())
+            values = read_json_file(folder / POINT)
             text = _canonical(values["experiment"])
             found = cls(values["key"], values["label"], values["settings"], text, folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise WorkbenchError(f"{folder / POINT}: is no point of a sweep ({type(error).__name__})") from None
         if not found.key == _hash(text) == folder.name:
             raise WorkbenchError(f"{folder / POINT}: was changed since it was planned; plan another sweep")
@@ -74,10 +75,10 @@ class Outcome:
     def read(cls, folder: Path) -> Outcome | None:
         """That of the point in `folder`; None where there is none yet, or its run folder is no longer whole."""
         try:
-            values = json.loads((folder / OUTCOME).read_bytes())
+            values = read_json_file(folder / OUTCOME)
             run = None if values["run"] is None else folder / values["run"]
             found = cls(values["key"], run, values["error"], values["seconds"], values["peak_bytes"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError):
             return None
         gone = run is not None and not (run.is_dir() and condition(run).state == "complete")
         return None if gone or found.key != folder.name else found

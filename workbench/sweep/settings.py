@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from workbench.errors import WorkbenchError, explain, nearest
-from workbench.study import yaml_text
+from workbench.files import read_yaml
 from workbench.study.parts import Count, Part
 
 
@@ -62,10 +62,7 @@ PLACES: dict[str, type[PlaceSetting]] = {"local": LocalPart, "ray": RayPart, "sl
 
 def place_setting(text: str, **changes: Any) -> PlaceSetting:
     """From the words of `--executor`; `changes` that are not None go over them. WorkbenchError says what is wrong."""
-    try:
-        values = yaml_text.read(text)
-    except ValueError as error:
-        raise WorkbenchError(f"--executor {text}: {error}") from None
+    values = read_yaml(text, f"--executor {text[:60]}")
     values = {"kind": values} if isinstance(values, str) else values
     kind = values.get("kind") if isinstance(values, dict) else None
     if kind not in PLACES:

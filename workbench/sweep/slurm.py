@@ -6,7 +6,6 @@ and finds it asks for that job: one that waits or runs is left alone, one that i
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import read_json_file
 from workbench.progress import Progress
 from workbench.study import alive
 from workbench.sweep import bound
@@ -37,8 +37,8 @@ class Job:
     @classmethod
     def read(cls, point: Path) -> Job | None:
         try:
-            return cls(**json.loads((point / JOB).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return cls(**read_json_file(point / JOB))
+        except (ValueError, TypeError):
             return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workbench.errors import WorkbenchError, explain
-from workbench.study import yaml_text
+from workbench.files import UnreadableText, read_yaml
 from workbench.study.experiment import Experiment
 from workbench.study.sweep_part import Sweep, overlap
 from workbench.sweep.folder import SweepFolder
@@ -61,8 +61,8 @@ def _several(word: str, option: str) -> tuple[str, list[Any]]:
             f"{option} {word}: write it as path=value,value, for example {option} cache.format=int8,int4"
         )
     try:
-        values = yaml_text.read(f"[{text}\n]")
-    except ValueError:
+        values = read_yaml(f"[{text}\n]")
+    except UnreadableText:
         values = [text]
     if not values:
         raise WorkbenchError(f"{option} {word}: names no value")

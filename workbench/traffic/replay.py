@@ -5,7 +5,6 @@ A line that is not what it should be is one error that names the file, the line 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_json
 from workbench.traffic.arrival import BLOCK_TOKENS, Arrival
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -51,7 +51,7 @@ def _lines(file: TextIO, path: str) -> Iterator[Arrival]:
             time, prompt, output, blocks = read(line.lstrip("\ufeff"))
             if last is not None and time < last:
                 raise ValueError(f"its time is {last - time:.3f} s before the line above")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise WorkbenchError(f"{path}, line {number}: {fault} in {_short(line)}; write {right}") from None
         began, last = time if began is None else began, time
@@ -72,11 +72,9 @@ def _azure(line: str) -> tuple[float, int, int, tuple[int, ...]]:
 
 def _mooncake(line: str) -> tuple[float, int, int, tuple[int, ...]]:
     try:
-        entry: Any = json.loads(line)
-    except json.JSONDecodeError as error:  # whose own words begin a count of lines anew
-        raise ValueError(f"no JSON at column {error.colno} ({error.msg})") from None
-    except RecursionError:
-        raise ValueError("JSON too deep") from None
+        entry: Any = read_json(line.strip())
+    except UnreadableText as error:
+        raise ValueError(error.reason) from None
     if not isinstance(entry, dict):
         raise ValueError(f"{type(entry).__name__}, not a mapping,")
     time = entry["timestamp"]

@@ -145,14 +145,14 @@ class Written(Leaf):
         super().__init__(control, name, told, changed)
 
     def read(self) -> Any:
-        from workbench.study import yaml_text
+        from workbench.files import UnreadableText, read_yaml
 
         text = self.widget.value.strip()
         ends = "[]" if isinstance(self._empty, list) else "{}"
         ends = ("", "") if text.startswith(ends[0]) else ends
         try:
-            return yaml_text.read(f"{ends[0]}{text}{ends[1]}") if text else self._empty
-        except ValueError as error:
+            return read_yaml(f"{ends[0]}{text}{ends[1]}") if text else self._empty
+        except UnreadableText as error:
             raise Unreadable((), str(error)) from None
 
     def write(self, value: Any) -> None:

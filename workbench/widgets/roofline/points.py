@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from workbench.errors import WorkbenchError
+from workbench.files import UnreadableText, read_bytes, read_json_object
 from workbench.widgets.roofline.values import KERNEL, Point, Roof
 
 PHASES = ("prefill", "decode", "mixed")
@@ -59,8 +59,8 @@ def of_source(source: Any) -> list[Point]:
 def _of_path(path: Path) -> list[Point]:
     if path.suffix == ".json":
         try:
-            return of_record(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
+            return of_record(read_json_object(read_bytes(path)))
+        except UnreadableText as error:
             raise WorkbenchError(f"{path}: no record can be read there ({error})") from None
     from workbench.study.record import Record
 

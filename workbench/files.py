@@ -1,0 +1,346 @@
+"""Read YAML and JSON that a person wrote or a folder holds.
+
+A few hundred bytes of YAML can stand for gigabytes (aliases of aliases), a number can have a million digits, a list can
+be nested deeper than Python recurses. Here everything has a bound, and whatever is wrong is one `UnreadableText`, which
+names the file, the line and what would be right. Plain values come out, never objects.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.parser import Parser
+from yaml.reader import Reader
+from yaml.resolver import Resolver
+from yaml.scanner import Scanner
+
+from workbench.errors import WorkbenchError
+
+try:
+    from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError:  # PyYAML was built without libyaml
+    CParser: Any = None
+
+MAX_YAML_BYTES = 8 << 20  # of the text, and of the text that its aliases stand for
+MAX_VALUES = 250_000  # in a YAML text, its aliases written out
+MAX_JSON_BYTES = 16 << 20
+CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is
+MAX_DEPTH = 64  # containers in one another; what reads the values further recurses, and Python's limit is 1,000
+MAX_DIGITS = 100  # characters of a number: as a float it is finite, and it can be printed
+MANY_DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS}}}")
+FOR_PYTHON = re.compile("[\\\\\ufeff]")  # libyaml refuses escapes of lone surrogates, drops byte order marks
+FAULTS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)  # PyYAML's own, of a scalar's text
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+MERGE = "tag:yaml.org,2002:merge"
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,\n]')
+
+
+class UnreadableText(WorkbenchError):
+    """What is wrong with a text: `where` it came from, and the `reason`."""
+
+    def __init__(self, where: str, reason: str):
+        where = " ".join(where.split()) if "\n" in where else where
+        super().__init__(f"{where}: {reason}" if where else reason)
+        self.where, self.reason = where, reason
+
+
+def read_yaml(text: str | bytes, where: str = "", max_bytes: int = MAX_YAML_BYTES) -> Any:
+    """Return the plain values in a YAML text of one document; None for an empty one.
+
+    Raises:
+        UnreadableText: for what is no YAML, is longer than `max_bytes` or has more than `MAX_VALUES` values with its
+            aliases written out, nests deeper than `MAX_DEPTH`, holds a number of more than `MAX_DIGITS` characters, or
+            has a key twice.
+    """
+    loader = None
+    try:
+        loader = _loader(_decoded(text, where, max_bytes, "YAML"), max_bytes)
+        return loader.get_single_data()
+    except _Refused as error:
+        raise UnreadableText(where, str(error)) from None
+    except yaml.MarkedYAMLError as error:
+        problem = error.problem or error.context or "unreadable"
+        raise UnreadableText(where, f"not YAML: {' '.join(problem.split())}{_place(error.problem_mark)}") from None
+    except (yaml.YAMLError, *FAULTS) as error:  # a character that YAML has not, a key that is no value
+        if isinstance(error, UnreadableText):
+            raise
+        raise UnreadableText(where, f"not YAML: {' '.join(str(error).split())}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def read_json(text: str | bytes, where: str = "", max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Return the values in a JSON text.
+
+    Raises:
+        UnreadableText: as `read_yaml` does.
+    """
+    text = _decoded(text, where, max_bytes, "JSON")
+    long = {"parse_int": _integer, "parse_float": _float} if MANY_DIGITS.search(text) else {}
+    try:
+        value = json.loads(text, object_pairs_hook=_object, **long)
+    except _Refused as error:
+        raise UnreadableText(where, _twice_in_json(text) or str(error)) from None
+    except json.JSONDecodeError as error:
+        line = f", line {error.lineno}" if error.lineno > 1 else ""
+        raise UnreadableText(where, f"not JSON: {error.msg}{line}, column {error.colno}") from None
+    except ValueError as error:
+        raise UnreadableText(where, f"not JSON: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UnreadableText(where, _too_deep("JSON")) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+        raise UnreadableText(where, _too_deep("JSON"))
+    return value
+
+
+def read_json_object(text: str | bytes, where: str = "", max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON text; UnreadableText for any other value too."""
+    value = read_json(text, where, max_bytes)
+    if not isinstance(value, dict):
+        raise UnreadableText(where, f"must hold a JSON object, holds a {type(value).__name__}")
+    return value
+
+
+def read_bytes(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Return a file's bytes. Raises UnreadableText where it cannot be read, or holds more than `max_bytes`."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            found = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
+            while len(found) <= max_bytes and (more := file.read(CHUNK)):
+                found += more
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise UnreadableText(str(path), f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if len(found) > max_bytes:
+        raise UnreadableText(str(path), _too_long("", max_bytes))
+    return found
+
+
+def read_yaml_file(path: Path | str, max_bytes: int = MAX_YAML_BYTES) -> Any:
+    """As `read_yaml`, of a file, which every error names."""
+    return read_yaml(read_bytes(path, max_bytes), str(path), max_bytes)
+
+
+def read_json_file(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """As `read_json`, of a file, which every error names."""
+    return read_json(read_bytes(path, max_bytes), str(path), max_bytes)
+
+
+def cache_directory() -> Path:
+    """Return `$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench: what may be deleted at any time.
+
+    The same as `compiled_kernels.remembered.directory`, without loading torch.
+    """
+    given = os.environ.get("WORKBENCH_CACHE_DIR")
+    return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
+
+
+class _Refused(yaml.YAMLError):
+    """What this module refuses, which YAML would allow."""
+
+
+class _Bounded(Composer, SafeConstructor, Resolver):
+    """What PyYAML's SafeLoader does with a parser's events, with the bounds kept while they come: what is too large is
+    never built."""
+
+    check_event: Any  # the parser's
+    peek_event: Any
+
+    def __init__(self, most: int) -> None:
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+        self._most = most
+        self._open = 0  # containers that are not closed yet
+        self._count = 0
+        self._sizes: dict[int, tuple[int, int, int]] = {}  # of a whole node: characters, values, depth, as written out
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()
+        alias = self.check_event(yaml.AliasEvent)
+        self._open += 1
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise _Refused(_too_many_values("") + _place(event.start_mark))
+        if self._open > MAX_DEPTH + 1:  # the innermost node is no container
+            raise _Refused(_too_deep("YAML") + _place(event.start_mark))
+        node = super().compose_node(parent, index)
+        self._open -= 1
+        if node is None:
+            return None
+        if alias and id(node) not in self._sizes:
+            raise _Refused(f"the alias *{event.anchor} stands inside of what it repeats{_place(event.start_mark)}")
+        size, values, depth = self._sizes.setdefault(id(node), self._measured(node))
+        if size > self._most:
+            raise _Refused(_too_long("its aliases written out, ", self._most) + _place(event.start_mark))
+        if values > MAX_VALUES:
+            raise _Refused(_too_many_values("its aliases written out, ") + _place(event.start_mark))
+        if self._open + depth > MAX_DEPTH + 1:
+            raise _Refused(_too_deep("YAML") + _place(event.start_mark))
+        return node
+
+    def _measured(self, node: yaml.Node) -> tuple[int, int, int]:
+        if isinstance(node, yaml.ScalarNode):
+            if len(node.value) > MAX_DIGITS and node.tag in NUMBERS:
+                raise _Refused(_too_many_digits() + _place(node.start_mark))
+            return len(node.value), 1, 1
+        inside = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in node.value for each in pair]
+        sizes = [self._sizes[id(each)] for each in inside]
+        characters, values, depths = zip(*sizes, strict=True) if sizes else ((), (), ())
+        return sum(characters), 1 + sum(values), 1 + max(depths, default=0)
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        self._refuse_twice(node, (), set())
+        return super().construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except FAULTS as error:  # `2026-13-01`, `!!int none`, ...
+            given = f" (given {node.value:.40})" if isinstance(node, yaml.ScalarNode) else ""
+            problem = f"{error}{given}; quote what is meant as a text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    def _refuse_twice(self, node: yaml.Node, path: tuple[str, ...], looked_at: set[int]) -> None:
+        """Refuse a key that stands twice, however it is written, where YAML would keep the last one in silence."""
+        if id(node) in looked_at:
+            return
+        looked_at.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._refuse_twice(item, (*path, str(index)), looked_at)
+        if not isinstance(node, yaml.MappingNode):
+            return
+        lines: dict[Any, int] = {}
+        for key, value in node.value:
+            inside = (*path, str(key.value))
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                name = MERGE if key.tag == MERGE else (self.construct_object(key),)
+                if name in lines:
+                    raise _Refused(_twice(inside, lines[name], line))
+                lines[name] = line
+            self._refuse_twice(value, inside, looked_at)
+
+
+class _InPython(_Bounded, Reader, Scanner, Parser):
+    """With the parser in Python, which reads all that `study.yaml_text` writes: lone surrogates too, as escapes."""
+
+    def __init__(self, text: str, most: int) -> None:
+        Reader.__init__(self, text)
+        Scanner.__init__(self)
+        Parser.__init__(self)
+        _Bounded.__init__(self, most)
+
+
+class _InC(_Bounded, *([] if CParser is None else [CParser])):
+    """With libyaml's parser, five times as fast."""
+
+    def __init__(self, text: str, most: int) -> None:
+        CParser.__init__(self, text)
+        _Bounded.__init__(self, most)
+
+
+def _loader(text: str, most: int) -> Any:
+    return (_InPython if CParser is None or FOR_PYTHON.search(text) else _InC)(text, most)
+
+
+def _decoded(text: str | bytes, where: str, max_bytes: int, kind: str) -> str:
+    if len(text) > max_bytes:
+        raise UnreadableText(where, _too_long("", max_bytes))
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        raise UnreadableText(where, f"not {kind}: line {line} is not UTF-8; save it as UTF-8") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _Refused("a key stands twice; leave one of them")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise _Refused(_too_many_digits())
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if len(text) > MAX_DIGITS:
+        raise _Refused(_too_many_digits())
+    return float(text)
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Tell whether containers lie more than `most` deep in one another, level by level."""
+    level: list[Any] = [value]
+    for _ in range(most + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return False
+        level = [each for found in level for each in (found.values() if isinstance(found, dict) else found)]
+    return True
+
+
+def _twice_in_json(text: str) -> str | None:
+    """Find the first key that stands twice, its path and lines: the parser tells neither."""
+    line, last = 1, ""
+    path: list[Any] = []  # an index for a list, a key for an object
+    lines: list[dict[str, int] | None] = []  # by key, for each object that is open
+    for found in TOKEN.finditer(text):
+        token = found[0]
+        if token == "\n":
+            line += 1
+        elif token in ("{", "["):
+            lines.append({} if token == "{" else None)
+            path.append("" if token == "{" else 0)
+        elif token in ("}", "]"):
+            lines.pop()
+            path.pop()
+        elif token == ":" and lines and (keys := lines[-1]) is not None:
+            key = path[-1] = json.loads(last)
+            if key in keys:
+                return _twice(map(str, path), keys[key], line)
+            keys[key] = line
+        elif token == "," and lines and lines[-1] is None:
+            path[-1] += 1
+        last = token if token != "\n" else last
+    return None
+
+
+def _twice(path: Iterable[str], first: int, second: int) -> str:
+    return f"{'.'.join(path)} stands twice, in lines {first} and {second}; leave one of them"
+
+
+def _too_deep(kind: str) -> str:
+    return f"{kind} nested more than {MAX_DEPTH} deep; write it flatter"
+
+
+def _too_long(front: str, most: int) -> str:
+    return f"too long: {front}more than {most:,} bytes; give less"
+
+
+def _too_many_values(front: str) -> str:
+    return f"too long: {front}more than {MAX_VALUES:,} values; give less"
+
+
+def _too_many_digits() -> str:
+    return f"a number of more than {MAX_DIGITS} digits; write a smaller one, or quote it as a text"
+
+
+def _place(mark: Any) -> str:
+    return "" if mark is None else f" (line {mark.line + 1:,}, column {mark.column + 1:,})"

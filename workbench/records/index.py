@@ -1,0 +1,126 @@
+"""What a listing made of a folder of runs, kept so that the next one reads only files that have changed since.
+
+The folder of runs stays the only truth: the index lies in the user's cache directory, may be deleted at any time, and a
+row of it counts only while each file it was read from has the mark it had: inode, size, times of change. As with git's
+index, a file that changed less than `SETTLED` before it was read is not entered: a second change could have left the
+same mark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from workbench.files import cache_directory
+from workbench.records.places import Place
+from workbench.records.rows import OUTCOME, POINT
+from workbench.study.run_folder import MANIFEST, MARKER, write_atomically
+
+SETTLED = 2_000_000_000  # nanoseconds; the coarsest clock of a file system that is met (FAT)
+FEWEST = 256  # runs: so many are read in a blink
+FOLDERS = 16  # indexes that are kept, the last ones used
+READ = ("experiment.yaml", "environment.json", "summary.json")
+ABOUT = b"about"
+ABSENT = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Index:
+    """`table` has the columns of settled runs by name, `structures` are the keys and types its columns were made by,
+    and `marks` says by name of which files it was made; `others` are those among them that are no record."""
+
+    table: pa.Table
+    names: list[str]
+    structures: Mapping[str, Any]
+    marks: Mapping[str, bytes]
+    others: frozenset[str] = frozenset()
+
+
+def mark(place: Place) -> tuple[bytes, int]:
+    """Whatever a row of this place is made of, and the nanosecond at which the last of it changed."""
+    if place.files:
+        paths = [f"{place.path}/{name}" if name in place.files else "" for name in READ]
+    else:
+        point = place.path.removesuffix(OUTCOME) + POINT if place.path.endswith(f"/{OUTCOME}") else ""
+        paths = [place.path, point, ""]
+    stats = [_stat(path) if path else ABSENT for path in paths]
+    made = struct.pack("12q2?", *(n for stat in stats for n in stat), MARKER in place.files, MANIFEST in place.files)
+    return made, max(max(stat[2:]) for stat in stats)
+
+
+def _stat(path: str) -> tuple[int, int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ABSENT
+    return found.st_ino & (2**63 - 1), found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def settled(place: Place, changed: int, now: int) -> bool:
+    """Whether a row of a place that changed last at `changed` may be entered by a listing that began at `now`."""
+    return changed < now - SETTLED and MARKER not in place.files
+
+
+def load(folder: Path) -> Index | None:
+    """That of this folder, None where there is none that can be read."""
+    try:
+        with pa.memory_map(str(_file(folder))) as source:
+            table = pa.ipc.open_file(source).read_all()
+        table.validate(full=True)
+        about = json.loads((table.schema.metadata or {})[ABOUT])
+        marks = dict(zip(about["runs"], map(bytes.fromhex, about["marks"]), strict=True))
+        others = frozenset(about["others"])
+        if table.num_rows != len(marks) - len(others) or table.column_names != about["names"]:
+            return None
+        return Index(table.replace_schema_metadata(), about["names"], about["structures"], marks, others)
+    except (OSError, pa.ArrowException, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def save(folder: Path, index: Index) -> None:
+    """In place of the one there was. Where none can be written, a listing takes longer, and nothing else."""
+    about = {
+        "names": index.names, "structures": index.structures, "runs": [*index.marks],
+        "marks": [each.hex() for each in index.marks.values()], "others": sorted(index.others),
+    }  # fmt: skip
+    table = index.table.replace_schema_metadata({ABOUT: json.dumps(about).encode()})
+    with suppress(OSError, pa.ArrowException):
+        file = _file(folder)
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+        def fill(out: Any) -> None:
+            with pa.ipc.new_file(out, table.schema) as writer:
+                writer.write_table(table)
+
+        write_atomically(file, fill)
+        kept = sorted(file.parent.glob("*.arrow"), key=lambda each: each.stat().st_mtime_ns)
+        for old in kept[:-FOLDERS]:
+            old.unlink(missing_ok=True)
+
+
+def _file(folder: Path) -> Path:
+    """One for each way to write the folder's name: rows have paths that begin with it."""
+    asked = "\0".join([os.path.realpath(folder), str(folder), _code()])
+    key = hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return cache_directory() / "runs" / f"{key}.arrow"
+
+
+@cache
+def _code() -> str:
+    """What makes rows and columns: an index of other code is none."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256(f"{duckdb.__version__} {pa.__version__}".encode())
+    for name in ("columns", "index", "places", "rows", "settings_text"):
+        digest.update((here / f"{name}.py").read_bytes())
+    return digest.hexdigest()
