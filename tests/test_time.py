@@ -26,6 +26,7 @@ ALLOWED = {
     "sweep/quick_worker.py": "stands for a worker that never ends",
     "widgets/test_view.py": "pauses of any length between marks",
     "lab/test_page.py": "a cell that never ends",
+    "fresh_environment.py": "a command of .ci/run that prints how long each of README's took",
 }
 LIMITS = {"timeout", "timeout_s", "timeout_ms", "limit_s", "startup_timeout"}
 WAITS = {"wait", "join", "wait_for", "result", "set_default_timeout", "wait_for_timeout"}

@@ -18,6 +18,7 @@ from tests.engine.interrupted import OURS, lines_of
 from tests.engine.test_faults import at_rest
 from tests.engine.test_interrupts import KINDS
 from tests.engine.tiny import request
+from tests.patience import limit
 from workbench.engine.intake import sample_name
 from workbench.engine.runner import Runner
 from workbench.trace.events import Event, Finished
@@ -100,7 +101,7 @@ def by_thread(act: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(60)  # it never waits for the step, so it may be waited for within one
+    thread.join(limit(60))  # it never waits for the step, so it may be waited for within one
     assert not thread.is_alive() and not raised
 
 
