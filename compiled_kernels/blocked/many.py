@@ -5,6 +5,7 @@
         for each block along the width
           [unpack the block into numbers, once for all rows]
           for each tile of 6 rows:  @{name}_tile  sums of tile x pair in registers; they join those in `sums`
+                                    @{name}_fetch  ask for a part of the next block, which memory brings meanwhile
         finish: what becomes of the pair's sums (see `Finish`)
 
 A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run go past it. Where
@@ -78,7 +79,8 @@ def many_text(product: ManyRows, finish: Finish, more: tuple[Named, ...] = ()) -
     weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     given = declared([Named("x", product.x_type), *weights, *more, Named("out", product.out_type)])
     head = f"func.func private @{product.name}({given}, %begin: index, %end: index, %rows: index)"
-    return "\n".join((_tile(product), f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}"))
+    whole = (f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}")
+    return "\n".join((_tile(product), _fetch(product), *whole))
 
 
 def _body(product: ManyRows, finish: Finish) -> str:
@@ -137,16 +139,61 @@ scf.for %k = %zero to %width step %k_block {{
   %length = arith.subi %k_end, %k : index
   %later = arith.cmpi ugt, %k, %zero : index
   {unpacked}
+  {_next_block(product)}
   %columns = arith.constant {PAIR} : index
   %step = arith.constant {step} : index
   scf.for %at = %zero to %columns step %step {{
+    %walked = arith.cmpi ugt, %at, %zero : index
+    %fetched = arith.select %walked, %zero, %block_rows : index
     scf.for %slot = %zero to %count step %tile {{
       %next_row = arith.addi %run, %slot : index
       %row = arith.minui %next_row, %last_row : index
       func.call @{product.name}_tile(%x, {block}) : ({product.x_type}, {product.block_type}, {product.sums_type},
         index, index, index, index, index, index, index, index, i1) -> ()
+      %turn = arith.divui %slot, %tile : index
+      %fetch_from = arith.muli %turn, %fetched_each : index
+      %fetch_after = arith.addi %fetch_from, %fetched_each : index
+      %fetch_end = arith.minui %fetch_after, %fetched : index
+      func.call @{product.name}_fetch(%w0, %next_first, %next_second, %next_at, %fetch_from, %fetch_end)
+        : ({product.weight_types[0]}, index, index, index, index, index) -> ()
     }}
   }}
+}}"""
+
+
+def _next_block(product: ManyRows) -> str:
+    """Where the block after this one lies (after the last one there is no matter what), and how many of its rows are
+    fetched beside each tile, in the first of the walks over the tiles and no more in the others."""
+    between = 1 if product.apart else 2
+    return f"""%more_here = arith.cmpi ult, %k_after, %width : index
+  %next_k = arith.select %more_here, %k_after, %zero : index
+  %values_a_word = arith.constant {product.values} : index
+  %next_at = arith.divui %next_k, %values_a_word : index
+  %between = arith.constant {between} : index
+  %beyond = arith.addi %first, %between : index
+  %next_first = arith.select %more_here, %first, %beyond : index
+  %next_second = arith.addi %next_first, %apart : index
+  %block_rows = arith.constant {product.k_block // product.values} : index
+  %tiles = arith.ceildivui %count, %tile : index
+  %fetched_each = arith.ceildivui %block_rows, %tiles : index"""
+
+
+def _fetch(product: ManyRows) -> str:
+    """@{name}_fetch(words, first, second, at, from, to): rows from `from` to `to` of the block that begins with row `at`
+    of the panels `first` and `second` are on their way to the second cache."""
+    lines = Lines()
+    for panel in ("%first", "%second"):
+        for column in range(0, PANEL, 16):
+            place = f"{panel}, %row, {lines.index(column)}"
+            lines.say(f"memref.prefetch %w0[{place}], read, locality<2>, data : {product.weight_types[0]}")
+    numbers = ", ".join(f"%{name}: index" for name in ("first", "second", "at", "from", "to"))
+    return f"""func.func private @{product.name}_fetch(%w0: {product.weight_types[0]}, {numbers}) {{
+%one = arith.constant 1 : index
+scf.for %i = %from to %to step %one {{
+  %row = arith.addi %at, %i : index
+{lines.text()}
+}}
+return
 }}"""
 
 
