@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.registers import Rows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
-from compiled_kernels.mlir_text import Lines, Named, declared, vector
+from compiled_kernels.mlir_text import Lines, Named, declared, divisor, vector
 
+WIDENED = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
 AHEAD = 4096  # bytes from what is read of a panel to what is fetched meanwhile
 
 
@@ -39,16 +40,33 @@ def few_text(product: FewRows) -> str:
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     arguments = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     lines = Lines()
+    x = _widened(lines, product)
     lines.say(f"scf.for %o = %begin to %end step {lines.index(PANEL)} {{")
     panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
     for first in range(0, product.rows, TILE_ROWS):
         count = min(TILE_ROWS, product.rows - first)
         wide = _vectors(product, count)
         for at in range(0, PANEL, wide * product.lanes):
-            _tile(lines, product, panel, range(first, first + count), range(at, at + wide * product.lanes, product.lanes))
+            columns = range(at, at + wide * product.lanes, product.lanes)
+            _tile(lines, product, x, panel, range(first, first + count), columns)
     lines.say("}")
     head = f"func.func private @{product.name}({arguments}, %begin: index, %end: index) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
+
+
+def _widened(lines: Lines, product: FewRows) -> Rows:
+    """What sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
+    if product.pairs or product.x == "f32" or product.rows * product.width * 4 > WIDENED:
+        return Rows("%x", product.x_type, product.x, ())
+    kind, lanes = rows_type(product.width, "f32", product.rows), divisor(product.width, product.lanes)
+    bounds = [lines.index(bound) for bound in (0, product.rows, 1, product.width, lanes)]
+    lines.say(f"%wide = memref.alloca() {{alignment = 64 : i64}} : {kind}")
+    lines.say(f"scf.for %wide_row = {bounds[0]} to {bounds[1]} step {bounds[2]} {{")
+    lines.say(f"scf.for %wide_at = {bounds[0]} to {bounds[3]} step {bounds[4]} {{")
+    value = lines.wide(lines.load("%x", "%wide_row, %wide_at", product.x_type, lanes, "bf16"), lanes, "bf16")
+    lines.store(value, "%wide", "%wide_row, %wide_at", kind, lanes)
+    lines.say("}\n}")
+    return Rows("%wide", kind, "f32", ())
 
 
 def _vectors(product: FewRows, rows: int) -> int:
@@ -57,7 +75,7 @@ def _vectors(product: FewRows, rows: int) -> int:
     return whole if rows * whole <= TILE_ROWS * product.vectors else product.vectors
 
 
-def _tile(lines: Lines, product: FewRows, panel: str, rows: range, columns: range) -> None:
+def _tile(lines: Lines, product: FewRows, x: Rows, panel: str, rows: range, columns: range) -> None:
     """Some rows times some columns of a panel, along the whole width: sums of a block in registers, and their totals."""
     lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
     names = [lines.index(row) for row in rows]
@@ -67,24 +85,24 @@ def _tile(lines: Lines, product: FewRows, panel: str, rows: range, columns: rang
     found = lines.open_sums(f"%total{mark}", over, totals, [zero] * count, lanes)
     after = lines.let(f"arith.addi %from{mark}, {block} : index")
     to = lines.let(f"arith.minui {after}, {width} : index")
-    sums = _block(lines, product, panel, names, columns, f"%from{mark}", to)
-    lines.close_sums([lines.let(f"arith.addf {a}, {b} : {vector(lanes)}") for a, b in zip(totals, sums, strict=True)], lanes)
+    sums = _block(lines, product, x._replace(rows=names), panel, columns, f"%from{mark}", to)
+    joined = (lines.let(f"arith.addf {a}, {b} : {vector(lanes)}") for a, b in zip(totals, sums, strict=True))
+    lines.close_sums(list(joined), lanes)
     _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
 
 
 def _block(
-    lines: Lines, product: FewRows, panel: str, rows: list[str], columns: range, begin: str, end: str
+    lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, begin: str, end: str
 ) -> list[str]:
     """Sums along the width from `begin` to `end`."""
     lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
-    names = [f"%s{mark}_{i}" for i in range(len(rows) * len(columns))]
+    names = [f"%s{mark}_{i}" for i in range(len(x.rows) * len(columns))]
     over = f"%k{mark} = {begin} to {end} step {lines.index(product.values)}"
     found = lines.open_sums(f"%block{mark}", over, names, [zero] * len(names), lanes)
     at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values)} : index")
     _fetch(lines, product, panel, at, columns)
     kind = product.weight_types[0]
     words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
-    x = Rows("%x", product.x_type, product.x, rows)
     lines.close_sums(step_sums(lines, words, product.kind, x, f"%k{mark}", names, lanes, product.pairs), lanes)
     return found
 
