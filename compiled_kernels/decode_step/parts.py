@@ -77,10 +77,10 @@ class Layer:
     def weights(self) -> list[Named]:
         """In the order in which they are passed."""
         return [
-            Named("attention_norm", self._norm),
+            Named("attention_norm", self.norm_type),
             *matrices("qkv", self.qkv),
             *matrices("output", self.output),
-            Named("feedforward_norm", self._norm),
+            Named("feedforward_norm", self.norm_type),
             *matrices("gate_up", self.gate_up),
             *matrices("down", self.down),
             *self.head_norms.values(),
@@ -140,7 +140,7 @@ class Layer:
         return (self.shape.heads + 2 * self.shape.groups) * self.shape.dim
 
     @property
-    def _norm(self) -> str:
+    def norm_type(self) -> str:
         return memref((self.step.width,), self.step.kind)
 
 

@@ -21,6 +21,7 @@ from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
 from workbench.engine.observed import observed
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
+from workbench.engine.prefill import PrefillExecutor, all_in_panels
 from workbench.engine.rows import RowsExecutor
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
@@ -66,26 +67,28 @@ class EagerExecutor:
 
 
 class MlirExecutor:
-    """Steps of decodes, and of few tokens, as one compiled function a bucket; `rest` carries out the others."""
+    """Steps of decodes, and of few tokens, as one compiled function a bucket. All others go block by block where the
+    model's weights are in panels (see prefill.py); otherwise `rest` carries them out."""
 
     def __init__(self, model: Transformer, store: KVStore, rest: Executor):
-        self.model, self.store, self.rest = model, store, rest
+        self.model, self.store = model, store
+        self.few = RowsExecutor(model, store, FEW_ROWS)
+        self.rest = PrefillExecutor(model, store, self.few) if all_in_panels(model) else rest
         self.steps: dict[int, MlirStep] = {}
         self.checks: dict[int, MlirStep] = {}  # rows may be of one sequence
         self.few_tokens = FEW_TOKENS
-        self.few: RowsExecutor | None = None
         self.kernel_seconds: float | None = None
         self._made, self._watch = 0, Watch(model)
 
     @property
     def compiles(self) -> int:
-        return self.rest.compiles + self._made + (self.few.compiles if self.few else 0)
+        return self.rest.compiles + self._made + self.few.compiles
 
     @property
     def artifacts(self) -> Mapping[str, str]:
         ours = {f"decode {rows}": step.artifact for rows, step in self.steps.items()}
         ours |= {f"check {rows}": step.artifact for rows, step in self.checks.items()}
-        return {**self.rest.artifacts, **(self.few.artifacts if self.few else {}), **ours}
+        return {**self.rest.artifacts, **self.few.artifacts, **ours}
 
     def forward(self, plan: StepPlan) -> Tensor:
         self.kernel_seconds = None
@@ -108,7 +111,6 @@ class MlirExecutor:
             return logits[:count] if len(sampled) == count else logits[sampled]
 
     def _as_rows(self, plan: StepPlan) -> Tensor:
-        self.few = self.few or RowsExecutor(self.model, self.store, FEW_ROWS)
         if max(span.length for span in plan.spans) > self.few.most < FEW_ROWS[-1]:  # it would go through in small parts
             return self.rest.forward(plan)
         logits, self.kernel_seconds = self.few.forward(plan), self.few.kernel_seconds
