@@ -1,4 +1,5 @@
-"""Products of a few rows with a weight in panels as MLIR text: each panel is read once, for all rows, at memory's pace."""
+"""Products of a few rows with a weight in panels as MLIR text: each panel is read once, for all rows, at memory's
+pace."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def _vectors(product: FewRows, rows: int) -> int:
 
 
 def _tile(lines: Lines, product: FewRows, x: Rows, panel: str, rows: range, columns: range) -> None:
-    """Some rows times some columns of a panel, along the whole width: sums of a block in registers, and their totals."""
+    """Some rows times some columns of a panel, along the whole width: a block's sums in registers, and their totals."""
     lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
     names = [lines.index(row) for row in rows]
     count, block, width = len(rows) * len(columns), lines.index(product.k_block), lines.index(product.width)
@@ -91,9 +92,7 @@ def _tile(lines: Lines, product: FewRows, x: Rows, panel: str, rows: range, colu
     _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
 
 
-def _block(
-    lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, begin: str, end: str
-) -> list[str]:
+def _block(lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, begin: str, end: str) -> list[str]:
     """Sums along the width from `begin` to `end`."""
     lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
     names = [f"%s{mark}_{i}" for i in range(len(x.rows) * len(columns))]

@@ -29,7 +29,8 @@ def refusal(weight: Tensor) -> str | None:
         return f"panels are made of a matrix, not of {weight.ndim} dimensions"
     (out, width), values = weight.shape, VALUES[weight.dtype]
     if out % PAIR or width % (2 * values) or not out or not width:
-        return f"panels want columns in multiples of {PAIR} and a width in multiples of {2 * values}, not {out} x {width}"
+        wanted = f"columns in multiples of {PAIR} and a width in multiples of {2 * values}"
+        return f"panels want {wanted}, not {out} x {width}"
     return None
 
 

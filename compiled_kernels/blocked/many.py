@@ -1,4 +1,4 @@
-"""Products of many rows with a weight in panels as MLIR text: tiles of sums in registers, blocks of the weight in cache.
+"""Products of many rows with a weight in panels as MLIR text: sums of tiles in registers, blocks of weights in cache.
 
     for each run of rows (`ROWS_RUN` at most, a thread's own)
       for each pair of panels
@@ -9,8 +9,9 @@
         finish: what becomes of the pair's sums (see `Finish`)
 
 A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run go past it. Where
-the processor has no bfloat16 arithmetic, or the weight is INT8, the block is unpacked into a scratch block of the thread
-as the tile multiplies it: float32, or pairs of bfloat16. (Goto and van de Geijn 2008, without packing what is in order.)
+the processor has no bfloat16 arithmetic, or the weight is INT8, the block is first unpacked into a scratch block of the
+thread's own, as the tile multiplies it: float32, or pairs of bfloat16. (Goto and van de Geijn, 2008, without packing
+what is in order already.)
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class ManyRows(Panels):
 
 
 Finish = Callable[[Lines, ManyRows, str, str], None]
-"""Adds to a text what becomes of a row's sums of one pair of panels: given the lines, the product, and as MLIR names the
-row of x and out, and the row of `%sums`. `%pair` counts pairs of panels; weights are `%w0`, `%w1`, ..."""
+"""Adds to a text what becomes of a row's sums of one pair of panels. Given are the lines, the product, and as MLIR
+names the row of x and out and the row of `%sums`; `%pair` counts pairs of panels, weights are `%w0`, `%w1`, ..."""
 
 
 def many_text(product: ManyRows, finish: Finish, more: tuple[Named, ...] = ()) -> str:
@@ -179,8 +180,8 @@ def _next_block(product: ManyRows) -> str:
 
 
 def _fetch(product: ManyRows) -> str:
-    """@{name}_fetch(words, first, second, at, from, to): rows from `from` to `to` of the block that begins with row `at`
-    of the panels `first` and `second` are on their way to the second cache."""
+    """@{name}_fetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins with row
+    `at` of the panels `first` and `second`, for the second cache."""
     lines = Lines()
     for panel in ("%first", "%second"):
         for column in range(0, PANEL, 16):
@@ -202,7 +203,7 @@ def _unpacked(product: ManyRows) -> str:
     lines, lanes, kind = Lines("u"), product.lanes, vector(product.lanes, "i32")
     values, entering = product.values, VALUES[product.entering]
     row, parts = lines.let(f"arith.divui %in, {lines.index(values)} : index"), values // entering
-    at = lines.let(f"arith.subi %in, %k : index")
+    at = lines.let("arith.subi %in, %k : index")
     first = lines.let(f"arith.divui {at}, {lines.index(entering)} : index")
     places = [lines.let(f"arith.addi {first}, {lines.index(part)} : index") for part in range(parts)]
     for side, panel in enumerate(("%first", "%second")):

@@ -53,12 +53,13 @@ def unpack(lines: Lines, words: str, kind: str, lanes: int, pairs: bool) -> list
     floats = [_byte(lines, words, place, lanes) for place in range(4)]
     if not pairs:
         return floats
-    return [_paired(lines, *floats[i : i + 2], lanes) for i in (0, 2)]
+    return [_paired(lines, floats[i], floats[i + 1], lanes) for i in (0, 2)]
 
 
 def _halves(lines: Lines, words: str, lanes: int) -> list[str]:
     """Two bfloat16 of each word as float32, of which bfloat16 are the upper halves."""
-    integers, sixteen, mask = vector(lanes, "i32"), lines.filled("16", lanes, "i32"), lines.filled("-65536", lanes, "i32")
+    integers = vector(lanes, "i32")
+    sixteen, mask = lines.filled("16", lanes, "i32"), lines.filled("-65536", lanes, "i32")
     low = lines.let(f"arith.shli {words}, {sixteen} : {integers}")
     high = lines.let(f"arith.andi {words}, {mask} : {integers}")
     return [lines.let(f"arith.bitcast {half} : {integers} to {vector(lanes)}") for half in (low, high)]

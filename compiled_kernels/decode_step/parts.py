@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import FewRows, few_text
+from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.decode_step.shape import LayerShape, StepShape, Weight
 from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.paged_attention.mlir_text import Attention
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_tile import PACKED
-
 
 AnyProduct = Product | FewRows
 """A product of a step: with a weight row by row, or in panels."""
@@ -167,6 +167,6 @@ def text_of(product: AnyProduct) -> str:
     return few_text(product) if isinstance(product, FewRows) else product_text(product)
 
 
-def matrices(name: str, of: AnyProduct) -> list[Named]:
+def matrices(name: str, of: Product | Panels) -> list[Named]:
     """A product's weight, scales and bias as arguments."""
     return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

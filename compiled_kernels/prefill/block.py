@@ -23,16 +23,16 @@ class Buffers:
     """What lies between the products of blocks: `rows` rows at most. Blocks share them, as far as they are alike."""
 
     def __init__(self, rows: int):
-        self.rows = rows
+        self.rows = max(rows, TILE_ROWS)
         self.sizes = torch.zeros(1, dtype=torch.long)
         self._tensors: dict[tuple[str, int, str], Tensor] = {}
 
     def get(self, name: str, columns: int, element: str) -> Tensor:
-        """[row, columns], unfilled when it is made."""
+        """[row, columns], zeros when it is made."""
         key = name, columns, element
         if key not in self._tensors:
             dtype = next(dtype for dtype, told in TYPES.items() if told == element)
-            self._tensors[key] = torch.empty(self.rows, columns, dtype=dtype)
+            self._tensors[key] = torch.zeros(self.rows, columns, dtype=dtype)
         return self._tensors[key]
 
     @property
@@ -55,7 +55,7 @@ class PrefillBlock:
             own[name] = buffers.get(whose, columns, element)
         wanted = {named.name: named for named in (*shape.before, *shape.after) if named.name not in own}
         checked(weights, list(wanted.values()))
-        self.shape, self.buffers = shape, buffers
+        self.shape, self.buffers, self._rows = shape, buffers, 0
         self.kernels = _compiled(shape.alike)
         tensors = {**weights, **own}
         self._before = _bound(self.kernels[0], shape.before, tensors, buffers)
@@ -65,16 +65,16 @@ class PrefillBlock:
         self.x, self._mixed = own["x"], own["mixed"]
 
     def before(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        if not TILE_ROWS <= rows <= self.buffers.rows:
-            raise LaneError(f"prefill: {rows} rows, and a block is for {TILE_ROWS} to {self.buffers.rows}")
-        self.buffers.sizes[0] = rows
+        if not 0 < rows <= self.buffers.rows:
+            raise LaneError(f"prefill: {rows} rows, and the buffers are for 1 to {self.buffers.rows}")
+        self._rows, self.buffers.sizes[0] = rows, max(rows, TILE_ROWS)  # rows beyond are computed for nobody
         self._before()
         q, k, v = (part[:rows].view(rows, -1, self.shape.layer.dim) for part in self._heads)
         return q, k, v
 
     def after(self, mixed: Tensor) -> None:
         """Of the rows that `before` was called with."""
-        rows, heads, dim = int(self.buffers.sizes[0]), self.shape.layer.heads, self.shape.layer.dim
+        rows, heads, dim = self._rows, self.shape.layer.heads, self.shape.layer.dim
         expect("prefill", "mixed", mixed, (rows, heads, dim), (self._mixed.dtype,), dense=False)
         self._mixed[:rows].view(rows, heads, dim).copy_(mixed)
         self._after()
@@ -88,5 +88,3 @@ def _bound(kernel: Kernel, arguments: Sequence[Named], tensors: Mapping[str, Ten
 def _compiled(shape: BlockShape) -> tuple[Kernel, Kernel]:
     before = compile_text(before_text(shape), "before", libraries=(library(),))
     return before, compile_text(after_text(shape), "after", libraries=(library(),))
-
-

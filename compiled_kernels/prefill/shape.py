@@ -34,7 +34,7 @@ class BlockShape:
 
     @property
     def alike(self) -> BlockShape:
-        """The same without what only attention and the cache are compiled for: blocks alike in this share their code."""
+        """The same without what only attention and the cache are compiled for: blocks alike in this share code."""
         turn = None if self.layer.turn is None else 0
         ours = {"table": 0, "packing": None, "window": 0, "sinks": 0, "softcap": 0.0, "sink_logits": False}
         return replace(self, layer=replace(self.layer, turn=turn, scale=1.0, **ours))
@@ -128,6 +128,4 @@ def _product(sizes: Iterable[int]) -> int:
 
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
-    return ManyRows(
-        product.name, product.width, product.out, product.kind, product.x, product.target, product.bias
-    )
+    return ManyRows(product.name, product.width, product.out, product.kind, product.x, product.target, product.bias)

@@ -1,4 +1,4 @@
-"""Between the first product of a block and its attention: heads normed and turned, as the cache and attention take them."""
+"""Between the first product of a block and its attention: heads normed and turned, as cache and attention take them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from compiled_kernels.prefill.shape import BlockShape
 
 
 def turn(shape: BlockShape) -> str:
-    """@turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm, key norm [dim],] q, k, v [row, head, dim], from,
-    to): queries and keys of the rows from..to, normed and turned where the layer does that, and their values."""
+    """@turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm, key norm [dim],] q, k, v [row, head, dim],
+    from, to): queries and keys of the rows from..to, normed and turned where the layer does that, and their values."""
     layer, types = shape.layer, {name: kind for name, kind in shape.heads}
     arguments = [shape.parts.qkv_out._replace(name="qkv"), *shape.parts.angles, *shape.parts.head_norms.values()]
     bounds = [Named("from", "index"), Named("to", "index")]

@@ -72,23 +72,23 @@ class MlirExecutor:
 
     def __init__(self, model: Transformer, store: KVStore, rest: Executor):
         self.model, self.store = model, store
-        self.few = RowsExecutor(model, store, FEW_ROWS)
-        self.rest = PrefillExecutor(model, store, self.few) if all_in_panels(model) else rest
+        self.rest = PrefillExecutor(model, store, self._rows) if all_in_panels(model) else rest
         self.steps: dict[int, MlirStep] = {}
         self.checks: dict[int, MlirStep] = {}  # rows may be of one sequence
         self.few_tokens = FEW_TOKENS
+        self.few: RowsExecutor | None = None
         self.kernel_seconds: float | None = None
         self._made, self._watch = 0, Watch(model)
 
     @property
     def compiles(self) -> int:
-        return self.rest.compiles + self._made + self.few.compiles
+        return self.rest.compiles + self._made + (self.few.compiles if self.few else 0)
 
     @property
     def artifacts(self) -> Mapping[str, str]:
         ours = {f"decode {rows}": step.artifact for rows, step in self.steps.items()}
         ours |= {f"check {rows}": step.artifact for rows, step in self.checks.items()}
-        return {**self.rest.artifacts, **self.few.artifacts, **ours}
+        return {**self.rest.artifacts, **(self.few.artifacts if self.few else {}), **ours}
 
     def forward(self, plan: StepPlan) -> Tensor:
         self.kernel_seconds = None
@@ -110,10 +110,15 @@ class MlirExecutor:
             sampled = [row for row, span in enumerate(plan.spans) if span.logit_rows]
             return logits[:count] if len(sampled) == count else logits[sampled]
 
+    def _rows(self) -> RowsExecutor:
+        self.few = self.few or RowsExecutor(self.model, self.store, FEW_ROWS)
+        return self.few
+
     def _as_rows(self, plan: StepPlan) -> Tensor:
-        if max(span.length for span in plan.spans) > self.few.most < FEW_ROWS[-1]:  # it would go through in small parts
+        few = self._rows()
+        if max(span.length for span in plan.spans) > few.most < FEW_ROWS[-1]:  # it would go through in small parts
             return self.rest.forward(plan)
-        logits, self.kernel_seconds = self.few.forward(plan), self.few.kernel_seconds
+        logits, self.kernel_seconds = few.forward(plan), few.kernel_seconds
         return logits
 
 

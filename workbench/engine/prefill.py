@@ -7,7 +7,7 @@ sequences, prefills and decodes alike, go through a side together. The residual 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -35,18 +35,13 @@ ROOM = 512  # rows that buffers are made for at first; they double
 
 
 class PrefillExecutor:
-    """Any step of at least `TILE_ROWS` tokens, of a model that `all_in_panels`. `head` computes logits."""
+    """Any step of a model that has `all_in_panels`. `head` gives what computes logits."""
 
-    def __init__(self, model: Transformer, store: KVStore, head: RowsExecutor):
+    def __init__(self, model: Transformer, store: KVStore, head: Callable[[], RowsExecutor]):
         self.model, self.store, self.head = model, store, head
         self.kernel_seconds: float | None = None  # attention is called from Python
         self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
-        self._room = 0
-        self._look()
-
-    def _look(self) -> None:
-        check_step(self.model, self.store)
-        self._watch = Watch(self.model)
+        self._room, self._watch = 0, Watch(model)
         self._blocks: list[PrefillBlock] = []
 
     @property
@@ -61,10 +56,10 @@ class PrefillExecutor:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Tensor:
         if self._watch.changed:
-            self._look()
+            self._blocks, self._watch = [], Watch(self.model)
         batch = pack(plan, self.store.page_size, self.model.device)
         x = self._hidden(batch)
-        return self.head.logits(x[batch.sample_rows])
+        return self.head().logits(x[batch.sample_rows])
 
     def _hidden(self, batch: TokenBatch) -> Tensor:
         """What the last block leaves of each token, float32, in a buffer: [token, width]."""
@@ -87,14 +82,16 @@ class PrefillExecutor:
     def _for(self, rows: int) -> list[PrefillBlock]:
         """The model's blocks, bound to buffers of at least that many rows."""
         if rows > self._room or not self._blocks:
+            check_step(self.model, self.store)
             self._room = max(ROOM, self._room, 1 << (rows - 1).bit_length())
             buffers, tensors = Buffers(self._room), step_tensors(self.model, self.store)
             step = step_shape(self.model, self.store.page_size, 1, self.store.shapes)
+            self._blocks = []
             for index, layer in enumerate(step.layers):
                 shape = BlockShape(layer, self.model.spec.width, self.model.spec.norm_eps, step.kind, Target.here())
                 names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
                 own = {name: tensors[f"{name}_{index}"] for name in names}
-                self._blocks[index : index + 1] = [PrefillBlock(shape, own, buffers)]
+                self._blocks.append(PrefillBlock(shape, own, buffers))
         return self._blocks
 
 

@@ -139,8 +139,10 @@ class Transformer(nn.Module):
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
         stored = dict(self.named_parameters())
+        linears = (f"{name}.weight" for name, part in self.named_modules() if isinstance(part, Linear))
+        stored |= {name: from_panels(stored[name]) for name in linears}
         dense = {
-            name: dequantize(from_panels(tensor), stored.get(name.removesuffix("weight") + "scales"), dtype)
+            name: dequantize(tensor, stored.get(name.removesuffix("weight") + "scales"), dtype)
             for name, tensor in stored.items()
             if not name.endswith("scales")
         }
