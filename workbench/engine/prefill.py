@@ -31,6 +31,7 @@ from workbench.model.parts import Linear
 from workbench.model.rotary import RotaryTable
 from workbench.model.transformer import Transformer
 
+SIDES = ("before", "after")
 ROOM = 512  # rows that buffers are made for at first; they double
 
 
@@ -46,12 +47,16 @@ class PrefillExecutor:
 
     @property
     def compiles(self) -> int:
-        return 2 * len({block.kernels for block in self._blocks})
+        return len(self.artifacts)
 
     @property
     def artifacts(self) -> Mapping[str, str]:
-        kernels = dict.fromkeys(kernel for block in self._blocks for kernel in block.kernels)
-        return {f"{kernel.entry} {i // 2}": kernel.digest for i, kernel in enumerate(kernels)}
+        kinds = list(dict.fromkeys(tuple(kernel.digest for kernel in block.kernels) for block in self._blocks))
+        return {
+            f"{side} attention {i}": digest
+            for i, pair in enumerate(kinds)
+            for side, digest in zip(SIDES, pair, strict=True)
+        }
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Tensor:
