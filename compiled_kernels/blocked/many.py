@@ -58,8 +58,9 @@ class ManyRows(Panels):
 
     @property
     def in_place(self) -> bool:
-        """Whether the weight is multiplied as it is stored."""
-        return self.kind == self.entering
+        """Whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
+        several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
+        return self.kind == self.entering and self.vectors * self.lanes == PAIR
 
     @property
     def block_type(self) -> str:
