@@ -15,7 +15,7 @@ def gate(layer: Layer) -> str:
     lines = Lines()
     value = lines.load("%gate_up", "%row, %at", gate_up, lanes, "f32")
     up = lines.load("%gate_up", "%row, %beside", gate_up, lanes, "f32")
-    value = _silu(lines, value, lanes, layer.step.target.lanes)
+    value = silu(lines, value, lanes, layer.step.target.lanes)
     value = lines.narrow(lines.let(f"arith.mulf {value}, {up} : {vector(lanes)}"), lanes, kind)
     return f"""func.func private @{layer.name}_gate(%gate_up: {gate_up}, %out: {out}, %begin: index, %end: index) {{
 %zero = arith.constant 0 : index
@@ -34,7 +34,7 @@ return
 }}"""
 
 
-def _silu(lines: Lines, value: str, lanes: int, wide: int) -> str:
+def silu(lines: Lines, value: str, lanes: int, wide: int) -> str:
     """x / (1 + exp(-x)); @exp takes vectors of `wide` lanes."""
     kind = vector(lanes)
     power = _exp(lines, lines.let(f"arith.negf {value} : {kind}"), lanes, wide)

@@ -8,9 +8,8 @@ Where a bar stands all threads wait for one another; where rows are of one seque
 from __future__ import annotations
 
 from compiled_kernels.decode_step.gate import gate
-from compiled_kernels.decode_step.parts import Layer, matrices
+from compiled_kernels.decode_step.parts import AnyProduct, Layer, matrices, text_of
 from compiled_kernels.decode_step.rotation import keep, key_norm, query_norm, turn
-from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import Named, call, declared, memref, share_of
 from compiled_kernels.paged_attention.mlir_text import attention_text
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
@@ -19,7 +18,7 @@ from compiled_kernels.quantized_attention.mlir_text import attention_text as qua
 
 def layer_text(layer: Layer) -> str:
     """@{name}(see `passed`; thread, threads): the layer's part of x, row by row, and the rows' keys and values."""
-    products = [product_text(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    products = [text_of(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     called = [*products, _attention_text(layer), turn(layer), keep(layer), gate(layer)]
     body = "\n".join((_buffers(layer), _project(layer), _attend(layer), _output(layer), _feedforward(layer)))
     head = f"@{layer.name}({declared(passed(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
@@ -57,7 +56,7 @@ def _norm(layer: Layer, name: str) -> str:
     return call("norm", [layer.x, Named(name, memref((layer.step.width,), layer.step.kind)), _normed(layer)])
 
 
-def _multiply(layer: Layer, product: Product, x: Named, out: Named, columns: str) -> str:
+def _multiply(layer: Layer, product: AnyProduct, x: Named, out: Named, columns: str) -> str:
     """out = (or, for products that add, +=) x times the product's weight, for %{columns}_begin to %{columns}_end."""
     weights = matrices(product.name.removeprefix(f"{layer.name}_"), product)
     bounds = [Named(f"{columns}_begin", "index"), Named(f"{columns}_end", "index")]

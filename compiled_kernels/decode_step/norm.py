@@ -9,23 +9,43 @@ from compiled_kernels.mlir_text import Lines, divisor, memref, number, vector
 def norm(shape: StepShape) -> str:
     """@norm(x [row, width], weight [width], out [row, width]): x / sqrt(mean(x²) + eps) * weight of every row, rounded
     to the type that enters products."""
+    body = norm_of_rows(shape, shape.kind)
+    return f"""func.func private @norm({_arguments(shape, shape.kind)}) {{
+%from = arith.constant 0 : index
+%to = arith.constant {shape.rows} : index
+{body}
+return
+}}"""
+
+
+def norm_from_to(shape: StepShape, kind: str) -> str:
+    """@norm(x, weight, out, from, to): of the rows from..to; `out` is of type `kind`."""
+    body = norm_of_rows(shape, kind)
+    return f"func.func private @norm({_arguments(shape, kind)}, %from: index, %to: index) {{\n{body}\nreturn\n}}"
+
+
+def _arguments(shape: StepShape, kind: str) -> str:
+    x, out = memref((shape.rows, shape.width), "f32"), memref((shape.rows, shape.width), kind)
+    return f"%x: {x}, %weight: {memref((shape.width,), shape.kind)}, %out: {out}"
+
+
+def norm_of_rows(shape: StepShape, result: str) -> str:
+    """The norm of rows %from..%to, as numbers of type `result`."""
     lanes, rows, width, kind = divisor(shape.width, shape.target.lanes), shape.rows, shape.width, shape.kind
-    x, weight, out = memref((rows, width), "f32"), memref((width,), kind), memref((rows, width), kind)
+    x, weight, out = memref((rows, width), "f32"), memref((width,), kind), memref((rows, width), result)
     floats, lines = vector(lanes), Lines()
     value = lines.load("%x", "%row, %at", x, lanes, "f32")
     gain = lines.wide(lines.load("%weight", "%at", weight, lanes, kind), lanes, kind)
     value = lines.let(f"arith.mulf {value}, %factors : {floats}")
-    value = lines.narrow(lines.let(f"arith.mulf {value}, {gain} : {floats}"), lanes, kind)
+    value = lines.narrow(lines.let(f"arith.mulf {value}, {gain} : {floats}"), lanes, result)
     summing = Lines("s")
     total = summing.total("%sums", lanes)
-    return f"""func.func private @norm(%x: {x}, %weight: {weight}, %out: {out}) {{
-%zero = arith.constant 0 : index
+    return f"""%zero = arith.constant 0 : index
 %one = arith.constant 1 : index
 %step = arith.constant {lanes} : index
-%rows = arith.constant {rows} : index
 %width = arith.constant {width} : index
 %nothing = arith.constant dense<0.0> : {floats}
-scf.for %row = %zero to %rows step %one {{
+scf.for %row = %from to %to step %one {{
   %sums = scf.for %at = %zero to %width step %step iter_args(%sum = %nothing) -> ({floats}) {{
     %part = vector.load %x[%row, %at] : {x}, {floats}
     %next = vector.fma %part, %part, %sum : {floats}
@@ -42,8 +62,6 @@ scf.for %row = %zero to %rows step %one {{
   %factors = vector.broadcast %factor : f32 to {floats}
   scf.for %at = %zero to %width step %step {{
     {lines.text()}
-    vector.store {value}, %out[%row, %at] : {out}, {vector(lanes, kind)}
+    vector.store {value}, %out[%row, %at] : {out}, {vector(lanes, result)}
   }}
-}}
-return
 }}"""

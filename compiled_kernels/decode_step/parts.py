@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiled_kernels.blocked.few import FewRows, few_text
+from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.decode_step.shape import LayerShape, StepShape, Weight
-from compiled_kernels.linear.mlir_text import Product
+from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import Named, memref
 from compiled_kernels.paged_attention.mlir_text import Attention
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_tile import PACKED
+
+AnyProduct = Product | FewRows
+"""A product of a step: with a weight row by row, or in panels."""
 
 
 @dataclass(frozen=True)
@@ -21,21 +26,21 @@ class Layer:
     name: str = "layer"
 
     @property
-    def qkv(self) -> Product:
+    def qkv(self) -> AnyProduct:
         return product(self.step, f"{self.name}_qkv", self.step.width, self._qkv_columns, self.shape.qkv)
 
     @property
-    def output(self) -> Product:
+    def output(self) -> AnyProduct:
         width = self.shape.heads * self.shape.dim
         return product(self.step, f"{self.name}_output", width, self.step.width, self.shape.output, adds=True)
 
     @property
-    def gate_up(self) -> Product:
+    def gate_up(self) -> AnyProduct:
         columns = 2 * self.shape.hidden
         return product(self.step, f"{self.name}_gate_up", self.step.width, columns, self.shape.gate_up, stretches=2)
 
     @property
-    def down(self) -> Product:
+    def down(self) -> AnyProduct:
         return product(self.step, f"{self.name}_down", self.shape.hidden, self.step.width, self.shape.down, adds=True)
 
     @property
@@ -72,10 +77,10 @@ class Layer:
     def weights(self) -> list[Named]:
         """In the order in which they are passed."""
         return [
-            Named("attention_norm", self._norm),
+            Named("attention_norm", self.norm_type),
             *matrices("qkv", self.qkv),
             *matrices("output", self.output),
-            Named("feedforward_norm", self._norm),
+            Named("feedforward_norm", self.norm_type),
             *matrices("gate_up", self.gate_up),
             *matrices("down", self.down),
             *self.head_norms.values(),
@@ -135,11 +140,11 @@ class Layer:
         return (self.shape.heads + 2 * self.shape.groups) * self.shape.dim
 
     @property
-    def _norm(self) -> str:
+    def norm_type(self) -> str:
         return memref((self.step.width,), self.step.kind)
 
 
-def head(step: StepShape) -> Product | None:
+def head(step: StepShape) -> AnyProduct | None:
     """From the last norm to logits."""
     return step.head and product(step, "head", step.width, step.vocab, step.head)
 
@@ -150,11 +155,18 @@ def angles(step: StepShape, dim: int, suffix: str = "") -> list[Named]:
 
 def product(
     step: StepShape, name: str, width: int, out: int, weight: Weight, adds: bool = False, stretches: int = 1
-) -> Product:
+) -> AnyProduct:
+    if weight.panels:
+        return FewRows(name, width, out, weight.kind, step.kind, step.target, weight.bias, step.rows, adds)
     stored = weight.kind, step.kind, step.target, weight.group, weight.bias
     return Product(name, step.rows, width, out, *stored, adds, stretches)
 
 
-def matrices(name: str, of: Product) -> list[Named]:
+def text_of(product: AnyProduct) -> str:
+    """The product's function: @name(x, weights, out, begin, end)."""
+    return few_text(product) if isinstance(product, FewRows) else product_text(product)
+
+
+def matrices(name: str, of: Product | Panels) -> list[Named]:
     """A product's weight, scales and bias as arguments."""
     return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

@@ -21,7 +21,7 @@ def turn(layer: Layer) -> str:
     row_group = [Named("row", "index"), Named("group", "index")]
     taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *query_norm(layer), Named("q", t["queries"]), *row_group]
     lines = Lines("q")
-    _turned(lines, layer, "%query_norm", "%q", "%h", t["queries"])
+    turned(lines, layer, "%query_norm", "%q", "%h", t["queries"])
     return f"""func.func private @{layer.name}_turn({declared(taken)}) {{
 %zero = arith.constant 0 : index
 %one = arith.constant 1 : index
@@ -45,7 +45,7 @@ def keep(layer: Layer) -> str:
     places = [Named("table", t["table"]), Named("lengths", t["lengths"]), Named("row", "index"), Named("group", "index")]
     taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *key_norm(layer), *pages, *places]
     key = Lines("k")
-    _turned(key, layer, "%key_norm", "%keys", "%page, %group, %offset", t["pages"])
+    turned(key, layer, "%key_norm", "%keys", "%page, %group, %offset", t["pages"])
     return f"""func.func private @{layer.name}_keep({declared(taken)}) {{
 %one = arith.constant 1 : index
 %size = arith.constant {layer.step.size} : index
@@ -72,7 +72,7 @@ def _lanes(layer: Layer) -> int:
     return divisor(layer.shape.dim // 2, layer.step.target.lanes)
 
 
-def _turned(lines: Lines, layer: Layer, norm: str, out: str, at: str, out_type: str) -> None:
+def turned(lines: Lines, layer: Layer, norm: str, out: str, at: str, out_type: str) -> None:
     """out[at] = the head that begins at column %base of the row, normed with the weight `norm`, its two halves turned
     against each other (RoPE, Su et al. 2021), rounded."""
     half, lanes, kind = layer.shape.dim // 2, _lanes(layer), layer.step.kind

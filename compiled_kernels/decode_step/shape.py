@@ -10,11 +10,13 @@ from compiled_kernels.quantized_attention.packed import Kind
 
 @dataclass(frozen=True)
 class Weight:
-    """How a product's matrix is stored: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns)."""
+    """How a product's matrix is stored: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns); row
+    by row, or in `panels` (see blocked/layout.py)."""
 
     kind: str
     group: int = 0
     bias: bool = False
+    panels: bool = False
 
     @property
     def tensors(self) -> int:

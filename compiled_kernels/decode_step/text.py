@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from compiled_kernels.decode_step.layer import layer_text, passed
 from compiled_kernels.decode_step.norm import norm
-from compiled_kernels.decode_step.parts import Layer, angles, head, matrices
+from compiled_kernels.decode_step.parts import AnyProduct, Layer, angles, head, matrices, text_of
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
-from compiled_kernels.linear.mlir_text import Product, product_text
 from compiled_kernels.mlir_text import THREADS, Named, call, declared, exp_function, memref, share_of
 from compiled_kernels.quantized_attention.mlir_item import bounds
 
@@ -29,7 +28,7 @@ return
 def functions(shape: StepShape) -> list[str]:
     """All that a step calls."""
     called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape)]
-    called += [product_text(last)] if (last := head(shape)) else []
+    called += [text_of(last)] if (last := head(shape)) else []
     return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
 
 
@@ -85,7 +84,7 @@ def _layer_call(layer: Layer, index: int) -> str:
     return call(layer.name, [*given, Named("thread", "index"), Named("threads", "index")])
 
 
-def _logits(shape: StepShape, head: Product, unit: int) -> str:
+def _logits(shape: StepShape, head: AnyProduct, unit: int) -> str:
     """logits = the norm of x times the head's weight; this thread's columns."""
     x, weight = Named("x", memref((shape.rows, shape.width), "f32")), Named("norm", memref((shape.width,), shape.kind))
     normed = Named("normed", memref((shape.rows, shape.width), shape.kind))

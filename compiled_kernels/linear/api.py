@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 
+from compiled_kernels.blocked.layout import from_panels, shape_of
 from compiled_kernels.lanes import Lane
 from compiled_kernels.linear import reference, traced
 from compiled_kernels.operators import define
 
 
 def _fake(x: Tensor, weight: Tensor, *_: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+    return x.new_empty(x.shape[0], shape_of(weight)[0])
 
 
 LINEAR = define(
@@ -37,11 +38,15 @@ LINEAR_INT4 = define(
 
 def linear(
     x: Float[Tensor, "token width"],
-    weight: Float[Tensor, "out width"],
+    weight: Float[Tensor, "out width"] | Float[Tensor, "panel row column value"],
     bias: Tensor | None = None,
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """x @ weight.T + bias, in the type of `x`. On the lane triton this is the vendor's matrix product."""
+    """x @ weight.T + bias, in the type of `x`. On the lane triton this is the vendor's matrix product.
+
+    Here and below a weight may be in panels (see blocked/layout.py), which the lane mlir reads as they are; on any
+    other lane the plain weight is made of it at each call."""
+    weight = weight if lane is Lane.MLIR else from_panels(weight)
     if lane in (Lane.TRITON, Lane.MLIR):
         return LINEAR.form(lane)(x, weight, bias)
     if lane is Lane.INDUCTOR and traced.reduces(x):
@@ -51,12 +56,13 @@ def linear(
 
 def linear_int8(
     x: Float[Tensor, "token width"],
-    values: Int8[Tensor, "out width"],
+    values: Int8[Tensor, "out width"] | Int8[Tensor, "panel row column value"],
     scales: Float[Tensor, " out"],
     bias: Tensor | None = None,
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "token out"]:
     """x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
+    values = values if lane is Lane.MLIR else from_panels(values)
     if lane is Lane.EAGER:
         return reference.linear_int8(x, values, scales, bias)
     if lane is Lane.INDUCTOR:

@@ -5,6 +5,7 @@ import math
 import torch
 
 import compiled_kernels
+from compiled_kernels.blocked import from_panels, to_panels
 from compiled_kernels.cases import Case, Suite, Work, random
 from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from compiled_kernels.linear.reference import linear as exact_linear
@@ -12,22 +13,27 @@ from compiled_kernels.linear.reference import linear as exact_linear
 # (rows, width, out): one row and 16 through the matrices of SmolLM2 and TinyLlama; many rows; ragged ones.
 DECODE = [(1, 576, 3072), (1, 2048, 11264), (1, 5632, 2048), (16, 576, 3072), (16, 2048, 2048)]
 PREFILL = [(512, 576, 3072)]
+PANELS = [(1, 576, 3072), (16, 576, 3072), (512, 576, 3072), (4, 96, 128), (6, 352, 64), (7, 64, 64), (385, 704, 192)]
 SMALL = [(1, 64, 40), (2, 64, 40), (3, 128, 7), (5, 192, 33), (33, 64, 17)]
 
 
 def dense_inputs(
-    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool
+    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, panels: bool = False
 ) -> tuple:
+    weight = random(generator, dtype, (out, width)) * width**-0.5
     return (
         random(generator, dtype, (tokens, width)),
-        random(generator, dtype, (out, width)) * width**-0.5,
+        to_panels(weight) if panels else weight,
         random(generator, dtype, (out,)) if bias else None,
     )
 
 
-def int8_inputs(generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool) -> tuple:
+def int8_inputs(
+    generator: torch.Generator, tokens: int, width: int, out: int, dtype: torch.dtype, bias: bool, panels: bool = False
+) -> tuple:
     x, weight, added = dense_inputs(generator, tokens, width, out, dtype, bias)
-    return x, *quantize_int8(weight), added
+    values, scales = quantize_int8(weight)
+    return x, to_panels(values) if panels else values, scales, added
 
 
 def int4_inputs(
@@ -38,17 +44,19 @@ def int4_inputs(
 
 
 def cases(bits: int, **more: int) -> tuple[Case, ...]:
-    """`bits` 0 means those of `dtype`; `more` is the group of INT4."""
+    """`bits` 0 means those of `dtype`; `more` is the group of INT4. With none, weights in panels too."""
     found = []
-    for tokens, width, out in DECODE + PREFILL + SMALL:
+    plain = [(*shape, False) for shape in DECODE + PREFILL + SMALL]
+    for tokens, width, out, panels in plain + ([] if more else [(*shape, True) for shape in PANELS]):
         for dtype in (torch.float32, torch.bfloat16):
             each = bits or 8 * dtype.itemsize
             scales = out * 4 * (bits == 8) + (2 * out * width // more["group"] if more else 0)
             rows = tokens * (width + out) * dtype.itemsize
             found.append(
                 Case(
-                    f"{tokens}x{width}x{out}" + (f" group {more['group']}" if more else ""),
-                    {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1, **more},
+                    f"{tokens}x{width}x{out}" + (f" group {more['group']}" if more else " panels" if panels else ""),
+                    {"tokens": tokens, "width": width, "out": out, "dtype": dtype, "bias": out % 2 == 1 or panels}
+                    | more | ({"panels": True} if panels else {}),
                     Work(out * width * each // 8 + scales + rows, 2 * tokens * width * out),
                     timed=width > 500 and dtype == torch.bfloat16,
                 )
@@ -68,11 +76,11 @@ def _size(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> t
 
 
 def _dense(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple:
-    return x, weight.double(), bias
+    return x, from_panels(weight).double(), bias
 
 
 def _int8(x: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> tuple:
-    return x, dequantize_int8(stored, scales.double()), bias
+    return x, dequantize_int8(from_panels(stored), scales.double()), bias
 
 
 def _int4(x: torch.Tensor, stored: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> tuple:

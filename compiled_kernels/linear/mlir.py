@@ -1,5 +1,6 @@
 """The lane mlir of the products, run on torch's threads: one compiled function for each matrix shape and each number
-of rows below `MOST_ROWS`, and one for all other numbers."""
+of rows below `MOST_ROWS`, and one for all other numbers. A weight in panels has products of its own
+(compiled_kernels/blocked)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from compiled_kernels.blocked import in_panels
+from compiled_kernels.blocked import mlir as blocked
+from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import Case
 from compiled_kernels.expect import COMPUTED, expect
 from compiled_kernels.lanes import LaneError
@@ -20,6 +24,8 @@ from compiled_kernels.openmp import Call, library
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if in_panels(weight):
+        return blocked.linear("linear", x, weight, None, bias)
     tokens, width = x.shape
     expect("linear", "x", x, (tokens, width), COMPUTED, dense=False)
     expect("linear", "weight", weight, (weight.shape[0], width), COMPUTED, dense=False)
@@ -27,6 +33,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_int8(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    if in_panels(values):
+        return blocked.linear("linear_int8", x, values, scales, bias)
     tokens, width = x.shape
     expect("linear_int8", "x", x, (tokens, width), COMPUTED, dense=False)
     expect("linear_int8", "values", values, (values.shape[0], width), (torch.int8,), dense=False)
@@ -48,6 +56,10 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     """Every stage of the function that runs for `case`."""
     of = case.arguments
     kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, TYPES[of["dtype"]])
+    if of.get("panels"):
+        told = of["width"], of["out"], kind, TYPES[of["dtype"]], of["bias"]
+        few = of["tokens"] <= TILE_ROWS
+        return (blocked.few_rows(operator, of["tokens"], *told) if few else blocked.many_rows(operator, *told)[0]).stages
     shape = (min(of["tokens"], MOST_ROWS), of["width"], of["out"])
     return _compiled(Target.here(), operator, *shape, kind, TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
 

@@ -21,6 +21,7 @@ from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
 from workbench.engine.observed import observed
 from workbench.engine.packing import pack
 from workbench.engine.plan import StepPlan
+from workbench.engine.prefill import PrefillExecutor, all_in_panels
 from workbench.engine.rows import RowsExecutor
 from workbench.engine.vetting import Vetted
 from workbench.errors import WorkbenchError
@@ -67,10 +68,12 @@ class EagerExecutor:
 
 
 class MlirExecutor:
-    """Steps of decodes, and of few tokens, as one compiled function a bucket; `rest` carries out the others."""
+    """Steps of decodes, and of few tokens, as one compiled function a bucket. All others go block by block where the
+    model's weights are in panels (see prefill.py); otherwise `rest` carries them out."""
 
     def __init__(self, model: Transformer, store: KVStore, rest: Executor):
-        self.model, self.store, self.rest = model, store, rest
+        self.model, self.store = model, store
+        self.rest = PrefillExecutor(model, store, self._rows) if all_in_panels(model) else rest
         self.steps: dict[int, MlirStep] = {}
         self.checks: dict[int, MlirStep] = {}  # rows may be of one sequence
         self.few_tokens = FEW_TOKENS
@@ -108,11 +111,15 @@ class MlirExecutor:
             sampled = [row for row, span in enumerate(plan.spans) if span.logit_rows]
             return logits[:count] if len(sampled) == count else logits[sampled]
 
-    def _as_rows(self, plan: StepPlan) -> Tensor:
+    def _rows(self) -> RowsExecutor:
         self.few = self.few or RowsExecutor(self.model, self.store, FEW_ROWS)
-        if max(span.length for span in plan.spans) > self.few.most < FEW_ROWS[-1]:  # it would go through in small parts
+        return self.few
+
+    def _as_rows(self, plan: StepPlan) -> Tensor:
+        few = self._rows()
+        if max(span.length for span in plan.spans) > few.most < FEW_ROWS[-1]:  # it would go through in small parts
             return self.rest.forward(plan)
-        logits, self.kernel_seconds = self.few.forward(plan), self.few.kernel_seconds
+        logits, self.kernel_seconds = few.forward(plan), few.kernel_seconds
         return logits
 
 

@@ -27,6 +27,7 @@ from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
 from workbench.engine.invariant_lanes import check_cache, invariant
 from workbench.engine.lanes import resolve_lanes
+from workbench.engine.layout import lay_out
 from workbench.engine.packed_lanes import fitted_to
 from workbench.engine.patience import to_stderr, told_if_long
 from workbench.engine.runner import Runner
@@ -151,6 +152,8 @@ def load(
         with told_if_long(f"trying which lane decodes {model} fastest here: compiled now, then remembered", tell):
             lanes = measured(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
         transformer.run_on(lanes.blocks)
+    with told_if_long(f"laying out the weights of {model}", tell):
+        lanes = lay_out(transformer, lanes, shapes, auto=lane == AUTO and not batch_invariant)
     if compile == "step" and lanes.decode is not Lane.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
     fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, evicts)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from compiled_kernels import Lane
+from compiled_kernels.blocked import in_panels, words
 from compiled_kernels.decode_step import DecodeStep, LayerShape, Packing, StepShape, Weight
 from compiled_kernels.lanes import LaneError
 from compiled_kernels.masks import band
@@ -207,7 +209,8 @@ def _packing(cache: CacheShape) -> Packing:
 
 
 def _stored(linear: Linear) -> Weight:
-    return _weight(linear.format, linear.weight.dtype, linear.group, linear.bias is not None)
+    weight = _weight(linear.format, linear.weight.dtype, linear.group, linear.bias is not None)
+    return replace(weight, panels=in_panels(linear.weight))
 
 
 def _weight(format: Format, dtype: torch.dtype, group: int, bias: bool = False) -> Weight:
@@ -231,7 +234,7 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
             "down": feedforward.down,
         }
         for name, linear in products.items():
-            found |= {f"{name}{i}_{index}": tensor for i, tensor in enumerate(linear.tensors)}
+            found |= {f"{name}{i}_{index}": _stored_words(tensor) for i, tensor in enumerate(linear.tensors)}
         if attention.query_norm is not None and attention.key_norm is not None:
             found[f"query_norm_{index}"] = attention.query_norm.weight
             found[f"key_norm_{index}"] = attention.key_norm.weight
@@ -244,6 +247,11 @@ def step_tensors(model: Transformer, store: KVStore) -> dict[str, Tensor]:
         else:
             found[f"keys_{index}"], found[f"values_{index}"] = cache.keys, cache.values
     return found
+
+
+def _stored_words(tensor: Tensor) -> Tensor:
+    """A weight in panels as the words that the step reads; all others as they are."""
+    return words(tensor) if in_panels(tensor) else tensor
 
 
 def _words(part: Tensor) -> Tensor:

@@ -74,7 +74,11 @@ class RowsExecutor:
             rows = self._hidden(batch, plan.padding)[batch.sample_rows]
             for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
                 found[place].append(mine)
-        sampled = torch.cat([rows for span in found for rows in span]).split(self.buckets[-1])
+        return self.logits(torch.cat([rows for span in found for rows in span]))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits of what the last block left of some tokens: [sample, width] -> [sample, vocab]."""
+        sampled = x.split(self.buckets[-1])
         if len(sampled) == 1:
             return self._logits(sampled[0])
         return torch.cat([self._logits(rows).clone() for rows in sampled])

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Lane
+from compiled_kernels.blocked import from_panels, refusal, to_panels
 from workbench.model.quantized import Format, dequantize
 
 
@@ -34,7 +35,8 @@ class Norm(nn.Module):
 
 
 class Linear(nn.Module):
-    """[token, width] -> [token, out]. The matrix is stored as `format`: dense, int8 or int4 (see quantized.py)."""
+    """[token, width] -> [token, out]. The matrix is stored as `format`: dense, int8 or int4 (see quantized.py), row by
+    row or, after `lay_out`, in panels (see compiled_kernels/blocked/layout.py)."""
 
     def __init__(self, width: int, out: int, bias: bool, lane: Lane, format: Format = "dense", group: int = 64):
         super().__init__()
@@ -51,6 +53,11 @@ class Linear(nn.Module):
         product = compiled_kernels.linear_int8 if self.format == "int8" else compiled_kernels.linear_int4
         return product(x, self.weight, self.scales, self.bias, self.lane)
 
+    def lay_out(self) -> None:
+        """From now on the matrix is in panels, in place of row by row, where its size and format allow that."""
+        if self.format != "int4" and refusal(self.weight) is None:
+            self.weight = nn.Parameter(to_panels(self.weight), requires_grad=False)
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The matrix, its scales, its bias, as far as there are such."""
@@ -58,7 +65,7 @@ class Linear(nn.Module):
 
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the matrix as numbers: [token] -> [token, width]. What a tied embedding looks up."""
-        return dequantize(self.weight[index], None if self.scales is None else self.scales[index], dtype)
+        return dequantize(from_panels(self.weight)[index], None if self.scales is None else self.scales[index], dtype)
 
 
 def _storage(width: int, out: int, format: Format, group: int) -> tuple[Tensor, Tensor | None]:

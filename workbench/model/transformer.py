@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Lane
+from compiled_kernels.blocked import from_panels, shape_of
 from workbench.batch import TokenBatch
 from workbench.cache.format import CacheFormat
 from workbench.cache.pages import pages_for
@@ -77,6 +78,14 @@ class Transformer(nn.Module):
             if "lane" in vars(part):
                 vars(part)["lane"] = lane
 
+    def lay_out(self) -> None:
+        """From now on the matrices of the blocks are in panels, which the products of the lane mlir read at decode and
+        prefill alike; the head, which is multiplied with few rows, and what does not fit stay row by row. A matrix at a
+        time: there is never a second copy of more than one."""
+        for part in self.blocks.modules():
+            if isinstance(part, Linear):
+                part.lay_out()
+
     @property
     def dtype(self) -> torch.dtype:
         return self.norm.weight.dtype
@@ -118,7 +127,7 @@ class Transformer(nn.Module):
         stored = sum(
             linear.weight.nbytes + (0 if linear.scales is None else linear.scales.nbytes) for linear in linears
         ) + sum(stack.nbytes for stack in stacks)
-        values = sum(linear.width * linear.weight.shape[0] for linear in linears) + sum(map(Tensor.numel, stacks))
+        values = sum(linear.width * shape_of(linear.weight)[0] for linear in linears) + sum(map(Tensor.numel, stacks))
         return stored / values, self.head_bytes / (self.spec.vocab * self.spec.width)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -130,6 +139,8 @@ class Transformer(nn.Module):
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
         stored = dict(self.named_parameters())
+        linears = (f"{name}.weight" for name, part in self.named_modules() if isinstance(part, Linear))
+        stored |= {name: from_panels(stored[name]) for name in linears}
         dense = {
             name: dequantize(tensor, stored.get(name.removesuffix("weight") + "scales"), dtype)
             for name, tensor in stored.items()

@@ -1,0 +1,5 @@
+"""Weights laid out in panels, and the products that read them."""
+
+from compiled_kernels.blocked.layout import from_panels, in_panels, refusal, shape_of, to_panels, words
+
+__all__ = ["from_panels", "in_panels", "refusal", "shape_of", "to_panels", "words"]

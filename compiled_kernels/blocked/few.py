@@ -1,0 +1,141 @@
+"""Products of a few rows with a weight in panels as MLIR text: each panel is read once, for all rows, at memory's
+pace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiled_kernels.blocked.layout import PANEL
+from compiled_kernels.blocked.registers import Rows, step_sums
+from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
+from compiled_kernels.mlir_text import Lines, Named, declared, divisor, vector
+
+WIDENED = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
+AHEAD = 4096  # bytes from what is read of a panel to what is fetched meanwhile
+
+
+@dataclass(frozen=True)
+class FewRows(Panels):
+    """A product of exactly `rows` rows; `adds`: into what `out` holds, in place of overwriting it."""
+
+    rows: int = 1
+    adds: bool = False
+
+    @property
+    def block(self) -> int:
+        """Columns that are computed together."""
+        return PANEL
+
+    @property
+    def x_type(self) -> str:
+        return rows_type(self.width, self.x, self.rows)
+
+    @property
+    def out_type(self) -> str:
+        return rows_type(self.out, "f32", self.rows)
+
+
+def few_text(product: FewRows) -> str:
+    """@name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the output
+    columns from begin to end, both multiples of a panel's."""
+    weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
+    arguments = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
+    lines = Lines()
+    x = _widened(lines, product)
+    lines.say(f"scf.for %o = %begin to %end step {lines.index(PANEL)} {{")
+    panel = lines.let(f"arith.divui %o, {lines.index(PANEL)} : index")
+    for first in range(0, product.rows, TILE_ROWS):
+        count = min(TILE_ROWS, product.rows - first)
+        wide = _vectors(product, count)
+        for at in range(0, PANEL, wide * product.lanes):
+            columns = range(at, at + wide * product.lanes, product.lanes)
+            _tile(lines, product, x, panel, range(first, first + count), columns)
+    lines.say("}")
+    head = f"func.func private @{product.name}({arguments}, %begin: index, %end: index) attributes {{no_inline}}"
+    return f"{head} {{\n{lines.text()}\nreturn\n}}"
+
+
+def _widened(lines: Lines, product: FewRows) -> Rows:
+    """What sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
+    if product.pairs or product.x == "f32" or product.rows * product.width * 4 > WIDENED:
+        return Rows("%x", product.x_type, product.x, ())
+    kind, lanes = rows_type(product.width, "f32", product.rows), divisor(product.width, product.lanes)
+    bounds = [lines.index(bound) for bound in (0, product.rows, 1, product.width, lanes)]
+    lines.say(f"%wide = memref.alloca() {{alignment = 64 : i64}} : {kind}")
+    lines.say(f"scf.for %wide_row = {bounds[0]} to {bounds[1]} step {bounds[2]} {{")
+    lines.say(f"scf.for %wide_at = {bounds[0]} to {bounds[3]} step {bounds[4]} {{")
+    value = lines.wide(lines.load("%x", "%wide_row, %wide_at", product.x_type, lanes, "bf16"), lanes, "bf16")
+    lines.store(value, "%wide", "%wide_row, %wide_at", kind, lanes)
+    lines.say("}\n}")
+    return Rows("%wide", kind, "f32", ())
+
+
+def _vectors(product: FewRows, rows: int) -> int:
+    """Vectors of a panel's columns whose sums are kept at once: all of them where the registers hold that."""
+    whole = PANEL // product.lanes
+    return whole if rows * whole <= TILE_ROWS * product.vectors else product.vectors
+
+
+def _tile(lines: Lines, product: FewRows, x: Rows, panel: str, rows: range, columns: range) -> None:
+    """Some rows times some columns of a panel, along the whole width: a block's sums in registers, and their totals."""
+    lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
+    names = [lines.index(row) for row in rows]
+    count, block, width = len(rows) * len(columns), lines.index(product.k_block), lines.index(product.width)
+    totals = [f"%t{mark}_{i}" for i in range(count)]
+    over = f"%from{mark} = {lines.index(0)} to {width} step {block}"
+    found = lines.open_sums(f"%total{mark}", over, totals, [zero] * count, lanes)
+    after = lines.let(f"arith.addi %from{mark}, {block} : index")
+    to = lines.let(f"arith.minui {after}, {width} : index")
+    sums = _block(lines, product, x._replace(rows=names), panel, columns, f"%from{mark}", to)
+    joined = (lines.let(f"arith.addf {a}, {b} : {vector(lanes)}") for a, b in zip(totals, sums, strict=True))
+    lines.close_sums(list(joined), lanes)
+    _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
+
+
+def _block(lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, begin: str, end: str) -> list[str]:
+    """Sums along the width from `begin` to `end`."""
+    lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
+    names = [f"%s{mark}_{i}" for i in range(len(x.rows) * len(columns))]
+    over = f"%k{mark} = {begin} to {end} step {lines.index(product.values)}"
+    found = lines.open_sums(f"%block{mark}", over, names, [zero] * len(names), lanes)
+    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values)} : index")
+    _fetch(lines, product, panel, at, columns)
+    kind = product.weight_types[0]
+    words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
+    lines.close_sums(step_sums(lines, words, product.kind, x, f"%k{mark}", names, lanes, product.pairs), lanes)
+    return found
+
+
+def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range) -> None:
+    """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory."""
+    if not AHEAD:
+        return
+    later = lines.let(f"arith.addi {at}, {lines.index(AHEAD // (4 * PANEL))} : index")
+    for column in range(columns.start, columns.stop, 16):
+        place = f"{panel}, {later}, {lines.index(column)}"
+        lines.say(f"memref.prefetch %w0[{place}], read, locality<3>, data : {product.weight_types[0]}")
+
+
+def _store(lines: Lines, product: FewRows, rows: list[str], columns: list[str], totals: list[str]) -> None:
+    """out[row, columns] = total * scale + bias (+ what it held)."""
+    lanes, left = product.lanes, iter(totals)
+    for row in rows:
+        for column in columns:
+            value = finished(lines, product, next(left), column)
+            if product.adds:
+                before = lines.load("%out", f"{row}, {column}", product.out_type, lanes, "f32")
+                value = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
+            lines.store(value, "%out", f"{row}, {column}", product.out_type, lanes)
+
+
+def finished(lines: Lines, product: Panels, sums: str, column: str) -> str:
+    """Sums of the columns from `column` on, times their scales where there are such, and their bias added."""
+    lanes, types = product.lanes, product.weight_types
+    if product.kind == "i8":
+        scales = lines.load("%w1", column, types[1], lanes, "f32")
+        sums = lines.let(f"arith.mulf {sums}, {scales} : {vector(lanes)}")
+    if product.bias:
+        place = len(types) - 1
+        bias = lines.wide(lines.load(f"%w{place}", column, types[place], lanes, product.x), lanes, product.x)
+        sums = lines.let(f"arith.addf {sums}, {bias} : {vector(lanes)}")
+    return sums

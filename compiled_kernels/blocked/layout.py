@@ -1,0 +1,68 @@
+"""A weight laid out in panels: one layout that products of few rows and of many read.
+
+A panel is 32 output columns. It is stored as rows of 32 words of 32 bits, one word a column; a word holds what that
+column has at consecutive positions along the width: 1 of float32, 2 of bfloat16, 4 of INT8, 8 of INT4.
+
+    weight [out, width]      panel p, row k, column c, place i  =  weight[32 p + c, (values a word) k + i]
+
+A vector register then holds one step along the width for 16 (or 8) columns, so that a product keeps one sum a lane and
+no sum goes across lanes; and a panel is one run of memory from its first byte to its last. It takes exactly the bytes
+of the plain weight. The layout is told by the shape: a plain weight has two dimensions, one in panels has four.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+PANEL = 32  # columns
+PAIR = 2 * PANEL  # a weight's columns come in pairs of panels, which a tile of many rows reads side by side
+VALUES = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # in a word
+
+
+def refusal(weight: Tensor) -> str | None:
+    """Why a plain weight cannot be laid out in panels; None where it can."""
+    if weight.dtype not in VALUES:
+        return f"panels hold float32, bfloat16 and int8, not {str(weight.dtype).removeprefix('torch.')}"
+    if weight.ndim != 2:
+        return f"panels are made of a matrix, not of {weight.ndim} dimensions"
+    (out, width), values = weight.shape, VALUES[weight.dtype]
+    if out % PAIR or width % (2 * values) or not out or not width:
+        wanted = f"columns in multiples of {PAIR} and a width in multiples of {2 * values}"
+        return f"panels want {wanted}, not {out} x {width}"
+    return None
+
+
+def in_panels(weight: Tensor) -> bool:
+    """Whether `weight` is laid out in panels."""
+    return weight.ndim == 4
+
+
+def to_panels(weight: Tensor) -> Tensor:
+    """[out, width] -> [panel, row, 32, values a word], contiguous. Raises ValueError where `refusal` has a reason."""
+    if problem := refusal(weight):
+        raise ValueError(problem)
+    return rearrange(
+        weight, "(panel column) (row value) -> panel row column value", column=PANEL, value=VALUES[weight.dtype]
+    ).contiguous()
+
+
+def from_panels(weight: Tensor) -> Tensor:
+    """The plain weight [out, width], whichever way it is laid out."""
+    if not in_panels(weight):
+        return weight
+    return rearrange(weight, "panel row column value -> (panel column) (row value)")
+
+
+def shape_of(weight: Tensor) -> tuple[int, int]:
+    """(out, width), whichever way it is laid out."""
+    if not in_panels(weight):
+        return weight.shape[0], weight.shape[1]
+    panels, rows, columns, values = weight.shape
+    return panels * columns, rows * values
+
+
+def words(weight: Tensor) -> Tensor:
+    """A weight in panels as the words that compiled code reads: [panel, row, 32] of int32, the same memory."""
+    return weight.view(torch.int32)[..., 0]

@@ -1,0 +1,338 @@
+"""Products of many rows with a weight in panels as MLIR text: sums of tiles in registers, blocks of weights in cache.
+
+    for each run of rows (`ROWS_RUN` at most, a thread's own)
+      for each pair of panels
+        for each block along the width
+          [unpack the block into numbers, once for all rows]
+          for each tile of 6 rows:  @{name}_tile  sums of tile x pair in registers; they join those in `sums`
+                                    @{name}_fetch  ask for a part of the next block, which memory brings meanwhile
+        finish: what becomes of the pair's sums (see `Finish`)
+
+A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run go past it. Where
+the processor has no bfloat16 arithmetic, or the weight is INT8, the block is first unpacked into a scratch block of the
+thread's own, as the tile multiplies it: float32, or pairs of bfloat16. (Goto and van de Geijn, 2008, without packing
+what is in order already.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiled_kernels.blocked.few import finished
+from compiled_kernels.blocked.layout import PAIR, PANEL
+from compiled_kernels.blocked.registers import Rows, step_sums, unpack
+from compiled_kernels.blocked.shape import TILE_ROWS, VALUES, Panels, rows_type
+from compiled_kernels.mlir_text import Lines, Named, declared, memref, vector
+
+ROWS_RUN = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
+UNROLLED = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
+
+
+@dataclass(frozen=True)
+class ManyRows(Panels):
+    """A product of any number of rows, at least `TILE_ROWS`. `out` is of `result` (f32, bf16), has `columns` columns
+    unless that is 0, when it has those of the weight. `apart`: the second panel of a pair is that many panels after the
+    first, 0 where it is the next."""
+
+    result: str = "f32"
+    columns: int = 0
+    apart: int = 0
+
+    @property
+    def entering(self) -> str:
+        """Type of x as it is multiplied: bfloat16 where sums are of pairs of such, float32 otherwise."""
+        return "bf16" if self.pairs else "f32"
+
+    @property
+    def x_type(self) -> str:
+        return rows_type(self.width, self.entering)
+
+    @property
+    def out_type(self) -> str:
+        return rows_type(self.columns or self.out, self.result)
+
+    @property
+    def sums_type(self) -> str:
+        return memref((ROWS_RUN, PAIR), "f32")
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
+        several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
+        return self.kind == self.entering and self.vectors * self.lanes == PAIR
+
+    @property
+    def block_type(self) -> str:
+        """Memref type of what a tile reads its weights from: the weight, or a scratch block."""
+        if self.in_place:
+            return self.weight_types[0]
+        return memref((2, self.k_block // VALUES[self.entering], PANEL), "i32")
+
+
+Finish = Callable[[Lines, ManyRows, str, str], None]
+"""Adds to a text what becomes of a row's sums of one pair of panels. Given are the lines, the product, and as MLIR
+names the row of x and out and the row of `%sums`; `%pair` counts pairs of panels, weights are `%w0`, `%w1`, ..."""
+
+
+def many_text(product: ManyRows, finish: Finish, more: tuple[Named, ...] = ()) -> str:
+    """@name(x [row, width], words, scales, bias, `more`, out [row, columns], begin, end, rows): the rows from begin to
+    end of `rows` in all; x may be read, but not written, beyond them."""
+    weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
+    given = declared([Named("x", product.x_type), *weights, *more, Named("out", product.out_type)])
+    head = f"func.func private @{product.name}({given}, %begin: index, %end: index, %rows: index)"
+    whole = (f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}")
+    return "\n".join((_tile(product), _fetch(product), *whole))
+
+
+def _body(product: ManyRows, finish: Finish) -> str:
+    """Runs of rows, as equal as they can be: a last run of few rows would read the whole weight for them."""
+    scratch = "" if product.in_place else f"%block = memref.alloca() {{alignment = 64 : i64}} : {product.block_type}"
+    pairs = (product.apart if product.apart else product.out // PANEL) // (1 if product.apart else 2)
+    return f"""%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%two = arith.constant 2 : index
+%panel = arith.constant {PANEL} : index
+%tile = arith.constant {TILE_ROWS} : index
+%longest = arith.constant {ROWS_RUN} : index
+%width = arith.constant {product.width} : index
+%k_block = arith.constant {product.k_block} : index
+%sums = memref.alloca() {{alignment = 64 : i64}} : {product.sums_type}
+{scratch}
+%mine = arith.subi %end, %begin : index
+%some = arith.cmpi ugt, %end, %begin : index
+scf.if %some {{
+  %runs = arith.ceildivui %mine, %longest : index
+  %even = arith.ceildivui %mine, %runs : index
+  %tiles_each = arith.ceildivui %even, %tile : index
+  %each = arith.muli %tiles_each, %tile : index
+  %pairs = arith.constant {pairs} : index
+  %last_row = arith.subi %rows, %tile : index
+  scf.for %run = %begin to %end step %each {{
+    %run_after = arith.addi %run, %each : index
+    %run_end = arith.minui %run_after, %end : index
+    %count = arith.subi %run_end, %run : index
+    scf.for %pair = %zero to %pairs step %one {{
+{_pair(product)}
+{_finished(product, finish)}
+    }}
+  }}
+}}"""
+
+
+def _pair(product: ManyRows) -> str:
+    """Sums of the run's rows with one pair of panels."""
+    if product.apart:
+        panels = f"%first = arith.addi %pair, %zero : index\n%apart = arith.constant {product.apart} : index"
+    else:
+        panels = "%first = arith.muli %pair, %two : index\n%apart = arith.addi %zero, %one : index"
+    if product.in_place:
+        unpacked = ""
+        block = "%w0, %sums, %row, %slot, %first, %second, %at, %k, %k_end, %zero, %later"
+    else:
+        unpacked = _unpacked(product)
+        block = "%block, %sums, %row, %slot, %zero, %one, %at, %zero, %length, %k, %later"
+    step = product.vectors * product.lanes
+    return f"""{panels}
+%second = arith.addi %first, %apart : index
+scf.for %k = %zero to %width step %k_block {{
+  %k_after = arith.addi %k, %k_block : index
+  %k_end = arith.minui %k_after, %width : index
+  %length = arith.subi %k_end, %k : index
+  %later = arith.cmpi ugt, %k, %zero : index
+  {unpacked}
+  {_next_block(product)}
+  %columns = arith.constant {PAIR} : index
+  %step = arith.constant {step} : index
+  scf.for %at = %zero to %columns step %step {{
+    %walked = arith.cmpi ugt, %at, %zero : index
+    %fetched = arith.select %walked, %zero, %block_rows : index
+    scf.for %slot = %zero to %count step %tile {{
+      %next_row = arith.addi %run, %slot : index
+      %row = arith.minui %next_row, %last_row : index
+      func.call @{product.name}_tile(%x, {block}) : ({product.x_type}, {product.block_type}, {product.sums_type},
+        index, index, index, index, index, index, index, index, i1) -> ()
+      %turn = arith.divui %slot, %tile : index
+      %fetch_from = arith.muli %turn, %fetched_each : index
+      %fetch_after = arith.addi %fetch_from, %fetched_each : index
+      %fetch_end = arith.minui %fetch_after, %fetched : index
+      func.call @{product.name}_fetch(%w0, %next_first, %next_second, %next_at, %fetch_from, %fetch_end)
+        : ({product.weight_types[0]}, index, index, index, index, index) -> ()
+    }}
+  }}
+}}"""
+
+
+def _next_block(product: ManyRows) -> str:
+    """Where the block after this one lies (after the last one there is no matter what), and how many of its rows are
+    fetched beside each tile, in the first of the walks over the tiles and no more in the others."""
+    between = 1 if product.apart else 2
+    return f"""%more_here = arith.cmpi ult, %k_after, %width : index
+  %next_k = arith.select %more_here, %k_after, %zero : index
+  %values_a_word = arith.constant {product.values} : index
+  %next_at = arith.divui %next_k, %values_a_word : index
+  %between = arith.constant {between} : index
+  %beyond = arith.addi %first, %between : index
+  %next_first = arith.select %more_here, %first, %beyond : index
+  %next_second = arith.addi %next_first, %apart : index
+  %block_rows = arith.constant {product.k_block // product.values} : index
+  %tiles = arith.ceildivui %count, %tile : index
+  %fetched_each = arith.ceildivui %block_rows, %tiles : index"""
+
+
+def _fetch(product: ManyRows) -> str:
+    """@{name}_fetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins with row
+    `at` of the panels `first` and `second`, for the second cache."""
+    lines = Lines()
+    for panel in ("%first", "%second"):
+        for column in range(0, PANEL, 16):
+            place = f"{panel}, %row, {lines.index(column)}"
+            lines.say(f"memref.prefetch %w0[{place}], read, locality<2>, data : {product.weight_types[0]}")
+    numbers = ", ".join(f"%{name}: index" for name in ("first", "second", "at", "from", "to"))
+    return f"""func.func private @{product.name}_fetch(%w0: {product.weight_types[0]}, {numbers}) {{
+%one = arith.constant 1 : index
+scf.for %i = %from to %to step %one {{
+  %row = arith.addi %at, %i : index
+{lines.text()}
+}}
+return
+}}"""
+
+
+def _unpacked(product: ManyRows) -> str:
+    """Both panels from %k to %k_end, as the tile multiplies them, in %block."""
+    lines, lanes, kind = Lines("u"), product.lanes, vector(product.lanes, "i32")
+    values, entering = product.values, VALUES[product.entering]
+    row, parts = lines.let(f"arith.divui %in, {lines.index(values)} : index"), values // entering
+    at = lines.let("arith.subi %in, %k : index")
+    first = lines.let(f"arith.divui {at}, {lines.index(entering)} : index")
+    places = [lines.let(f"arith.addi {first}, {lines.index(part)} : index") for part in range(parts)]
+    for side, panel in enumerate(("%first", "%second")):
+        for column in range(0, PANEL, lanes):
+            where = lines.index(column)
+            words = lines.load("%w0", f"{panel}, {row}, {where}", product.weight_types[0], lanes, "i32")
+            for place, part in zip(places, unpack(lines, words, product.kind, lanes, product.pairs), strict=True):
+                given = vector(2 * lanes, "bf16") if product.pairs else vector(lanes)
+                cast = "vector.bitcast" if product.pairs else "arith.bitcast"
+                word = lines.let(f"{cast} {part} : {given} to {kind}")
+                lines.store(word, "%block", f"{lines.index(side)}, {place}, {where}", product.block_type, lanes, "i32")
+    return f"""%values = arith.constant {values} : index
+scf.for %in = %k to %k_end step %values {{
+{lines.text()}
+}}"""
+
+
+def _finished(product: ManyRows, finish: Finish) -> str:
+    """What becomes of the sums of every row of the run. A tile that would end beyond the last row of all begins so
+    much earlier, and its rows stand that much later in the sums."""
+    lines = Lines("f")
+    finish(lines, product, "%done", "%kept")
+    return f"""scf.for %done = %run to %run_end step %one {{
+  %in_run = arith.subi %done, %run : index
+  %in_tile = arith.remui %in_run, %tile : index
+  %tile_slot = arith.subi %in_run, %in_tile : index
+  %tile_row = arith.addi %run, %tile_slot : index
+  %tile_read = arith.minui %tile_row, %last_row : index
+  %shift = arith.subi %tile_row, %tile_read : index
+  %kept = arith.addi %in_run, %shift : index
+{lines.text()}
+}}"""
+
+
+def _tile(product: ManyRows) -> str:
+    """@{name}_tile(x, block, sums, row, slot, first, second, at, from, to, skipped, later): sums of the tile of x that
+    begins with `row` and of as many vectors of columns as are kept, from column `at` of the pair of panels `first` and
+    `second` of the block, along from..to of the block, which begins at column `skipped` of x. They go to, or `later`
+    join, the sums from `slot` on."""
+    lines, lanes = Lines(), product.lanes
+    entering, values = product.entering, VALUES[product.entering]
+    rows = [lines.let(f"arith.addi %row, {lines.index(i)} : index") for i in range(TILE_ROWS)]
+    places = _places(lines, product)
+    count, zero = TILE_ROWS * product.vectors, lines.filled("0.0", lanes)
+
+    def walk(label: str, begin: str, end: str, steps: int, initial: list[str]) -> list[str]:
+        names = [f"%{label}{i}" for i in range(count)]
+        step = lines.index(steps * values)
+        found = lines.open_sums(f"%{label}", f"%k_{label} = {begin} to {end} step {step}", names, initial, lanes)
+        sums = names
+        for i in range(steps):
+            in_block = lines.let(f"arith.addi %k_{label}, {lines.index(i * values)} : index")
+            column = lines.let(f"arith.addi {in_block}, %skipped : index")
+            at = lines.let(f"arith.divui {in_block}, {lines.index(values)} : index")
+            words = [
+                lines.load("%block", f"{panel}, {at}, {where}", product.block_type, lanes, "i32")
+                for panel, where in places
+            ]
+            x = Rows("%x", product.x_type, entering, rows)
+            sums = step_sums(lines, words, entering, x, column, sums, lanes, product.pairs)
+        lines.close_sums(sums, lanes)
+        return found
+
+    unrolled = lines.index(UNROLLED * values)
+    length = lines.let("arith.subi %to, %from : index")
+    odd = lines.let(f"arith.remui {length}, {unrolled} : index")
+    whole = lines.let(f"arith.subi %to, {odd} : index")
+    found = walk("s", "%from", whole, UNROLLED, [zero] * count)
+    found = walk("r", whole, "%to", 1, found)
+    _kept(lines, product, found)
+    types = f"%x: {product.x_type}, %block: {product.block_type}, %sums: {product.sums_type}"
+    numbers = ", ".join(f"%{name}: index" for name in ("row", "slot", "first", "second", "at", "from", "to", "skipped"))
+    head = f"func.func private @{product.name}_tile({types}, {numbers}, %later: i1) attributes {{no_inline}}"
+    return f"{head} {{\n{lines.text()}\nreturn\n}}"
+
+
+def _places(lines: Lines, product: ManyRows) -> list[tuple[str, str]]:
+    """Panel and column of each vector of words."""
+    if product.vectors * product.lanes == PAIR:
+        columns = range(0, PANEL, product.lanes)
+        return [(panel, lines.index(column)) for panel in ("%first", "%second") for column in columns]
+    half = lines.index(PANEL)
+    inside = lines.let(f"arith.remui %at, {half} : index")
+    second = lines.let(f"arith.cmpi uge, %at, {half} : index")
+    panel = lines.let(f"arith.select {second}, %second, %first : index")
+    columns = range(0, product.vectors * product.lanes, product.lanes)
+    return [(panel, lines.let(f"arith.addi {inside}, {lines.index(column)} : index")) for column in columns]
+
+
+def _kept(lines: Lines, product: ManyRows, found: list[str]) -> None:
+    """sums[slot + row, at + columns] = found, or += found."""
+    lanes = product.lanes
+    slots = [lines.let(f"arith.addi %slot, {lines.index(i)} : index") for i in range(TILE_ROWS)]
+    columns = [lines.let(f"arith.addi %at, {lines.index(i * lanes)} : index") for i in range(product.vectors)]
+    places = [f"{slot}, {column}" for slot in slots for column in columns]
+    lines.say("scf.if %later {")
+    for place, value in zip(places, found, strict=True):
+        before = lines.load("%sums", place, product.sums_type, lanes, "f32")
+        joined = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
+        lines.store(joined, "%sums", place, product.sums_type, lanes)
+    lines.say("} else {")
+    for place, value in zip(places, found, strict=True):
+        lines.store(value, "%sums", place, product.sums_type, lanes)
+    lines.say("}")
+
+
+def pair_sums(lines: Lines, product: ManyRows, kept: str) -> list[tuple[str, str]]:
+    """A row's sums of one pair of panels, scaled and with their bias: each vector's first column, and the vector."""
+    start = lines.let(f"arith.muli %pair, {lines.index(PANEL if product.apart else PAIR)} : index")
+    found = []
+    for at in range(0, PAIR, product.lanes):
+        offset = at if not product.apart or at < PANEL else at - PANEL + product.apart * PANEL
+        column = lines.let(f"arith.addi {start}, {lines.index(offset)} : index")
+        sums = lines.load("%sums", f"{kept}, {lines.index(at)}", product.sums_type, product.lanes, "f32")
+        found.append((column, finished(lines, product, sums, column)))
+    return found
+
+
+def stored(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+    """`Finish`: out[row, columns] = the sums, rounded to the type of `out`."""
+    for column, value in pair_sums(lines, product, kept):
+        rounded = lines.narrow(value, product.lanes, product.result)
+        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.result)
+
+
+def added(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+    """`Finish`: out[row, columns] += the sums; `out` is float32."""
+    for column, value in pair_sums(lines, product, kept):
+        before = lines.load("%out", f"{row}, {column}", product.out_type, product.lanes, "f32")
+        value = lines.let(f"arith.addf {before}, {value} : {vector(product.lanes)}")
+        lines.store(value, "%out", f"{row}, {column}", product.out_type, product.lanes)

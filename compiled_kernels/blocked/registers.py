@@ -1,0 +1,103 @@
+"""The innermost step of every product in panels: vectors of words of the weight times a few rows of x, in registers.
+
+Arithmetic is float32, or dot products of bfloat16 pairs. A word is unpacked into its `parts`, each of which is one
+multiplication: of float32, one value; with pairs, two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from compiled_kernels.mlir_text import Lines, vector
+
+
+class Rows(NamedTuple):
+    """Some rows of x at work, as MLIR names: `memory` of memref `type` whose numbers are of `kind`."""
+
+    memory: str
+    type: str
+    kind: str
+    rows: Sequence[str]
+
+
+def step_sums(
+    lines: Lines, words: Sequence[str], kind: str, x: Rows, column: str, sums: Sequence[str], lanes: int, pairs: bool
+) -> list[str]:
+    """`sums` (of row 0 for each vector of words, of row 1, ...) moved on by what the `words` hold: vectors of i32, side
+    by side, whose first values stand at `column` of x."""
+    unpacked = [unpack(lines, each, kind, lanes, pairs) for each in words]
+    sums, wide = list(sums), len(words)
+    for row, name in enumerate(x.rows):
+        factors = _factors(lines, x, name, column, len(unpacked[0]), lanes, pairs)
+        for part, factor in enumerate(factors):
+            for i, weight in enumerate(unpacked):
+                at = row * wide + i
+                sums[at] = multiply(lines, sums[at], weight[part], factor, lanes, pairs)
+    return sums
+
+
+def multiply(lines: Lines, sums: str, weight: str, factor: str, lanes: int, pairs: bool) -> str:
+    return lines.dot_pairs(sums, weight, factor) if pairs else lines.fma(weight, factor, sums, lanes)
+
+
+def unpack(lines: Lines, words: str, kind: str, lanes: int, pairs: bool) -> list[str]:
+    """The parts of a vector of words, in the order of the width."""
+    integers = vector(lanes, "i32")
+    if kind == "f32":
+        return [lines.let(f"arith.bitcast {words} : {integers} to {vector(lanes)}")]
+    if kind == "bf16":
+        if pairs:
+            return [lines.let(f"vector.bitcast {words} : {integers} to {vector(2 * lanes, 'bf16')}")]
+        return _halves(lines, words, lanes)
+    floats = [_byte(lines, words, place, lanes) for place in range(4)]
+    if not pairs:
+        return floats
+    return [_paired(lines, floats[i], floats[i + 1], lanes) for i in (0, 2)]
+
+
+def _halves(lines: Lines, words: str, lanes: int) -> list[str]:
+    """Two bfloat16 of each word as float32, of which bfloat16 are the upper halves."""
+    integers = vector(lanes, "i32")
+    sixteen, mask = lines.filled("16", lanes, "i32"), lines.filled("-65536", lanes, "i32")
+    low = lines.let(f"arith.shli {words}, {sixteen} : {integers}")
+    high = lines.let(f"arith.andi {words}, {mask} : {integers}")
+    return [lines.let(f"arith.bitcast {half} : {integers} to {vector(lanes)}") for half in (low, high)]
+
+
+def _byte(lines: Lines, words: str, place: int, lanes: int) -> str:
+    """One byte of each word, which has a sign, as float32."""
+    integers = vector(lanes, "i32")
+    if place < 3:
+        words = lines.let(f"arith.shli {words}, {lines.filled(str(24 - 8 * place), lanes, 'i32')} : {integers}")
+    value = lines.let(f"arith.shrsi {words}, {lines.filled('24', lanes, 'i32')} : {integers}")
+    return lines.let(f"arith.sitofp {value} : {integers} to {vector(lanes)}")
+
+
+def _paired(lines: Lines, first: str, second: str, lanes: int) -> str:
+    """float32 that bfloat16 holds exactly, as pairs of such."""
+    integers = vector(lanes, "i32")
+    low, high = (lines.let(f"arith.bitcast {each} : {vector(lanes)} to {integers}") for each in (first, second))
+    low = lines.let(f"arith.shrui {low}, {lines.filled('16', lanes, 'i32')} : {integers}")
+    words = lines.let(f"arith.ori {low}, {high} : {integers}")  # the lower half of such a float32 is zero
+    return lines.let(f"vector.bitcast {words} : {integers} to {vector(2 * lanes, 'bf16')}")
+
+
+def _factors(lines: Lines, x: Rows, row: str, column: str, parts: int, lanes: int, pairs: bool) -> list[str]:
+    """What each part of the words is multiplied by, in every lane: numbers of one row of x from `column` on."""
+    columns = [column] + [
+        lines.let(f"arith.addi {column}, {lines.index(i)} : index") for i in range(1, parts * (2 if pairs else 1))
+    ]
+    if pairs:
+        return [lines.spread_pair(lines.load(x.memory, f"{row}, {at}", x.type, 2, "bf16")) for at in columns[::2]]
+    if x.kind == "f32":
+        return [lines.splat(lines.let(f"memref.load {x.memory}[{row}, {at}] : {x.type}"), lanes) for at in columns]
+    return [value for at in columns[::2] for value in _spread_halves(lines, x, row, at, lanes)][:parts]
+
+
+def _spread_halves(lines: Lines, x: Rows, row: str, column: str, lanes: int) -> list[str]:
+    """Two bfloat16 of a row as float32, each in every lane."""
+    pair = lines.load(x.memory, f"{row}, {column}", x.type, 2, "bf16")
+    bits = lines.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")
+    single = lines.let(f"vector.extract {bits}[0] : i32 from vector<1xi32>")
+    return _halves(lines, lines.let(f"vector.broadcast {single} : i32 to {vector(lanes, 'i32')}"), lanes)

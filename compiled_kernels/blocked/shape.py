@@ -1,0 +1,74 @@
+"""What a product with a weight in panels is compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiled_kernels.blocked.layout import PAIR, PANEL
+from compiled_kernels.mlir_text import PAGES, Target, memref
+
+VALUES = {"f32": 1, "bf16": 2, "i8": 4}  # of a weight, in a word
+TILE_ROWS = 6  # tokens whose sums are in registers at once: 6 x 4 vectors of 32 registers, 6 x 2 of 16
+MOST_K = 320  # of the width, walked in one go: a pair of panels of bfloat16 that long fills a cache of the first level
+
+
+@dataclass(frozen=True)
+class Panels:
+    """x [rows, width] of type `x` (f32 or bf16) times a weight [out, width] in panels, of `kind` f32, bf16 or i8 (one
+    scale a column).
+
+    Sums are of blocks of `k_block` along the width, each begun at zero and added to those before it: the order in
+    which a row's products are added up is the same for every number of rows and threads.
+    """
+
+    name: str
+    width: int
+    out: int
+    kind: str
+    x: str
+    target: Target
+    bias: bool = False
+
+    @property
+    def pairs(self) -> bool:
+        """Whether sums are dot products of bfloat16 pairs; they are of float32 otherwise."""
+        return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32"
+
+    @property
+    def lanes(self) -> int:
+        """Columns of a vector of sums."""
+        return 16 if self.pairs else self.target.lanes
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of sums side by side in a tile of many rows: with `TILE_ROWS` they fill three quarters of the
+        registers, and leave room for the weights and one number of x."""
+        registers = 32 if self.target.lanes == 16 else 16
+        return 4 if registers == 32 else 2
+
+    @property
+    def values(self) -> int:
+        """Values of the weight in a word."""
+        return VALUES[self.kind]
+
+    @property
+    def k_block(self) -> int:
+        """Of the width, how much is summed before it joins the sums of what came before."""
+        blocks = -(-self.width // MOST_K)
+        return -(-self.width // (blocks * 32)) * 32
+
+    @property
+    def weight_types(self) -> tuple[str, ...]:
+        """Memref types of the weight's words, of its scales and of its bias, as far as there are such."""
+        scales = (memref((self.out,), "f32"),) if self.kind == "i8" else ()
+        bias = (memref((self.out,), self.x),) if self.bias else ()
+        return (memref((self.out // PANEL, self.width // self.values, PANEL), "i32"), *scales, *bias)
+
+    def __post_init__(self) -> None:
+        if self.out % PAIR or self.width % (2 * self.values):
+            raise ValueError(f"{self.name}: {self.out} x {self.width} {self.kind} is not for panels")
+
+
+def rows_type(columns: int, kind: str, rows: int = PAGES) -> str:
+    """Memref type of rows, of any number unless given."""
+    return memref((rows, columns), kind)

@@ -1,0 +1,131 @@
+"""What the two sides of a block are compiled for: any number of rows, whatever sequences they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from compiled_kernels.blocked.few import FewRows
+from compiled_kernels.blocked.layout import PANEL
+from compiled_kernels.blocked.many import ManyRows
+from compiled_kernels.decode_step.parts import AnyProduct, Layer, matrices
+from compiled_kernels.decode_step.shape import LayerShape, StepShape
+from compiled_kernels.mlir_text import PAGES, Named, Target, memref
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """A block of `layer`, whose four products have their weights in panels, in a model of this `width`.
+
+    `kind` (f32 or bf16) is the type of queries, keys and values; the residual stream is float32.
+    """
+
+    layer: LayerShape
+    width: int
+    eps: float
+    kind: str
+    target: Target
+
+    def __post_init__(self) -> None:
+        products = self.layer.qkv, self.layer.output, self.layer.gate_up, self.layer.down
+        if not all(weight.panels for weight in products):
+            raise ValueError("a block of a prefill reads all of its weights in panels")
+
+    @property
+    def alike(self) -> BlockShape:
+        """The same without what only attention and the cache are compiled for: blocks alike in this share code."""
+        turn = None if self.layer.turn is None else 0
+        ours = {"table": 0, "packing": None, "window": 0, "sinks": 0, "softcap": 0.0, "sink_logits": False}
+        return replace(self, layer=replace(self.layer, turn=turn, scale=1.0, **ours))
+
+    @cached_property
+    def parts(self) -> Layer:
+        """The layer with rows of any number, as the compiled step has it with a fixed one."""
+        step = StepShape(PAGES, self.width, 1, self.eps, self.kind, (), None, 1, 1, 1, self.target)
+        return Layer(step, self.layer, "block")
+
+    @cached_property
+    def qkv(self) -> ManyRows:
+        return _many(self.parts.qkv)
+
+    @cached_property
+    def output(self) -> ManyRows:
+        return _many(self.parts.output)
+
+    @cached_property
+    def gate_up(self) -> ManyRows:
+        """Pairs of panels are one of the gate and one of what it gates, so that its end is `hidden` columns wide."""
+        hidden = self.layer.hidden
+        return replace(_many(self.parts.gate_up), result=self.down.entering, columns=hidden, apart=hidden // PANEL)
+
+    @cached_property
+    def down(self) -> ManyRows:
+        return _many(self.parts.down)
+
+    @property
+    def x(self) -> Named:
+        """The residual stream."""
+        return self.parts.x
+
+    @property
+    def normed(self) -> Named:
+        return Named("normed", self.qkv.x_type)
+
+    @property
+    def mixed(self) -> Named:
+        """What attention read, in the type of the cache."""
+        return Named("mixed", memref((PAGES, self.layer.heads * self.layer.dim), self.kind))
+
+    @property
+    def widened(self) -> list[Named]:
+        """The same as it is multiplied, where that is another type."""
+        return [] if self.output.entering == self.kind else [Named("widened", self.output.x_type)]
+
+    @property
+    def gated(self) -> Named:
+        return Named("gated", self.gate_up.out_type)
+
+    @property
+    def heads(self) -> list[Named]:
+        """Queries, keys and values: [row, head, dim]."""
+        dim, groups = self.layer.dim, self.layer.groups
+        sizes = {"q": self.layer.heads, "k": groups, "v": groups}
+        return [Named(name, memref((PAGES, count, dim), self.kind)) for name, count in sizes.items()]
+
+    @property
+    def before(self) -> list[Named]:
+        """Arguments of the side before attention, but for the number of rows."""
+        norm = Named("attention_norm", self.parts.norm_type)
+        head_norms = self.parts.head_norms.values()
+        weights = [norm, *matrices("qkv", self.qkv), *head_norms]
+        return [*weights, self.x, *self.parts.angles, self.normed, self.parts.qkv_out, *self.heads]
+
+    @property
+    def after(self) -> list[Named]:
+        """Arguments of the side after attention, but for the number of rows."""
+        norm = Named("feedforward_norm", self.parts.norm_type)
+        products = (("output", self.output), ("gate_up", self.gate_up), ("down", self.down))
+        weights = [norm, *(named for name, product in products for named in matrices(name, product))]
+        return [*weights, self.x, self.mixed, *self.widened, self.normed, self.gated]
+
+    def buffers(self) -> dict[str, tuple[int, str]]:
+        """Columns and type of what lies between: of each argument that holds a row for each token."""
+        found = {}
+        for name, kind in (*self.before, *self.after):
+            rows, *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")
+            if rows == str(PAGES):
+                found[name] = (_product(map(int, sizes)), element)
+        return found
+
+
+def _product(sizes: Iterable[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def _many(product: AnyProduct) -> ManyRows:
+    assert isinstance(product, FewRows)  # its weight is in panels
+    return ManyRows(product.name, product.width, product.out, product.kind, product.x, product.target, product.bias)

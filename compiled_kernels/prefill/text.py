@@ -1,0 +1,120 @@
+"""The two sides of a block's attention as MLIR text, for any number of rows.
+
+    before:  norm -> qkv -> turn                                         q, k, v of each row
+    after:   output, add -> norm -> gate and up, gate -> down, add       x of each row
+
+Nothing is added up across rows, so every thread takes its own rows through all of a side and waits for none: the next
+product finds in the nearest caches what the last one left there.
+"""
+
+from __future__ import annotations
+
+from compiled_kernels.blocked.layout import PANEL
+from compiled_kernels.blocked.many import ROWS_RUN, ManyRows, added, many_text, pair_sums, stored
+from compiled_kernels.blocked.shape import TILE_ROWS
+from compiled_kernels.decode_step.gate import silu
+from compiled_kernels.decode_step.norm import norm_from_to
+from compiled_kernels.decode_step.parts import matrices
+from compiled_kernels.mlir_text import THREADS, Lines, Named, call, declared, divisor, exp_function, vector
+from compiled_kernels.prefill.shape import BlockShape
+from compiled_kernels.prefill.turn import turn
+
+BOUNDS = [Named("run", "index"), Named("run_end", "index")]
+
+
+def before_text(shape: BlockShape) -> str:
+    """@before(see `BlockShape.before`, (rows)), run by all threads at once."""
+    functions = [norm_from_to(shape.parts.step, shape.qkv.entering), many_text(shape.qkv, stored), turn(shape)]
+    x, normed, qkv = shape.x, shape.normed, shape.parts.qkv_out
+    steps = (
+        call("norm", [x, Named("attention_norm", shape.parts.norm_type), normed, *BOUNDS]),
+        _multiply(shape.qkv, "qkv", normed, qkv),
+        call("turn", [qkv, *shape.parts.angles, *shape.parts.head_norms.values(), *shape.heads, *BOUNDS]),
+    )
+    return "\n".join((THREADS, *functions, _entry("before", shape.before, steps)))
+
+
+def after_text(shape: BlockShape) -> str:
+    """@after(see `BlockShape.after`, (rows)), run by all threads at once."""
+    products = many_text(shape.output, added), many_text(shape.gate_up, _gated), many_text(shape.down, added)
+    functions = [exp_function(shape.target.lanes), norm_from_to(shape.parts.step, shape.gate_up.entering), *products]
+    x, normed, mixed = shape.x, shape.normed, shape.mixed
+    widen = []
+    if shape.widened:
+        functions.append(_widen(shape))
+        widen.append(call("widen", [mixed, *shape.widened, *BOUNDS]))
+        (mixed,) = shape.widened
+    steps = (
+        *widen,
+        _multiply(shape.output, "output", mixed, x),
+        call("norm", [x, Named("feedforward_norm", shape.parts.norm_type), normed, *BOUNDS]),
+        _multiply(shape.gate_up, "gate_up", normed, shape.gated),
+        _multiply(shape.down, "down", shape.gated, x),
+    )
+    return "\n".join((THREADS, *functions, _entry("after", shape.after, steps)))
+
+
+def _multiply(product: ManyRows, name: str, x: Named, out: Named) -> str:
+    return call(product.name, [x, *matrices(name, product), out, *BOUNDS, Named("rows", "index")])
+
+
+def _entry(name: str, arguments: list[Named], steps: tuple[str, ...]) -> str:
+    """@name(arguments, (rows)): this thread's rows, a run at a time, through all steps."""
+    body = "\n".join(f"func.{step}" for step in steps)
+    return f"""func.func @{name}({declared([*arguments, Named("sizes", "memref<1xi64>")])}) {{
+%thread, %threads = call @thread() : () -> (index, index)
+%zero = arith.constant 0 : index
+%rows64 = memref.load %sizes[%zero] : memref<1xi64>
+%rows = arith.index_cast %rows64 : i64 to index
+%tile = arith.constant {TILE_ROWS} : index
+%longest = arith.constant {ROWS_RUN} : index
+%begin, %end = call @share(%rows, %tile, %thread, %threads) : (index, index, index, index) -> (index, index)
+%mine = arith.subi %end, %begin : index
+%some = arith.cmpi ugt, %end, %begin : index
+scf.if %some {{
+  %runs = arith.ceildivui %mine, %longest : index
+  %even = arith.ceildivui %mine, %runs : index
+  %tiles = arith.ceildivui %even, %tile : index
+  %each = arith.muli %tiles, %tile : index
+  scf.for %run = %begin to %end step %each {{
+    %after = arith.addi %run, %each : index
+    %run_end = arith.minui %after, %end : index
+{body}
+  }}
+}}
+return
+}}"""
+
+
+def _gated(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
+    """`Finish`: out[row, columns] = silu(gate) * up, rounded to what enters the next product. A pair of panels is one
+    of the gate and one of up."""
+    found = pair_sums(lines, product, kept)
+    gate, up = found[: len(found) // 2], found[len(found) // 2 :]
+    assert len(gate) * product.lanes == PANEL
+    for (column, value), (_, beside) in zip(gate, up, strict=True):
+        value = silu(lines, value, product.lanes, product.target.lanes)
+        value = lines.let(f"arith.mulf {value}, {beside} : {vector(product.lanes)}")
+        rounded = lines.narrow(value, product.lanes, product.result)
+        lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.result)
+
+
+def _widen(shape: BlockShape) -> str:
+    """@widen(mixed, widened, from, to): rows as float32."""
+    mixed, (widened,) = shape.mixed, shape.widened
+    columns = shape.layer.heads * shape.layer.dim
+    lanes, lines = divisor(columns, shape.target.lanes), Lines()
+    value = lines.wide(lines.load("%mixed", "%row, %at", mixed.type, lanes, shape.kind), lanes, shape.kind)
+    lines.store(value, "%widened", "%row, %at", widened.type, lanes)
+    return f"""func.func private @widen({declared([mixed, widened])}, %from: index, %to: index) {{
+%zero = arith.constant 0 : index
+%one = arith.constant 1 : index
+%columns = arith.constant {columns} : index
+%step = arith.constant {lanes} : index
+scf.for %row = %from to %to step %one {{
+  scf.for %at = %zero to %columns step %step {{
+    {lines.text()}
+  }}
+}}
+return
+}}"""
