@@ -32,11 +32,11 @@ def linear(name: str, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Te
     if not tokens:
         return x.new_empty(0, out)
     if tokens <= TILE_ROWS:
-        few = few_rows(name, tokens, width, out, kind, TYPES[x.dtype], bias is not None)
+        few = few_rows(Target.here(), name, tokens, width, out, kind, TYPES[x.dtype], bias is not None)
         found = torch.empty(tokens, out)
         Call(few.address, (x.contiguous(), *given, found))()
         return found.to(x.dtype)
-    many, entering = many_rows(name, width, out, kind, TYPES[x.dtype], bias is not None)
+    many, entering = many_rows(Target.here(), name, width, out, kind, TYPES[x.dtype], bias is not None)
     found, rows = torch.empty(tokens, out, dtype=x.dtype), torch.tensor([tokens])
     Call(many.address, (x.to(entering).contiguous(), *given, found, rows))()
     return found
@@ -55,9 +55,11 @@ def _expect(name: str, x: Tensor, weight: Tensor, scales: Tensor | None) -> None
 
 
 @functools.lru_cache(maxsize=512)
-def few_rows(name: str, rows: int, width: int, out: int, kind: str, x: str, bias: bool) -> Kernel:
+def few_rows(
+    target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, bias: bool
+) -> Kernel:
     """@{name}(x, weight, scales, bias, out): every thread takes a share of the columns."""
-    product = FewRows("product", width, out, kind, x, Target.here(), bias, rows)
+    product = FewRows("product", width, out, kind, x, target, bias, rows)
     arguments = _arguments(product)
     entry = f"""func.func @{name}({declared(arguments)}) {{
   %thread, %threads = call @thread() : () -> (index, index)
@@ -67,14 +69,17 @@ def few_rows(name: str, rows: int, width: int, out: int, kind: str, x: str, bias
   {call("product", [*arguments, Named("begin", "index"), Named("end", "index")])}
   return
 }}"""
-    return compile_text("\n".join((THREADS, few_text(product), entry)), name, libraries=(library(),))
+    text = "\n".join((THREADS, few_text(product), entry))
+    return compile_text(text, name, level=target.level, libraries=(library(),))
 
 
 @functools.lru_cache(maxsize=512)
-def many_rows(name: str, width: int, out: int, kind: str, x: str, bias: bool) -> tuple[Kernel, torch.dtype]:
+def many_rows(
+    target: Target, name: str, width: int, out: int, kind: str, x: str, bias: bool
+) -> tuple[Kernel, torch.dtype]:
     """@{name}(x, weight, scales, bias, out, (rows)): every thread takes a share of the rows. And the type that x must
     have."""
-    product = ManyRows("product", width, out, kind, x, Target.here(), bias, result=x)
+    product = ManyRows("product", width, out, kind, x, target, bias, result=x)
     arguments = _arguments(product)
     bounds = [Named(bound, "index") for bound in ("begin", "end", "rows")]
     entry = f"""func.func @{name}({declared([*arguments, Named("sizes", "memref<1xi64>")])}) {{
@@ -87,7 +92,8 @@ def many_rows(name: str, width: int, out: int, kind: str, x: str, bias: bool) ->
   {call("product", [*arguments, *bounds])}
   return
 }}"""
-    kernel = compile_text("\n".join((THREADS, many_text(product, stored), entry)), name, libraries=(library(),))
+    text = "\n".join((THREADS, many_text(product, stored), entry))
+    kernel = compile_text(text, name, level=target.level, libraries=(library(),))
     return kernel, torch.bfloat16 if product.entering == "bf16" else torch.float32
 
 

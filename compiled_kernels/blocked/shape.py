@@ -43,8 +43,7 @@ class Panels:
     def vectors(self) -> int:
         """Vectors of sums side by side in a tile of many rows: with `TILE_ROWS` they fill three quarters of the
         registers, and leave room for the weights and one number of x."""
-        registers = 32 if self.target.lanes == 16 else 16
-        return 4 if registers == 32 else 2
+        return self.target.registers // 8
 
     @property
     def values(self) -> int:

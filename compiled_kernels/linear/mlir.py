@@ -59,7 +59,11 @@ def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
     if of.get("panels"):
         told = of["width"], of["out"], kind, TYPES[of["dtype"]], of["bias"]
         few = of["tokens"] <= TILE_ROWS
-        return (blocked.few_rows(operator, of["tokens"], *told) if few else blocked.many_rows(operator, *told)[0]).stages
+        return (
+            blocked.few_rows(Target.here(), operator, of["tokens"], *told)
+            if few
+            else blocked.many_rows(Target.here(), operator, *told)[0]
+        ).stages
     shape = (min(of["tokens"], MOST_ROWS), of["width"], of["out"])
     return _compiled(Target.here(), operator, *shape, kind, TYPES[of["dtype"]], of.get("group", 0), of["bias"]).stages
 

@@ -86,5 +86,6 @@ def _bound(kernel: Kernel, arguments: Sequence[Named], tensors: Mapping[str, Ten
 
 @functools.lru_cache(maxsize=64)
 def _compiled(shape: BlockShape) -> tuple[Kernel, Kernel]:
-    before = compile_text(before_text(shape), "before", libraries=(library(),))
-    return before, compile_text(after_text(shape), "after", libraries=(library(),))
+    level = shape.target.level
+    before = compile_text(before_text(shape), "before", level=level, libraries=(library(),))
+    return before, compile_text(after_text(shape), "after", level=level, libraries=(library(),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,14 +17,11 @@ from compiled_kernels.blocked import from_panels, refusal, to_panels, words
 from compiled_kernels.blocked import mlir as blocked
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.cases import random
+from compiled_kernels.level import Level, held_to, levels_here
 from compiled_kernels.linear.quantize import quantize_int8
-from compiled_kernels.mlir_text import Target
 
 problem = lane_problems()[Lane.MLIR]
 mlir = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
-HERE = Target.here()
-LEVELS = [level for level in (Target(8), Target(16), Target(16, True)) if level.lanes <= HERE.lanes]
-LEVELS = [level for level in LEVELS if HERE.bf16_dots or not level.bf16_dots]
 KINDS = ("float32", "bfloat16", "int8")
 WIDTH, OUT = 352, 192  # two blocks along the width, of which the second is shorter; three pairs of panels
 
@@ -65,17 +63,15 @@ def inputs(kind: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     return x, to_panels(values), scales, bias, x.double() @ (values * scales.double()[:, None]).T + bias.double()
 
 
-@pytest.fixture(params=LEVELS, ids=lambda level: f"{level.lanes} lanes{' with pairs' if level.bf16_dots else ''}")
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Target:
-    monkeypatch.setattr(Target, "here", classmethod(lambda cls: request.param))
-    blocked.few_rows.cache_clear()
-    blocked.many_rows.cache_clear()
-    return request.param
+@pytest.fixture(params=levels_here(), ids=str)
+def level(request: pytest.FixtureRequest) -> Iterator[Level]:
+    with held_to(request.param):
+        yield request.param
 
 
 @mlir
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_of_any_number_of_rows(kind: str, level: Target) -> None:
+def test_products_of_any_number_of_rows(kind: str, level: Level) -> None:
     """Few rows, many, runs of rows, and a last tile that is not whole; rows beside are no numbers. A row has the same
     bits in each."""
     x, weight, scales, bias, exact = inputs(kind)
