@@ -53,7 +53,7 @@ PAIRS = [(read, words, text) for read, found in ((read_yaml, HOSTILE_YAML), (rea
          for words, texts in found.items() for text in texts]  # fmt: skip
 
 
-@pytest.mark.parametrize(("read", "words", "text"), PAIRS, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("read", "words", "text"), PAIRS, ids=lambda each: getattr(each, "__name__", repr(each)[:40]))
 def test_what_is_hostile_is_refused_in_one_line_and_little_memory(read: Any, words: str, text: str | bytes) -> None:
     tracemalloc.start()
     try:
