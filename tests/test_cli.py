@@ -16,6 +16,7 @@ import pytest
 import workbench
 import workbench.study.generation as generation_module
 from compiled_kernels import Lane
+from compiled_kernels.level import Level
 from workbench.cli import main
 from workbench.errors import WorkbenchError
 from workbench.study.record import Record
@@ -307,7 +308,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "pip install 'inference-workbench[triton]'" in text
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"processor", "lanes", "auto_lane", "extras", "models", "environment"}
+    assert set(found) == {"level", "lanes", "auto_lane", "extras", "models", "environment"}
     assert set(found["auto_lane"]["tries"]) <= {str(lane) for lane in Lane} and found["auto_lane"]["reason"]
     assert found["lanes"] == {"eager": None, "inductor": "no [C++] compiler"}
     assert found["models"] == {"demo": None, "demo-draft": None} and found["extras"]["dev"] is None
@@ -336,14 +337,16 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("machine", "features", "told"),
-    [("x86_64", "sse avx avx2", None), ("x86_64", "sse avx", "without AVX2"), ("aarch64", None, "aarch64: kernels")],
+    ("here", "told"),
+    [(None, "eager and inductor work here"), (Level.V3, "level v3 of the instruction set, held down from v4+vnni by")],
 )
-def test_doctor_says_what_works_on_other_processors(machine: str, features: str | None, told: str | None) -> None:
-    from workbench.study.doctor import processor_problem
+def test_doctor_says_what_the_processor_carries_out(here: Level | None, told: str, capsys, monkeypatch) -> None:
+    import workbench.study.doctor as doctor
 
-    found = processor_problem(machine, features)
-    assert found is None if told is None else told in str(found) and "eager and inductor work here" in str(found)
+    monkeypatch.setattr(doctor, "level_here", lambda: here)
+    monkeypatch.setattr(doctor, "machine_level", lambda: Level.V4_VNNI)
+    assert main(["doctor"]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_error_of_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from compiled_kernels import lane_problems
+from compiled_kernels.lanes import NO_LEVEL
+from compiled_kernels.level import level_here, machine_level
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.load import SHIPPED
 from workbench.engine.trial import remembered_trials
@@ -35,7 +35,7 @@ def findings() -> dict:
     is wrong."""
     auto = resolve_lanes("auto")
     return {
-        "processor": processor_problem(),
+        "level": {"here": level_here(), "machine": machine_level(), "problem": None if level_here() else NO_LEVEL},
         "lanes": {str(name): problem for name, problem in lane_problems().items()},
         "auto_lane": {
             "tries": list(dict.fromkeys((auto.decode, auto.blocks))),
@@ -56,37 +56,18 @@ def findings() -> dict:
     }
 
 
-def processor_problem(machine: str | None = None, features: str | None = None) -> str | None:
-    """Say what does not work on this processor; None where everything does. `machine` and `features` stand for those of
-    this machine (`platform.machine()`, the flags that the system lists).
-
-    The place for `compiled_kernels.level.level_here()`: no level is what this says in words."""
-    machine = (machine or platform.machine()).lower()
-    if machine not in ("x86_64", "amd64"):
-        return f"{machine}: kernels are compiled for x86-64; lanes eager and inductor work here, and auto takes one"
-    features = _features() if features is None else features
-    if features and "avx2" not in features.split():
-        return "x86-64 without AVX2: kernels want it; lanes eager and inductor work here, and auto takes one"
-    return None
-
-
-def _features() -> str:
-    """The processor's flags; empty where this system does not list them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
-
-
 def show(found: dict, console: Console) -> None:
     table = Table("what", "name", "state")
     for kind in ("lanes", "extras", "models"):
         for name, problem in found[kind].items():
             table.add_row(kind[:-1], name, Text(problem) if problem else Text("works", style="green"))
     console.print(table)
-    if found["processor"]:
-        console.print(Text(found["processor"]))
+    level = found["level"]
+    if level["problem"]:
+        console.print(Text(f"lane mlir: {level['problem']}"))
+    else:
+        held = "" if level["here"] == level["machine"] else f", held down from {level['machine']} by WORKBENCH_LEVEL"
+        console.print(Text(f"kernels are made for level {level['here']} of the instruction set{held}"))
     surroundings = found["environment"]
     first, *others = found["auto_lane"]["tries"]
     if others:
