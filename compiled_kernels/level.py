@@ -117,6 +117,7 @@ def hold_libraries() -> None:
 
 
 def main() -> None:
+    """Print the levels of this machine: what the Makefile asks."""
     print(*levels_here())
 
 
@@ -133,7 +134,3 @@ def _asked() -> Level | None:
     if highest is None or Level(text).rank > highest.rank:
         raise ValueError(f"{ENVIRONMENT}={text}: this machine executes {highest or 'none of the levels'} at most")
     return Level(text)
-
-
-if __name__ == "__main__":
-    main()

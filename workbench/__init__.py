@@ -2,7 +2,7 @@
 
     >>> import workbench
     >>> prompt, text = "def fib(n):", ""
-    >>> runner = workbench.load("demo", lane="eager")  # without a lane: the fastest that works here
+    >>> runner = workbench.load("demo", lane="eager")  # without a lane: `auto`
     >>> for event in runner.stream(prompt, max_tokens=64):
     ...     text += event.text
     >>> print(prompt + text)  # doctest: +ELLIPSIS

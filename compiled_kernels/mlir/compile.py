@@ -77,7 +77,7 @@ def compile_function(
     level = _level()
     made = {
         "lanes": lanes,
-        "level": level,
+        **_features(level),
         "sources": sources(),
         "opt_level": OPT_LEVEL,
         "linked": linker() is not None,
@@ -108,7 +108,7 @@ def _compiled(
     before: tuple[tuple[str, str], ...],
 ) -> Kernel:
     pipeline = passes_to_llvm(lowered_from, level)
-    content = {"text": text, "before": before, "passes": pipeline, "level": level, "linked": linker() is not None}
+    content = {"text": text, "before": before, "passes": pipeline, "linked": linker() is not None, **_features(level)}
     key = key_of(**content, opt_level=OPT_LEVEL, target=Path(obey.__code__.co_filename).read_text())
     artifacts = Artifacts(directory)
     if paths := artifacts.load(key):
@@ -126,6 +126,11 @@ def _compiled(
         return Kernel(entry, key, Engine(engine), None, stages)
     code = _loaded(paths, libraries) if library is not None else Engine(engine)
     return Kernel(entry, key, code, paths.get("library"), paths["stages"])
+
+
+def _features(level: Level) -> dict[str, Any]:
+    """What the level means to LLVM: part of the name under which code is kept."""
+    return {"level": level, "cpu": level.cpu, "features": level.features}
 
 
 def _not_kept(error: OSError) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from compiled_kernels import Lane, lane_problems
 from compiled_kernels.blocked import in_panels
+from compiled_kernels.remembered import Remembered
 from tests.engine.tiny import CONTEXT, VOCAB, Oracle, finals, request, runner_of, weights_of
 from workbench.cache.format import CacheFormat
 from workbench.engine import layout
+from workbench.engine.exact import Held
+from workbench.engine.executors import MlirExecutor
 from workbench.engine.lanes import Lanes
 from workbench.engine.layout import lay_out
 from workbench.engine.prefill import PrefillExecutor
@@ -47,6 +53,10 @@ def model_of(spec: ModelSpec, dtype: torch.dtype, format: str = "dense") -> Tran
     return Transformer.from_state(spec, weights_of(spec, dtype, 5), Lane.MLIR, WeightFormat.of(format, group=32))
 
 
+def held(model: Transformer) -> Held:
+    return Held(model.cache_shapes(), 4, model.dtype)
+
+
 def runner(model: Transformer, **settings) -> Runner:
     ours = runner_of(model, lanes=MLIR, **settings)
     assert isinstance(ours.executor.rest, PrefillExecutor)  # type: ignore[attr-defined]
@@ -67,7 +77,7 @@ def requests() -> list[Request]:
 def test_prefills_and_decodes_are_the_oracles(dtype: torch.dtype, format: str) -> None:
     """Prompts in chunks, beside decodes and beside one another; unwritten pages are NaN."""
     model = model_of(SPEC, dtype, format)
-    lay_out(model, MLIR, model.cache_shapes(), auto=False)
+    lay_out(model, MLIR, held(model), auto=False)
     ours = runner(model)
     Oracle(ours)
     generate(ours, requests())
@@ -78,7 +88,7 @@ def test_a_packed_cache_is_prefilled_as_by_the_modules() -> None:
     kept = CacheFormat(format="int8", group=8, columns=8, residual=16)
     settings = {"cache": kept, "page_size": 8}
     plain, ours = model_of(SPEC, torch.float32), model_of(SPEC, torch.float32)
-    lay_out(ours, MLIR, ours.cache_shapes(), auto=False)
+    lay_out(ours, MLIR, held(ours), auto=False)
     modules = runner_of(plain, lanes=MLIR, **settings)
     modules.executor.few_tokens = 0  # type: ignore[attr-defined]
     assert finals(modules, requests()) == finals(runner(ours, **settings), requests())
@@ -86,7 +96,7 @@ def test_a_packed_cache_is_prefilled_as_by_the_modules() -> None:
 
 def test_the_plain_weights_are_still_there() -> None:
     plain, ours = model_of(SPEC, torch.bfloat16), model_of(SPEC, torch.bfloat16)
-    lanes = lay_out(ours, MLIR, ours.cache_shapes(), auto=False)
+    lanes = lay_out(ours, MLIR, held(ours), auto=False)
     assert lanes.blocks is lanes.reads is Lane.MLIR
     products = [part for part in ours.blocks.modules() if isinstance(part, Linear)]
     assert all(in_panels(part.weight) for part in products)
@@ -105,17 +115,68 @@ def test_the_plain_weights_are_still_there() -> None:
 )
 def test_what_does_not_fit_stays_row_by_row(spec: ModelSpec, format: str) -> None:
     model = model_of(spec, torch.float32, format if format == "dense" else "int4")
-    assert lay_out(model, MLIR, model.cache_shapes(), auto=False) is MLIR
+    assert lay_out(model, MLIR, held(model), auto=False) is MLIR
     assert not any(in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear))
 
 
-@pytest.mark.parametrize(("panels", "torchs"), [(1.0, 2.0), (2.0, 1.0)])
-def test_auto_takes_the_quicker_product(panels: float, torchs: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_seconds", lambda model, kept: (panels, torchs))
+def in_panels_all(model: Transformer) -> bool:
+    found = {in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear)}
+    assert len(found) == 1
+    return found.pop()
+
+
+@pytest.mark.parametrize(("panels", "torchs"), [(1.0, 2.0), (1.0, 0.9), (2.0, 1.0)])
+def test_auto_takes_panels_unless_torchs_product_is_clearly_quicker(
+    panels: float, torchs: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(layout, "_seconds", lambda linear, dtype: (panels, torchs, True))
+    taken = torchs > 0.8 * panels
+    for _ in range(2):  # tried, then as it is remembered
+        model, kept = model_of(SPEC, torch.float32), Remembered(tmp_path / "layouts.json")
+        lanes = lay_out(model, AUTO, held(model), auto=True, kept=kept)
+        assert lanes.blocks is (Lane.MLIR if taken else Lane.EAGER)
+        assert f"{1000 * panels:.2f} ms from panels, {1000 * torchs:.2f} by torch" in lanes.reason
+        assert in_panels_all(model) is taken
+        monkeypatch.setattr(layout, "_seconds", None)
+
+
+def test_auto_checks_what_panels_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(layout, "_seconds", lambda linear, dtype: (1.0, 2.0, True))
+    for at in ("decode", "prefill"):
+        model, kept = model_of(SPEC, torch.float32), Remembered(tmp_path / f"{at}.json")
+        forward = MlirExecutor.forward if at == "decode" else PrefillExecutor.forward
+        spoiled = lambda self, plan, forward=forward: forward(self, plan) + 0.1  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setattr(MlirExecutor if at == "decode" else PrefillExecutor, "forward", spoiled)
+            lanes = lay_out(model, AUTO, held(model), auto=True, kept=kept)
+        assert lanes.blocks is Lane.EAGER and not in_panels_all(model)
+        assert "row by row: a product of 512 tokens" in lanes.reason
+        assert f"logits of a {at} are 0.1 away" in lanes.reason
+
+
+def test_auto_leaves_a_lane_that_was_refused() -> None:
     model = model_of(SPEC, torch.float32)
-    lanes = lay_out(model, AUTO, model.cache_shapes(), auto=True)
-    assert lanes.blocks is (Lane.MLIR if panels < torchs else Lane.EAGER)
-    assert f"{1000 * panels:.2f} ms from panels, {1000 * torchs:.2f} by torch" in lanes.reason
-    assert all(
-        in_panels(part.weight) is (panels < torchs) for part in model.blocks.modules() if isinstance(part, Linear)
-    )
+    refused = replace(AUTO, reads=Lane.EAGER)
+    assert lay_out(model, refused, held(model), auto=True) is refused and not in_panels_all(model)
+
+
+@pytest.mark.parametrize("format", ["dense", "int8"])
+def test_the_largest_product_is_timed(format: str) -> None:
+    model = model_of(SPEC, torch.bfloat16, format)
+    linear = next(part for part in model.blocks.modules() if isinstance(part, Linear))
+    ours, torchs, _ = layout._seconds(linear, model.dtype)
+    assert ours > 0 and torchs > 0
+
+
+def test_a_damaged_memory_is_none() -> None:
+    assert layout._sound({"panels": 1.0, "torch": "x", "problem": ""}) is None
+    assert layout._sound({"panels": 1.0}) is None and layout._sound(None) is None
+    assert layout._sound(layout.Found(1.0, 2.0, "why")._asdict()) == layout.Found(1.0, 2.0, "why")
+
+
+def test_weights_go_back_row_by_row() -> None:
+    plain, ours = model_of(SPEC, torch.bfloat16), model_of(SPEC, torch.bfloat16)
+    for panels in (True, True, False, False):
+        ours.lay_out(panels)
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +18,16 @@ latencies = st.lists(st.one_of(st.none(), st.floats(1, 1000)), max_size=12)
 
 
 @given(latencies)
-def test_a_placement_is_a_run_of_near_latencies(found: list[float | None]) -> None:
+def test_a_placement_is_what_lies_near_its_least(found: list[float | None]) -> None:
     numbers = placements(found)
     known = sorted((each, number) for each, number in zip(found, numbers, strict=True) if each is not None)
-    for (low, first), (high, second) in zip(known, known[1:], strict=False):
-        assert second - first == (high >= APART * low)
+    least: dict[int, float] = {}
+    for each, number in known:
+        least.setdefault(number, each)
+        assert each < APART * least[number] or each == least[number]
+    firsts = sorted(least.items())
+    assert [number for number, _ in firsts] == list(range(len(firsts)))
+    assert all(high >= APART * low for (_, low), (_, high) in zip(firsts, firsts[1:], strict=False))
     assert all(number == 0 for each, number in zip(found, numbers, strict=True) if each is None)
 
 
@@ -46,12 +55,22 @@ def test_rows_leave_rounds_of_another_placement_out() -> None:
     assert (ours["tokens_per_s"], ours["left_out"], ours["of_best_peer"]) == (11.0, 0, 2.2)
     assert (p["tokens_per_s"], p["left_out"], p["core_to_core_ns"]) == (5.0, 1, 21.0)
     assert q["status"] == "elsewhere" and "tokens_per_s" not in q
+    died = {**run_of("p", 105.0, 1.0), "status": "failed", "reason": "killed"}
+    assert rows_of(lines, [*runs, died])[1]["reason"] == "killed"  # wherever the cores sat meanwhile
     before = rows_of(lines[:2], [{**run, "core_to_core_ns": None} for run in runs[:4]])  # records from before know none
     assert before[1]["tokens_per_s"] == 27.5 and before[1]["core_to_core_ns"] is None
 
 
-@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason="lane mlir measures it")
+@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"lane mlir: {lane_problems()[Lane.MLIR]}")
 def test_the_latency_of_this_machine_is_a_time() -> None:
-    """Above what light takes and below what a person would call a delay, however busy the machine is."""
+    """More than light takes from one end of a processor to the other."""
     found = core_to_core_ns()
     assert found is None or found > 1
+
+
+@pytest.mark.skipif(lane_problems()[Lane.MLIR] is not None, reason=f"lane mlir: {lane_problems()[Lane.MLIR]}")
+def test_one_thread_alone_waits_for_nobody() -> None:
+    program = "from workbench.peers.placement import core_to_core_ns; print(core_to_core_ns())"
+    environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert told.stdout.strip() == "None"

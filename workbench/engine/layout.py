@@ -5,55 +5,77 @@ from __future__ import annotations
 
 import hashlib
 import json
-import statistics
-import time
+import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 import compiled_kernels
-from compiled_kernels import Lane
+from compiled_kernels import Lane, LaneError
 from compiled_kernels.blocked import refusal, to_panels
+from compiled_kernels.choice import CLEARLY
 from compiled_kernels.remembered import Remembered, directory, machine
 from workbench.cache.shapes import CacheShape
+from workbench.engine.exact import Held, decode_of_one, expected
+from workbench.engine.executors import MlirExecutor, executor_for
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import step_problem, store_problem
+from workbench.engine.plan import Span, StepPlan
+from workbench.engine.rounds import timed
 from workbench.model.parts import Linear
 from workbench.model.transformer import Transformer
 
 FILE = "layouts.json"
 TOKENS = 512  # of the product that is timed
-ROUNDS = 7
+CONTEXT, PREFILL = 96, 64  # tokens before the one that is decoded for a check, and of the prefill that is checked
 
 
-def lay_out(
-    model: Transformer, lanes: Lanes, shapes: Iterable[CacheShape], auto: bool, kept: Remembered | None = None
-) -> Lanes:
-    """Lays the model's blocks out in panels where the lane mlir decodes it and can prefill it from them, and gives the
+class Found(NamedTuple):
+    """Seconds of a product of `TOKENS` rows from panels and by torch, and why panels are not taken, if so."""
+
+    panels: float
+    torch: float
+    problem: str = ""
+
+    def __str__(self) -> str:
+        ours, torchs = (f"{1000 * seconds:.2f}" for seconds in (self.panels, self.torch))
+        told = f"a product of {TOKENS} tokens takes {ours} ms from panels, {torchs} by torch"
+        return f"{told}; {self.problem}" if self.problem else told
+
+
+def lay_out(model: Transformer, lanes: Lanes, held: Held, auto: bool, kept: Remembered | None = None) -> Lanes:
+    """Lay the model's blocks out in panels where the lane mlir decodes it and can prefill it from them; return the
     lanes that run it then.
 
-    Under `auto` only where the product from panels takes less time than torch's: on a processor with instructions for
-    whole matrices (AMX) torch's is several times as quick, and prefill stays with it.
+    Under `auto` it is not done where torch's product is clearly quicker (processors with AMX have instructions for
+    whole matrices), where the lane mlir was refused for attention, or where what panels give is further from exact
+    logits than arithmetic in this precision is. What was found is remembered.
     """
-    if lanes.decode is not Lane.MLIR or _problem(model, shapes):
+    if lanes.decode is not Lane.MLIR or layout_problem(model, held.shapes):
         return lanes
-    why = ""
-    if auto:
-        ours, torchs = _seconds(model, kept or Remembered(directory() / FILE))
-        why = f"a product of {TOKENS} tokens takes {1000 * ours:.2f} ms from panels, {1000 * torchs:.2f} by torch"
-        if ours > torchs:
-            return replace(lanes, reason=f"{lanes.reason}; weights row by row: {why}")
-        why = f"; weights in panels: {why}"
-    model.lay_out()
-    model.run_on(Lane.MLIR)
-    return replace(lanes, blocks=Lane.MLIR, reads=Lane.MLIR, reason=f"{lanes.reason}{why}")
+    in_panels = replace(lanes, blocks=Lane.MLIR, reads=Lane.MLIR, vetted=True)
+    if not auto:
+        _take(model, True, Lane.MLIR)
+        return in_panels
+    if lanes.reads is not Lane.MLIR:
+        return lanes
+    kept, key = kept or Remembered(directory() / FILE), _key(model, held)
+    found = _sound(kept.load().get(key))
+    if found is None:
+        found, quiet = _tried(model, in_panels, held, lanes.blocks)
+        if quiet:
+            kept.add(key, found._asdict())
+    if found.problem:
+        return replace(lanes, reason=f"{lanes.reason}; weights row by row: {found}")
+    _take(model, True, Lane.MLIR)
+    return replace(in_panels, reason=f"{lanes.reason}; then weights were laid out in panels: {found}")
 
 
-def _problem(model: Transformer, shapes: Iterable[CacheShape]) -> str | None:
-    """Why the lane mlir does not prefill `model` from panels; None where it does."""
+def layout_problem(model: Transformer, shapes: Iterable[CacheShape]) -> str | None:
+    """Return why the lane mlir does not prefill `model` from panels; None where it does."""
     for part in model.blocks.modules():
         if isinstance(part, Linear):
             if part.format == "int4":
@@ -63,45 +85,82 @@ def _problem(model: Transformer, shapes: Iterable[CacheShape]) -> str | None:
     return step_problem(model.spec) or store_problem(shapes)
 
 
-def _seconds(model: Transformer, kept: Remembered) -> tuple[float, float]:
-    """What the largest product of the blocks takes with `TOKENS` rows: from panels, and by torch. Measured once."""
+def _take(model: Transformer, panels: bool, lane: Lane) -> None:
+    model.lay_out(panels)
+    model.run_on(lane)
+
+
+def _key(model: Transformer, held: Held) -> str:
+    what = {
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "model": model.spec.model_dump(mode="json"),
+        "weights": [model.format.blocks, model.format.head, model.format.group, str(model.dtype)],
+        "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.shapes]],
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _tried(model: Transformer, lanes: Lanes, held: Held, blocks: Lane) -> tuple[Found, bool]:
+    """Time the largest product, then check a decode and a prefill from panels; the model is row by row again
+    afterwards, on `blocks`. And whether that may be remembered."""
     linears = [part for part in model.blocks.modules() if isinstance(part, Linear)]
     largest = max(linears, key=lambda part: part.weight.numel())
-    out, width = largest.weight.shape
-    what = [machine(), torch.get_num_threads(), out, width, str(largest.weight.dtype), str(model.dtype)]
-    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
-    if (found := _sound(kept.load().get(key))) is None:
-        found = _timed(out, width, largest.format, model.dtype)
-        kept.add(key, {"panels": found[0], "torch": found[1]})
-    return found
+    try:
+        ours, torchs, quiet = _seconds(largest, model.dtype)
+    except LaneError as error:
+        return Found(math.inf, math.inf, str(error)), False
+    if torchs < CLEARLY * ours:
+        return Found(ours, torchs, "torch's is clearly quicker"), quiet
+    _take(model, True, Lane.MLIR)
+    try:
+        problem = _wrong(model, lanes, held)
+    finally:
+        _take(model, False, blocks)
+    return Found(ours, torchs, problem), quiet
 
 
 @torch.inference_mode()
-def _timed(out: int, width: int, format: str, dtype: torch.dtype) -> tuple[float, float]:
+def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
+    """What the product takes with `TOKENS` rows from panels and by torch, and whether its rounds agreed."""
+    out, width = linear.weight.shape
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, width, generator=generator).to(dtype) for rows in (TOKENS, out))
-    if format == "int8":
+    if linear.format == "int8":
         values, scales = torch.zeros(out, width, dtype=torch.int8), torch.ones(out)
         panels = to_panels(values)
         ours = lambda: compiled_kernels.linear_int8(x, panels, scales, None, Lane.MLIR)  # noqa: E731
+        torchs = lambda: compiled_kernels.linear_int8(x, values, scales, None, Lane.EAGER)  # noqa: E731
     else:
         panels = to_panels(weight)
         ours = lambda: compiled_kernels.linear(x, panels, None, Lane.MLIR)  # noqa: E731
-    runs, seconds = (ours, lambda: F.linear(x, weight)), ([], [])
-    for round in range(ROUNDS + 1):
-        for run, times in zip(runs, seconds, strict=True):
-            began = time.perf_counter()
-            run()
-            if round:  # the first compiles
-                times.append(time.perf_counter() - began)
-    ours_median, torchs_median = (statistics.median(times) for times in seconds)
-    return ours_median, torchs_median
+        torchs = lambda: F.linear(x, weight)  # noqa: E731
+    found = timed({Lane.MLIR: ours, Lane.EAGER: torchs})
+    return found.seconds[Lane.MLIR], found.seconds[Lane.EAGER], found.quiet
 
 
-def _sound(found: Any) -> tuple[float, float] | None:
+@torch.inference_mode()
+def _wrong(model: Transformer, lanes: Lanes, held: Held) -> str:
+    """Say how far the logits of a decode or of a prefill are from exact ones, where that is more than this precision
+    makes; nothing where they are right."""
+    (store, decode), (own, _) = (decode_of_one(model, held, CONTEXT) for _ in range(2))
+    sequence = decode.spans[0].sequence
+    length = min(PREFILL, sequence.computed)
+    prefill = StepPlan(0, (Span(sequence, 0, length, True),))
+    executor = executor_for(model, own, lanes)
+    assert isinstance(executor, MlirExecutor)
+    for name, plan, run in (("decode", decode, executor.forward), ("prefill", prefill, executor.rest.forward)):
+        exact, bound = expected(model, store, plan)
+        away = (run(plan).double() - exact).abs().max().item()
+        if not away <= bound:
+            return f"logits of a {name} are {away:.2g} away from exact ones, {bound:.2g} is allowed"
+    return ""
+
+
+def _sound(found: Any) -> Found | None:
     """A remembered entry that can be used; a damaged one is as if it had never been."""
     try:
-        seconds = float(found["panels"]), float(found["torch"])
+        read = Found(float(found["panels"]), float(found["torch"]), str(found["problem"]))
     except (KeyError, TypeError, ValueError):
         return None
-    return seconds if all(0 < each < float("inf") for each in seconds) else None
+    return read if all(0 < each < float("inf") for each in read[:2]) else None

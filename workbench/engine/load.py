@@ -22,6 +22,7 @@ from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import tables_of
 from workbench.engine import heap
 from workbench.engine.drafting import drafts_of
+from workbench.engine.exact import Held
 from workbench.engine.excluded import excluded
 from workbench.engine.executors import Unit
 from workbench.engine.fitting import fitted
@@ -98,7 +99,7 @@ def load(
 
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
-    is `eager`, `inductor`, `triton`, `mlir` or `auto` (the fastest that works here); `compile` is what Inductor
+    is `eager`, `inductor`, `triton`, `mlir` or `auto` (see trial.py); `compile` is what Inductor
     compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
     the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
     kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
@@ -153,7 +154,8 @@ def load(
             lanes = measured(lanes, transformer, page_size, compile, cache=kept, cache_dtype=cache_dtype)
         transformer.run_on(lanes.blocks)
     with told_if_long(f"laying out the weights of {model}", tell):
-        lanes = lay_out(transformer, lanes, shapes, auto=lane == AUTO and not batch_invariant)
+        held = Held(shapes, page_size, cache_dtype)
+        lanes = lay_out(transformer, lanes, held, auto=lane == AUTO and not batch_invariant)
     if compile == "step" and lanes.decode is not Lane.INDUCTOR:
         lanes = replace(lanes, reason=f"{lanes.reason}; compile: step has no effect, since {lanes.decode} decodes")
     fitting = _pages_that_fit(source.spec.context, shapes, cache_dtype, limits, page_size, evicts)

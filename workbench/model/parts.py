@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Lane
-from compiled_kernels.blocked import from_panels, refusal, to_panels
+from compiled_kernels.blocked import from_panels, in_panels, refusal, to_panels
 from workbench.model.quantized import Format, dequantize
 
 
@@ -53,9 +53,12 @@ class Linear(nn.Module):
         product = compiled_kernels.linear_int8 if self.format == "int8" else compiled_kernels.linear_int4
         return product(x, self.weight, self.scales, self.bias, self.lane)
 
-    def lay_out(self) -> None:
-        """From now on the matrix is in panels, in place of row by row, where its size and format allow that."""
-        if self.format != "int4" and refusal(self.weight) is None:
+    def lay_out(self, panels: bool) -> None:
+        """Keep the matrix in panels from now on, where its size and format allow that, or row by row again."""
+        if in_panels(self.weight):
+            if not panels:
+                self.weight = nn.Parameter(from_panels(self.weight), requires_grad=False)
+        elif panels and self.format != "int4" and refusal(self.weight) is None:
             self.weight = nn.Parameter(to_panels(self.weight), requires_grad=False)
 
     @property

@@ -78,13 +78,13 @@ class Transformer(nn.Module):
             if "lane" in vars(part):
                 vars(part)["lane"] = lane
 
-    def lay_out(self) -> None:
-        """From now on the matrices of the blocks are in panels, which the products of the lane mlir read at decode and
-        prefill alike; the head, which is multiplied with few rows, and what does not fit stay row by row. A matrix at a
-        time: there is never a second copy of more than one."""
+    def lay_out(self, panels: bool = True) -> None:
+        """Keep the matrices of the blocks in panels from now on, which the products of the lane mlir read at decode and
+        prefill alike, or row by row again. The head, which is multiplied with few rows, and what does not fit stay row
+        by row. A matrix at a time: there is never a second copy of more than one."""
         for part in self.blocks.modules():
             if isinstance(part, Linear):
-                part.lay_out()
+                part.lay_out(panels)
 
     @property
     def dtype(self) -> torch.dtype:

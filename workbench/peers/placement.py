@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from compiled_kernels import Lane, lane_problems
 
-APART = 1.5  # times the latency next below: another placement. One complex takes some 20 ns here, two some 100
+APART = 1.5  # times the least latency of a placement: another one. One complex takes some 20 ns here, two some 100
 
 
 def core_to_core_ns() -> float | None:
@@ -23,10 +23,11 @@ def core_to_core_ns() -> float | None:
 
 def placements(latencies: Sequence[float | None]) -> list[int]:
     """The number of each run's placement, the nearest cores first; all 0 where nothing was measured."""
-    known = sorted({each for each in latencies if each is not None})
-    numbers, number = {}, 0
-    for below, each in zip([*known[:1], *known], known, strict=False):
-        number += each >= APART * below
+    numbers: dict[float, int] = {}
+    least, number = 0.0, -1
+    for each in sorted({each for each in latencies if each is not None}):
+        if not numbers or each >= APART * least:
+            least, number = each, number + 1
         numbers[each] = number
     return [0 if each is None else numbers[each] for each in latencies]
 

@@ -29,7 +29,10 @@ def rows_of(lines: Sequence[Row], runs: Sequence[dict]) -> list[Row]:
     for line in lines:
         own = [run for run in runs if _key(run) == _key(line)]
         kept = [run for run in compared.get(_key(line)[1:], ()) if _key(run) == _key(line)]
-        if own and not kept:
+        broken = next((run for run in own if run["status"] != "ok"), None)
+        if broken:
+            line = {**line, "status": broken["status"], "reason": broken.get("reason", "")}
+        elif own and not kept:
             line = {**line, "status": "elsewhere", "reason": "in all its rounds the cores sat elsewhere"}
         rows.append(_measured(line, kept, len(own) - len(kept)))
     return [{**row, **_ratios(row, [each for each in rows if _key(each)[1:] == _key(row)[1:]])} for row in rows]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from compiled_kernels.level import ENVIRONMENT
 from compiled_kernels.remembered import directory
 from workbench.errors import WorkbenchError
 from workbench.files import read_json_file
@@ -134,7 +135,8 @@ def _gemm_key(threads: int, dtype: str, shape: tuple[int, int, int]) -> str:
 
 
 def _machine(threads: int) -> str:
-    return f"{cpu_model()} x {os.cpu_count()}, threads {threads}, torch {torch.__version__}"
+    held = f", held to {os.environ[ENVIRONMENT]}" if os.environ.get(ENVIRONMENT) else ""  # torch is held down with us
+    return f"{cpu_model()} x {os.cpu_count()}{held}, threads {threads}, torch {torch.__version__}"
 
 
 def _bucket(size: int) -> str:

@@ -25,6 +25,7 @@ def decode_step_stages(
         raise LaneError(f"lane mlir does not work here: {problem}")
     from compiled_kernels.decode_step.step import library, step_text
     from compiled_kernels.mlir import compile_text
+    from workbench.engine.layout import layout_problem
     from workbench.engine.mlir_step import step_shape
 
     if model.startswith(SHAPE):
@@ -36,6 +37,8 @@ def decode_step_stages(
     format.check(spec)
     with torch.device("meta"):
         shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
+    if layout_problem(shapes, shapes.cache_shapes()) is None:
+        shapes.lay_out()  # as the lane mlir does; `auto` leaves weights row by row where torch's product is quicker
     shape = step_shape(shapes, page_size, bucket_for(rows))
     kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(library(),))
     texts = {name: Stage(text) for name, text in kernel.stages.items()}

@@ -22,7 +22,7 @@ EXTRAS = {
     "iree": ("iree.compiler", "whole steps through IREE"),
     "plots": ("altair", "plots of comparisons"),
     "peers": ("llama_cpp", "other tools to compare with"),
-    "lab": ("jupyterlab", "notebooks and widgets"),
+    "lab": ("jupytext", "what the notebooks show"),
     "dev": ("pytest", "the test suite"),
 }
 TOLD = (
