@@ -22,6 +22,7 @@ __all__ = ["lab"]
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="workbench-tests-")
     os.environ["WORKBENCH_CACHE_DIR"] = _cache.name
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_cache.name}/inductor"
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its helpers each import torch, and the cores are taken
 
