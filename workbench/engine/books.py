@@ -33,7 +33,7 @@ class Books:
         return Opened(self)
 
     def settle(self) -> None:
-        """Carry out what was noted, if the books are closed; else whoever has them open will, and hears of its errors."""
+        """Carry out what was noted, if the books are closed; else whoever has them open will."""
         if self._noted() and self._lock.acquire(blocking=False):
             self._holder = threading.get_ident()
             self._close()
