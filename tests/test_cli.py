@@ -328,13 +328,15 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
     }  # fmt: skip
     kept = Remembered(tmp_path / "decode_lanes.json")
     slow = {"chosen": "inductor", "seconds": {"mlir": 0.009, "eager": 0.002, "inductor": 0.0015}, "untried": {}}
-    for key, changes in (("a", {}), ("b", {"here": {}, "refused": {"triton": "broke"}}), ("c", {"seconds": {}}), ("d", slow)):
+    other = {"here": {}, "refused": {"triton": "broke"}}
+    for key, changes in (("a", {}), ("b", other), ("c", {"seconds": {}}), ("d", slow)):
         kept.add(key, {**entry, **changes})
     monkeypatch.setenv("COLUMNS", "600")
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     verdicts = "mlir: clearly slower than eager; eager: not clearly quicker"
-    for words in ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "triton: broke", "with other code", "int8", verdicts):
+    told = ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "triton: broke", "with other code", "int8", verdicts)
+    for words in told:
         assert words in text, words
     assert text.count("mlir 0.50 ms") == 2, "the damaged one is left out"
 
