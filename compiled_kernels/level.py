@@ -31,6 +31,10 @@ _V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"}  # abm: Lin
 _V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
+class LevelError(ValueError):
+    """WORKBENCH_LEVEL, or a level that was asked for, is none that can be executed here."""
+
+
 class Level(StrEnum):
     V3 = "v3"
     V4 = "v4"
@@ -77,7 +81,7 @@ def machine_level() -> Level | None:
 def level_here() -> Level | None:
     """The level that kernels are made for: the machine's, unless it is held to less (`WORKBENCH_LEVEL`, `held_to`).
 
-    Raises ValueError where WORKBENCH_LEVEL is no level, or more than the machine has.
+    Raises LevelError where WORKBENCH_LEVEL is no level, or more than the machine has.
     """
     return _held[-1] if _held else _asked()
 
@@ -92,7 +96,7 @@ def levels_here() -> tuple[Level, ...]:
 def held_to(level: Level) -> Iterator[None]:
     """Make this package's kernels for `level` meanwhile, in all threads: for checks that go through the levels."""
     if level not in levels_here():
-        raise ValueError(f"level {level}: this machine executes {', '.join(levels_here()) or 'none'}")
+        raise LevelError(f"level {level}: this machine executes {', '.join(levels_here()) or 'none'}")
     _held.append(level)
     try:
         yield
@@ -130,7 +134,7 @@ def _asked() -> Level | None:
     if not text:
         return highest
     if text not in tuple(Level):
-        raise ValueError(f"{ENVIRONMENT}={text!r} is no level; there are {', '.join(Level)}")
+        raise LevelError(f"{ENVIRONMENT}={text!r} is no level; there are {', '.join(Level)}")
     if highest is None or Level(text).rank > highest.rank:
-        raise ValueError(f"{ENVIRONMENT}={text}: this machine executes {highest or 'none of the levels'} at most")
+        raise LevelError(f"{ENVIRONMENT}={text}: this machine executes {highest or 'none of the levels'} at most")
     return Level(text)

@@ -316,6 +316,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 
 def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from compiled_kernels.remembered import Remembered, machine
+    from workbench.engine.trial import RULE
 
     monkeypatch.setenv("WORKBENCH_CACHE_DIR", str(tmp_path))
     assert main(["doctor", "--json"]) == 0
@@ -323,15 +324,19 @@ def test_doctor_shows_what_auto_chose_and_why(capsys, monkeypatch: pytest.Monkey
     entry = {
         "chosen": "mlir", "seconds": {"mlir": 0.0005, "eager": 0.004}, "refused": {}, "model": "demo", "threads": 2,
         "untried": {"inductor": "no need"}, "weights": "dense bfloat16", "cache": "int8 bfloat16", "unit": "block",
-        "cpu": "X", "here": machine(), "date": "2026-11-22 12:00",
+        "cpu": "X", "here": machine(), "rule": RULE, "date": "2026-11-22 12:00",
     }  # fmt: skip
     kept = Remembered(tmp_path / "decode_lanes.json")
-    for key, changes in (("a", {}), ("b", {"here": {}, "refused": {"triton": "broke"}}), ("c", {"seconds": {}})):
+    slow = {"chosen": "inductor", "seconds": {"mlir": 0.009, "eager": 0.002, "inductor": 0.0015}, "untried": {}}
+    other = {"here": {}, "refused": {"triton": "broke"}}
+    for key, changes in (("a", {}), ("b", other), ("c", {"seconds": {}}), ("d", slow)):
         kept.add(key, {**entry, **changes})
     monkeypatch.setenv("COLUMNS", "600")
     assert main(["doctor"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for words in ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "triton: broke", "with other code", "int8"):
+    verdicts = "mlir: clearly slower than eager; eager: not clearly quicker"
+    told = ("mlir 0.50 ms, eager 4.00 ms", "inductor: no need", "triton: broke", "with other code", "int8", verdicts)
+    for words in told:
         assert words in text, words
     assert text.count("mlir 0.50 ms") == 2, "the damaged one is left out"
 

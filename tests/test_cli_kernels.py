@@ -104,6 +104,16 @@ def test_check_really_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["status"] for row in found} == {"ok"} and {row["form"] for row in found} == {"as written"}
 
 
+def test_a_check_knows_how_many_rows_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane mlir has a row of each case for every level."""
+    from compiled_kernels import check
+    from workbench.cli import kernels
+
+    monkeypatch.setattr(check, "verdict", lambda *_: ("ok", ""))
+    lanes = (Lane.MLIR, Lane.EAGER)
+    assert kernels._rows("rotary", lanes) == len(list(check.check(lanes, "rotary")))
+
+
 @pytest.mark.usefixtures("timed")
 def test_bench_tells_shares_and_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["kernels", "bench", "--operator", "rms_norm", "--case", "1x2048 bfloat16", "--threads", "1"]

@@ -108,8 +108,6 @@ def _block(lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, 
 
 def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range) -> None:
     """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory."""
-    if not AHEAD:
-        return
     later = lines.let(f"arith.addi {at}, {lines.index(AHEAD // (4 * PANEL))} : index")
     for column in range(columns.start, columns.stop, 16):
         place = f"{panel}, {later}, {lines.index(column)}"

@@ -75,11 +75,11 @@ Finish = Callable[[Lines, ManyRows, str, str], None]
 names the row of x and out and the row of `%sums`; `%pair` counts pairs of panels, weights are `%w0`, `%w1`, ..."""
 
 
-def many_text(product: ManyRows, finish: Finish, more: tuple[Named, ...] = ()) -> str:
-    """@name(x [row, width], words, scales, bias, `more`, out [row, columns], begin, end, rows): the rows from begin to
+def many_text(product: ManyRows, finish: Finish) -> str:
+    """@name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
     end of `rows` in all; x may be read, but not written, beyond them."""
     weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
-    given = declared([Named("x", product.x_type), *weights, *more, Named("out", product.out_type)])
+    given = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     head = f"func.func private @{product.name}({given}, %begin: index, %end: index, %rows: index)"
     whole = (f"{head} attributes {{no_inline}} {{", _body(product, finish), "return\n}")
     return "\n".join((_tile(product), _fetch(product), *whole))

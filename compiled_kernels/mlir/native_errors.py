@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 _ONE_AT_A_TIME = threading.Lock()  # there is one standard error for all threads
 
@@ -30,9 +30,16 @@ def native_errors() -> Iterator[Said]:
     """Keep what native code writes to file descriptor 2 meanwhile. Lines that are not LLVM's are passed on afterwards:
     another thread may have written them."""
     said = Said()
-    with _ONE_AT_A_TIME, tempfile.TemporaryFile() as file:
-        sys.stderr.flush()
-        kept = os.dup(2)
+    with ExitStack() as held:
+        held.enter_context(_ONE_AT_A_TIME)
+        try:
+            kept = os.dup(2)
+        except OSError:  # closed, as where there is no console: there is nothing to keep
+            yield said
+            return
+        file = held.enter_context(tempfile.TemporaryFile())
+        if sys.stderr is not None and not sys.stderr.closed:
+            sys.stderr.flush()
         os.dup2(file.fileno(), 2)
         try:
             yield said

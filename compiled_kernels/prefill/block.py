@@ -35,10 +35,6 @@ class Buffers:
             self._tensors[key] = torch.zeros(self.rows, columns, dtype=dtype)
         return self._tensors[key]
 
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors.values())
-
 
 class PrefillBlock:
     """`weights` holds what the shape's sides name and no buffer is; raises LaneError where one is missing or of another

@@ -95,6 +95,15 @@ def test_a_level_that_is_none_is_refused(asked: str, words: str) -> None:
     assert told.returncode != 0 and words in told.stderr
 
 
+@pytest.mark.parametrize("command", [["doctor"], ["kernels", "list"]])
+def test_a_level_that_is_none_is_one_line_of_the_command_line(command: list[str]) -> None:
+    environment = {**os.environ, "WORKBENCH_LEVEL": "foo"}
+    words = [sys.executable, "-m", "workbench", *command]
+    told = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert told.returncode == 2 and len(told.stderr.splitlines()) == 1, told.stderr
+    assert "WORKBENCH_LEVEL='foo' is no level; there are v3" in told.stderr
+
+
 def test_more_than_the_machine_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from compiled_kernels import level
 

@@ -195,3 +195,33 @@ def test_a_listener_that_raises_changes_nobodys_tokens(event_kind: str) -> None:
         check(runner, kind, done, heard, set())
 
     law()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_anothers_cancellation_does_not_raise_what_the_steps_listener_raised(kind: str) -> None:
+    """It comes out of the step, whoever cancels between the error and the step's end (`by_thread` asserts that)."""
+    runner, box, raised = KINDS[kind](), deque[Event](), 0
+
+    def also(event: Event) -> None:
+        if event.kind == "formed":
+            raise Objected
+
+    heard, forward, at = heard_by(runner, also), runner.executor.forward, iter(range(10_000))
+
+    def computing(plan: Any) -> Any:
+        logits = forward(plan)
+        if next(at) == 2:
+            by_thread(lambda: runner.cancel("a"))
+        return logits
+
+    runner.executor.forward = computing  # type: ignore[method-assign]
+    for each in ASKED:
+        runner.submit(each, box)
+    while runner.busy:
+        try:
+            runner.step(box)
+        except Objected:
+            raised += 1
+    assert raised == len([e for e in heard if e.kind == "formed"])
+    done = {sample_name(e.request_id, e.sample): e for e in box if isinstance(e, Finished)}
+    check(runner, kind, done, heard, {"a"})

@@ -218,3 +218,18 @@ def test_what_deciding_costs_can_be_asked() -> None:
     for policy in BUILT_IN:
         spent = plan_cost.seconds(policy, 2)
         assert len(spent) == plan_cost.STEPS - plan_cost.SETTLED and min(spent) >= 0
+
+
+def test_a_chunk_is_kept_to_where_somebody_was_set_back() -> None:
+    """As many decodes were set back as there are prefills: all that still run are not decodes for that."""
+    script = [
+        Wishes([("r0", 1), ("r1", 1)]),
+        Wishes([("r2", 1)]),
+        Wishes([("r3", 1)]),
+        Wishes([("r2", 1), ("r3", 1)], set_back=["r0", "r1"]),
+    ]
+    wishes = iter(script)
+    line = Line(lambda state: next(wishes), chunk_tokens=1)
+    for prompt in (1, 1, 5, 5):
+        line.submit(prompt)
+    assert [line.step() for _ in script] == [{"r0": 1, "r1": 1}, {"r2": 1}, {"r3": 1}, {"r2": 1}]

@@ -83,6 +83,20 @@ def test_prefills_and_decodes_are_the_oracles(dtype: torch.dtype, format: str) -
     generate(ours, requests())
 
 
+def test_what_was_compiled_is_counted_on_after_a_change() -> None:
+    model = model_of(SPEC, torch.float32)
+    lay_out(model, MLIR, model.cache_shapes(), auto=False)
+    ours = runner(model)
+    prefills = ours.executor.rest  # type: ignore[attr-defined]
+    generate(ours, [request("a", 9, 1)])
+    before = prefills.compiles
+    assert before == len(prefills.artifacts) > 0
+    part = next(part for part in model.modules() if part._parameters.get("weight") is not None)
+    part.weight = torch.nn.Parameter(part.weight.detach().clone(), requires_grad=False)
+    generate(ours, [request("b", 9, 1)])
+    assert prefills.compiles == 2 * before == 2 * len(prefills.artifacts)
+
+
 def test_a_packed_cache_is_prefilled_as_by_the_modules() -> None:
     """The cache's layers write and read as ever: the same tokens as from blocks that run module by module."""
     kept = CacheFormat(format="int8", group=8, columns=8, residual=16)

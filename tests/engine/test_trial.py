@@ -212,6 +212,13 @@ def test_what_is_remembered_can_be_listed(tried) -> None:
     assert trial.remembered_trials(kept)[0]["valid"] is False
 
 
+def test_a_trial_of_another_rule_is_not_valid(tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, kept = tried
+    run(mlir=0.5, eager=2.0)
+    monkeypatch.setattr(trial, "RULE", trial.RULE + 1)
+    assert trial.remembered_trials(kept)[0]["valid"] is False
+
+
 seconds = st.floats(1e-4, 1e-1)
 
 

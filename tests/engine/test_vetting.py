@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from compiled_kernels import Lane, LaneError
-from tests.engine.tiny import layer, model_of, spec_of
+from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from workbench.engine import executors
 from workbench.engine.exact import Held, decode_of_one
 from workbench.engine.executors import EagerExecutor
+from workbench.engine.lanes import Lanes
+from workbench.engine.runner import generate
 from workbench.engine.vetting import Vetted
 from workbench.errors import WorkbenchError
 
@@ -28,24 +31,51 @@ class Broken(EagerExecutor):
         raise self.error
 
 
-def made():
-    model = model_of(spec_of(layer(4, 2)))
+def made(lane: Lane = Lane.INDUCTOR):
+    model = model_of(spec_of(layer(4, 2)), lane=lane)
     held = Held(model.cache_shapes(), 4, model.dtype)
     return model, *decode_of_one(model, held, 1)
 
 
 def test_what_does_not_compile_is_told_and_runs_as_written() -> None:
+    plain_model, plain_store, plan = made(Lane.EAGER)
+    expected = EagerExecutor(plain_model, plain_store).forward(plan).clone()
     model, store, plan = made()
-    expected = EagerExecutor(model, store).forward(plan).clone()
     broken = Broken(model, store, RuntimeError("no\n compiler"))
     broken.store = decode_of_one(model, Held(model.cache_shapes(), 4, model.dtype), 1)[0]
     vetted = Vetted(model, broken, lambda: EagerExecutor(model, store))
     with pytest.warns(UserWarning, match="prefill on eager .RuntimeError: no compiler."):
         assert torch.equal(vetted.forward(plan), expected)
     assert torch.equal(vetted.forward(plan), expected) and broken.calls == 1, "from then on nothing is compiled"
-    assert model.lane is Lane.EAGER or all(
-        part.lane is Lane.EAGER for part in model.modules() if "lane" in vars(part) and part is not model
-    )
+    assert {vars(part)["lane"] for part in model.modules() if "lane" in vars(part)} == {Lane.EAGER}
+
+
+def test_where_the_plain_run_fails_too_nothing_changes() -> None:
+    """A batch that no lane can compute, or memory that is short, says nothing of a compiler."""
+    model, store, plan = made()
+    first, second = Broken(model, store, MemoryError("first")), Broken(model, store, RuntimeError("second"))
+    told: list[str] = []
+    vetted = Vetted(model, first, lambda: second, told.append)
+    for calls in (1, 2):
+        with pytest.raises(MemoryError, match="first"):
+            vetted.forward(plan)
+        assert (first.calls, second.calls) == (calls, calls), "it is vetted anew each time"
+    lanes = {vars(part)["lane"] for part in model.modules() if "lane" in vars(part)}
+    assert vetted.executor is first and lanes == {Lane.INDUCTOR} and not told
+
+
+def test_the_runner_says_what_ran_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(spec_of(layer(4, 2)), lane=Lane.INDUCTOR)
+    failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
+    monkeypatch.setattr(executors, "CompiledExecutor", failing)
+    runner = runner_of(model, lanes=Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.MLIR, "auto: told", vetted=False))
+    runner.executor.few_tokens = 0  # type: ignore[attr-defined]
+    assert str(runner.lanes) == "mlir (prefill: inductor, its attention: mlir)"
+    with pytest.warns(UserWarning, match="lane auto: inductor does not compile here, prefill on eager"):
+        generate(runner, [request("a", 9, 1)])
+    assert str(runner.lanes) == "mlir (prefill: eager)"
+    why = "auto: told; inductor does not compile here, prefill on eager (RuntimeError: no compiler)"
+    assert runner.lanes.reason == why
 
 
 @pytest.mark.parametrize("error", [WorkbenchError("not this"), LaneError("nor that")])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +58,33 @@ def test_orders_are_what_sorting_gives(moves: list[tuple[int, str, int, int, boo
             assert kept.by(key) == tuple(sorted(waiting, key=key))
         assert kept.tenants() == {t: tuple(e for e in waiting if e.tenant == t) for t in {e.tenant for e in waiting}}
     assert len(kept._orders) <= WaitingOrders.MOST_KEYS
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40), st.randoms(use_true_random=False))
+def test_a_key_that_is_impure_or_raises_loses_and_doubles_nobody(moves: list[tuple[int, bool]], draw: Random) -> None:
+    """Where it raises, that is where a policy asks for its order, not where somebody comes or goes."""
+    kept, here = WaitingOrders(), dict[int, Entry]()
+
+    def impure(entry: Entry) -> int:
+        return draw.randrange(4)
+
+    def raising(entry: Entry) -> int | str:
+        if draw.random() < 0.2:
+            raise KeyError(entry.id)
+        return "a text" if draw.random() < 0.2 else 3
+
+    for order, looks in moves:
+        if order in here:
+            kept.remove(order)
+            del here[order]
+        else:
+            here[order] = entry_of(order, "a", 0, 1)
+            kept.add(here[order])
+        if looks:
+            assert sorted(kept.by(impure)) == sorted(here.values())
+            with suppress(KeyError, TypeError):
+                assert sorted(kept.by(raising)) == sorted(here.values())
+    assert kept.entries() == tuple(here[each] for each in sorted(here))
 
 
 def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,9 @@ def user(content: Any = "hi", **more: Any) -> dict[str, Any]:
         ("hi", "messages.0: must be an object with a role"),
         ({"content": "hi"}, "messages.0: must be an object with a role"),
         (user(role=3), "messages.0: must be an object with a role"),
+        ({"role": "user"}, "messages.0.content: must be a text or a list of parts"),
+        (user(None), "messages.0.content: must be a text or a list of parts"),
+        (user(None, tool_calls=[]), "messages.0.content: must be a text or a list of parts"),
     ],
 )  # fmt: skip
 def test_a_forged_turn_is_named_with_its_place(message: Any, words: str) -> None:
@@ -92,7 +95,7 @@ def test_what_template_and_texts_make_together_is_refused(messages: list[dict[st
         ChatTemplate(text, {}).ids(forging, TOKENIZERS["plain"])
 
 
-def test_a_message_needs_no_content() -> None:
+def test_a_message_that_calls_tools_needs_no_content() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": "é"}}}
     bare: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
     for message in (bare, {**bare, "content": None}):

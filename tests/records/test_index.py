@@ -141,5 +141,13 @@ def test_no_index_is_kept_of_few_runs_nor_where_none_can_be_written(
     assert listed(tmp_path / "runs") == first and not stored()
 
 
+@pytest.mark.parametrize("name", ["listing.py", "files.py", "rows.py"])
+def test_an_index_of_other_code_is_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, read_bytes = index._code.__wrapped__, Path.read_bytes
+    before = code()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(path) + b"#" * (path.name == name))
+    assert code() != before
+
+
 def test_both_packages_keep_things_in_one_directory() -> None:
     assert cache_directory() == directory()

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,8 @@ from rich.console import Console
 import workbench.study.run as run_module
 from compiled_kernels import Lane, lane_problems
 from tests.patience import until
+from workbench.engine.lanes import Lanes
+from workbench.engine.runner import Runner
 from workbench.errors import WorkbenchError
 from workbench.records.reproduce import reproduce
 from workbench.study import report
@@ -351,3 +354,31 @@ def test_a_killed_run_says_that_it_is_unfinished(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match="unfinished .*holds environment.json, experiment.yaml; run it again"):
         Record.open(folder)
     assert not Record.open(folder, incomplete_ok=True).complete
+
+
+def test_a_record_names_the_lane_that_ran_where_blocks_turned_out_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run_module.runner_for
+
+    def runner_for(*arguments: Any, **named: Any) -> Runner:
+        runner = made(*arguments, **named)
+        runner.lanes = Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.INDUCTOR, "auto", vetted=False)
+        forward = runner.executor.forward
+
+        def first(plan: Any) -> Any:
+            runner.executor.forward = forward  # type: ignore[method-assign]
+            runner._fell_back("inductor does not compile here")
+            return forward(plan)
+
+        runner.executor.forward = first  # type: ignore[method-assign]
+        return runner
+
+    monkeypatch.setattr(run_module, "runner_for", runner_for)
+    workload = {"kind": "random", "requests": 1, "prompt_tokens": 4, "output_tokens": 2}
+    asked = experiment(model={"name": "shape:tiny", "dtype": "float32"}, workload=workload, lane="eager")
+    record = run(asked, tmp_path, "random", progress=False)
+    told = {"name": "mlir (prefill: eager)", "reason": "auto; inductor does not compile here"}
+    assert record.summary["lane"] == told
+    assert json.loads((record.path / "environment.json").read_text())["lane"] == told
+    assert json.loads((record.path / "trace.json").read_text())["otherData"]["lane"] == told["name"]

@@ -213,6 +213,9 @@ def main(arguments: list[str] | None = None) -> int:
         tell = getattr(error, "format_message", None)  # the CLI library's, of a mistake in the words themselves
         if tell is not None:
             return _fail(tell(), debug)
+        level = sys.modules.get("compiled_kernels.level")  # not imported here: that may be what raised
+        if level is not None and isinstance(error, level.LevelError):
+            return _fail(str(error), debug)
         return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
 
 

@@ -46,7 +46,7 @@ def check(operator: Operator = None, lane: LaneName = None, as_json: AsJson = Fa
     with lanes_told():
         lanes = _lanes(lane)
         rows = []
-        with Progress(total=_count(operator) * len(lanes), desc="checking", unit="case", disable=as_json) as bar:
+        with Progress(total=_rows(operator, lanes), desc="checking", unit="case", disable=as_json) as bar:
             for row in rows_of(lanes, operator, compiled=True, interpret=True):
                 bar.set_description(f"{row.operator} {row.lane}")
                 bar.update()
@@ -181,3 +181,12 @@ def _count(operator: str | None) -> int:
     from compiled_kernels.cases import suite_of, suites
 
     return sum(len(suite.cases) for suite in (suites() if operator is None else (suite_of(operator),)))
+
+
+def _rows(operator: str | None, lanes: tuple[Lane, ...]) -> int:
+    """Rows of a check: those of the lane mlir are checked at every level of the instruction set."""
+    from compiled_kernels.lanes import Lane, lane_problems
+    from compiled_kernels.level import levels_here
+
+    levels = 0 if lane_problems()[Lane.MLIR] else len(levels_here()) - 1
+    return _count(operator) * (len(lanes) + levels * (Lane.MLIR in lanes))

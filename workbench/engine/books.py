@@ -28,27 +28,24 @@ class Books:
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread that has them open
 
-    @property
-    def opened(self) -> bool:
-        return self._lock.locked()
-
     def open(self) -> Opened:
         """Waits while another thread has them open. Within work of the same thread it is part of that work."""
         return Opened(self)
 
     def settle(self) -> None:
         """Carry out what was noted, if the books are closed; else whoever has them open will."""
-        while self._noted() and self._lock.acquire(blocking=False):
+        if self._noted() and self._lock.acquire(blocking=False):
             self._holder = threading.get_ident()
             self._close()
-        self._closing()
 
     def _close(self) -> None:
         try:
             self._heed()
+            self._closing()  # before another thread can have them open: what it raises is this work's
         finally:
             self._holder = None
             self._lock.release()
+            self.settle()  # what was noted since
 
 
 class Opened:
@@ -68,6 +65,5 @@ class Opened:
         try:
             if not self._within:
                 self._books._close()
-                self._books.settle()
         finally:
             self._held.__exit__(kind, error, at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -124,11 +124,16 @@ class MlirExecutor:
 
 
 def executor_for(
-    model: Transformer, store: KVStore, lanes: Lanes, unit: Unit = "block", batch_invariant: bool = False
+    model: Transformer,
+    store: KVStore,
+    lanes: Lanes,
+    unit: Unit = "block",
+    batch_invariant: bool = False,
+    fell_back: Callable[[str], None] = lambda why: None,
 ) -> Executor:
     """What runs `model`, whose modules are on `lanes.blocks`. A model on the lane mlir that its compiled step cannot
     carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane, and
-    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it."""
+    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`."""
     if batch_invariant:
         return RowsExecutor(model, store)
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
@@ -140,7 +145,7 @@ def executor_for(
     if lanes.decode is not Lane.MLIR or store_problem(store.shapes) is not None:
         return blocks
     if not lanes.vetted:
-        blocks = Vetted(model, blocks, lambda: EagerExecutor(model, store))
+        blocks = Vetted(model, blocks, lambda: EagerExecutor(model, store), fell_back)
     problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:
         raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")

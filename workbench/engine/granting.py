@@ -130,7 +130,8 @@ class Granting:
     def give_all(self, order: list[Sequence], tokens: Mapping[Sequence, int]) -> None:
         """`tokens` of this step for those in `order`, as `give` does."""
         lengths, wished = self.lengths, tokens.get
-        if len(order) == len(self.running) == self.views.decode and set(map(wished, order)) == {1}:
+        decodes = 0 if self.freed else self.views.decode  # counted before anybody was set back
+        if len(order) == len(self.running) == decodes and set(map(wished, order)) == {1}:
             lengths.update(dict.fromkeys(order, 1))
             return
         for sequence in order:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiled_kernels import Lane, lane_problems
 from compiled_kernels.lanes import AUTO
@@ -16,7 +16,7 @@ _OFF_CPU = ", ".join((Lane.TRITON, Lane.INDUCTOR, Lane.EAGER))
 class Lanes:
     """`decode` carries out steps in which every sequence computes one token, `blocks` all other steps, but for their
     attention, which is `reads`. What is not `vetted` has compiled nothing here yet: under `auto` it is then the first
-    long prefill that finds out whether `blocks` works (see vetting.py)."""
+    long prefill that finds out whether `blocks` fails here; its numbers are not checked (see vetting.py)."""
 
     decode: Lane
     blocks: Lane
@@ -27,6 +27,10 @@ class Lanes:
     @classmethod
     def one(cls, lane: Lane, reason: str) -> Lanes:
         return cls(lane, lane, lane, reason)
+
+    def on_eager(self, why: str) -> Lanes:
+        """The same where blocks turned out to fail: the modules as written run them and their attention."""
+        return replace(self, blocks=Lane.EAGER, reads=Lane.EAGER, reason=f"{self.reason}; {why}", vetted=True)
 
     def __str__(self) -> str:
         if self.decode is self.blocks is self.reads:

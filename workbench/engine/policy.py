@@ -69,8 +69,11 @@ class WaitingOrders:
         self._changed()
         bisect.insort(self._arrival, entry, key=_arrival)
         bisect.insort(self._tenants.setdefault(entry.tenant, []), entry, key=_arrival)
-        for key, entries in self._orders.items():
-            bisect.insort(entries, entry, key=_and_arrival(key))
+        for key, entries in [*self._orders.items()]:
+            try:
+                bisect.insort(entries, entry, key=_and_arrival(key))
+            except Exception:  # a user's key: it raises where the policy asks for this order, not in `submit`
+                del self._orders[key]
 
     def remove(self, order: int) -> None:
         """The entry of this order of arrival."""
@@ -81,8 +84,14 @@ class WaitingOrders:
         del mine[bisect.bisect_left(mine, order, key=_arrival)]
         if not mine:
             del self._tenants[entry.tenant]
-        for key, entries in self._orders.items():
-            del entries[bisect.bisect_left(entries, (key(entry), order), key=_and_arrival(key))]
+        for key, entries in [*self._orders.items()]:
+            try:
+                place = bisect.bisect_left(entries, (key(entry), order), key=_and_arrival(key))
+                found = entries.pop(place).order
+            except Exception:  # as in `add`; an IndexError too
+                found = None
+            if found != order:  # the key is not pure: this order is made anew when it is asked for
+                del self._orders[key]
 
     def _changed(self) -> None:
         self._tuples.clear()

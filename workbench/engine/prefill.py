@@ -42,12 +42,12 @@ class PrefillExecutor:
         self.model, self.store, self.head = model, store, head
         self.kernel_seconds: float | None = None  # attention is called from Python
         self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
-        self._room, self._watch = 0, Watch(model)
+        self._room, self._made, self._watch = 0, 0, Watch(model)
         self._blocks: list[PrefillBlock] = []
 
     @property
     def compiles(self) -> int:
-        return len(self.artifacts)
+        return self._made
 
     @property
     def artifacts(self) -> Mapping[str, str]:
@@ -91,12 +91,13 @@ class PrefillExecutor:
             self._room = max(ROOM, self._room, 1 << (rows - 1).bit_length())
             buffers, tensors = Buffers(self._room), step_tensors(self.model, self.store)
             step = step_shape(self.model, self.store.page_size, 1, self.store.shapes)
-            self._blocks = []
+            grown, self._blocks = bool(self._blocks), []
             for index, layer in enumerate(step.layers):
                 shape = BlockShape(layer, self.model.spec.width, self.model.spec.norm_eps, step.kind, Target.here())
                 names = {named.name for named in (*shape.before, *shape.after)} - shape.buffers().keys()
                 own = {name: tensors[f"{name}_{index}"] for name in names}
                 self._blocks.append(PrefillBlock(shape, own, buffers))
+            self._made += 0 if grown else len(self.artifacts)  # for more rows the same code is bound anew
         return self._blocks
 
 

@@ -89,7 +89,7 @@ class Runner(Shown):
         self.store = self.cache.store
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        fast = executor_for(model, self.store, self.lanes, compile, batch_invariant)
+        fast = executor_for(model, self.store, self.lanes, compile, batch_invariant, self._fell_back)
         self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
         chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
@@ -102,6 +102,9 @@ class Runner(Shown):
         self.owner: Owner | None = None
         self.asked: Mapping[str, Any] = {}  # what `load` was given to make it
         self._names = (f"request-{number}" for number in itertools.count())
+
+    def _fell_back(self, why: str) -> None:
+        self.lanes = self.lanes.on_eager(why)
 
     @property
     def busy(self) -> bool:

@@ -204,6 +204,7 @@ def _entry(found: Trial, model: Transformer, held: Held, unit: Unit) -> dict[str
         "threads": torch.get_num_threads(),
         "cpu": cpu_model(),
         "here": machine(),
+        "rule": RULE,
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
     }
 
@@ -223,9 +224,9 @@ def _trial(found: Any) -> Trial | None:
 
 
 def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:
-    """Every trial that is remembered, newest last, as `_entry` has it; `valid` says whether machine, versions and code
-    are still those it was made with. Damaged entries are left out."""
+    """Every trial that is remembered, newest last, as `_entry` has it; `valid` says whether machine, versions, code
+    and rule are still those it was made with. Damaged entries are left out."""
     entries = (kept or Remembered(directory() / FILE)).load().values()
     named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")
     sound = [entry for entry in entries if _trial(entry) is not None and all(name in entry for name in named)]
-    return [{**entry, "valid": entry["here"] == machine()} for entry in sound]
+    return [{**entry, "valid": entry["here"] == machine() and entry.get("rule") == RULE} for entry in sound]

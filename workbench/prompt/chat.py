@@ -77,6 +77,10 @@ class ChatTemplate:
                 raise WorkbenchError(f"{where}: {error}") from None
             if forged:
                 raise WorkbenchError(f"{where}: holds the control token {tokenizer.spelling(forged[0])!r}; take it out")
+        for number, message in enumerate(messages):
+            if message.get("content") is None and not message.get("tool_calls"):
+                where = f"messages.{number}.content"
+                raise WorkbenchError(f"{where}: must be a text or a list of parts, where there are no tool_calls")
         text = self.render(messages)
         written = self.render(_Neutral(tokenizer, self._words).of(messages))
         if tokenizer.controls_in(text) != tokenizer.controls_in(written):

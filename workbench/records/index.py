@@ -121,6 +121,6 @@ def _code() -> str:
     """What makes rows and columns: an index of other code is none."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{duckdb.__version__} {pa.__version__}".encode())
-    for name in ("columns", "index", "places", "rows", "settings_text"):
+    for name in ("columns", "index", "listing", "places", "rows", "settings_text", "../files"):
         digest.update((here / f"{name}.py").read_bytes())
     return digest.hexdigest()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from compiled_kernels import lane_problems
+from compiled_kernels.choice import CLEARLY
 from compiled_kernels.lanes import NO_LEVEL
 from compiled_kernels.level import level_here, machine_level
 from workbench.engine.lanes import resolve_lanes
@@ -96,9 +98,11 @@ def _chosen(trials: list[dict]) -> Table:
     for each in trials:
         times = ", ".join(f"{lane} {1000 * seconds:.2f} ms" for lane, seconds in each["seconds"].items())
         others = [f"{lane}: {why}" for lane, why in {**each["refused"], **each["untried"]}.items()]
-        slower = [lane for lane in each["seconds"] if lane != each["chosen"]]
-        others += [f"{', '.join(slower)}: not clearly quicker"] if slower and each["chosen"] != "eager" else []
-        others += [f"{', '.join(slower)}: clearly slower than eager"] if slower and each["chosen"] == "eager" else []
+        eager = each["seconds"].get("eager", math.inf)
+        for lane, seconds in each["seconds"].items():
+            if lane != each["chosen"]:
+                slower = eager < CLEARLY * seconds
+                others.append(f"{lane}: {'clearly slower than eager' if slower else 'not clearly quicker'}")
         when = each["date"] if each["valid"] else f"{each['date']}; with other code or versions: tried again"
         cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], times)
         table.add_row(*map(Text, (*cells, "; ".join(others), when)))

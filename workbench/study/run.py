@@ -85,7 +85,8 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             raise
         recorder = Recorder()
         lane, reason = str(runner.lanes), runner.lanes.reason
-        folder.write_json("environment.json", {**environment(), "lane": {"name": lane, "reason": reason}})
+        surroundings = environment()
+        folder.write_json("environment.json", {**surroundings, "lane": {"name": lane, "reason": reason}})
         for index in range(experiment.measure.warmup):
             title = f"warm-up {index + 1} (compiling)" if lane != "eager" else "warm-up"
             play(runner, requests, title, progress, clients)
@@ -98,6 +99,9 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         busy = others_cpu_share(before)
+        if runner.lanes.reason != reason:  # blocks turned out to fail
+            lane, reason = str(runner.lanes), runner.lanes.reason
+            folder.write_json("environment.json", {**surroundings, "lane": {"name": lane, "reason": reason}})
         runner.instruments.listener = None
         summary = summarize(recorder.requests(), recorder.steps(), recorder.tokens(), recorder.checks())
         summary["goodput"] = recorded_goodput(recorder, experiment.measure.promise, summary["wall_s"])
