@@ -215,7 +215,10 @@ def test_no_words_at_all_show_the_help(capsys: pytest.CaptureFixture[str]) -> No
     assert "Usage: workbench" in words and "error:" not in words
 
 
-def test_run_shows_a_report_and_leaves_a_folder(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_shows_a_report_and_leaves_a_folder(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
     assert main(["run", "small.yaml", "--set", "sampling.max_tokens=3"]) == 0
     out, err = capsys.readouterr()
     (folder,) = file.parent.glob("runs/small-*")
@@ -271,6 +274,7 @@ def test_a_file_changed_by_a_byte_is_named(run_folder: Path, tmp_path: Path, cap
 
 def test_reproduce_says_identical(run_folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(shutil.copytree(run_folder, tmp_path / "copy"))
+    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)
     assert main(["reproduce", "."]) == 0
     out, err = capsys.readouterr()
     (again,) = tmp_path.glob("reproduce-*")  # beside the old run, not in it

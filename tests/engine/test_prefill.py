@@ -85,7 +85,7 @@ def test_prefills_and_decodes_are_the_oracles(dtype: torch.dtype, format: str) -
 
 def test_what_was_compiled_is_counted_on_after_a_change() -> None:
     model = model_of(SPEC, torch.float32)
-    lay_out(model, MLIR, model.cache_shapes(), auto=False)
+    lay_out(model, MLIR, held(model), auto=False)
     ours = runner(model)
     prefills = ours.executor.rest  # type: ignore[attr-defined]
     generate(ours, [request("a", 9, 1)])

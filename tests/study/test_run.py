@@ -187,6 +187,7 @@ def test_an_unwritable_folder_is_told_before_any_work(tmp_path: Path, monkeypatc
 
 
 def test_progress_is_no_part_of_the_output(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
     monkeypatch.setattr(run_module, "ceilings_for", fake_ceilings)
     asked = experiment(model={"name": "shape:tiny"}, workload={"kind": "random", "output_tokens": 2}, measure={})
     run(asked, tmp_path, progress=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.browser import browser
-from tests.patience import until
 from workbench.lab.page import Lab, NotebookPage
 from workbench.study.experiment import Experiment
 
@@ -22,20 +21,6 @@ view
 # %%
 play = widgets.Playground(prompt="def f(x):\n")
 play
-
-# %%
-import threading
-from workbench.engine.runner import Runner
-go, step = threading.Event(), Runner.step
-
-
-def held(self, *box):
-    if play.played.tokens > 8:  # and waits to be stopped, however quick the machine is
-        go.wait()
-    return step(self, *box)
-
-
-Runner.step = held
 """
 GROWN = "count => document.querySelectorAll('.wb-playground .wb-tokens b').length >= count"
 IDLE = """() => [...document.querySelectorAll(".wb-playground button")].some(
@@ -55,7 +40,8 @@ def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
     run.press("Enter")
     page.tab.wait_for_function(GROWN, arg=5)
     stop.click()
-    let_go(page)
+    page.tab.wait_for_function(IDLE)
+    page.settle()
     said = page.ask("play.played.text()")
     tokens = int(page.ask("play.played.tokens"))
     assert page.ask("play.played.ends") == "{0: 'cancelled'}" and 5 <= tokens < 900 and run.is_enabled()
@@ -68,12 +54,12 @@ def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
     first.press("ArrowRight")
     assert page.tab.evaluate("document.activeElement.dataset.key") == "0.1"
 
-    page.ask("go.clear()")
     run.click()
     page.tab.wait_for_function(GROWN, arg=5)
     page.interrupt()  # no cell runs: the kernel's stop button ends what plays
-    let_go(page)
+    page.tab.wait_for_function(IDLE)
     assert page.ask("play.played.ends") == "{0: 'cancelled'}"
+    page.settle()
 
     page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     play.get_by_role("button", name="Copy as YAML").click()
@@ -92,15 +78,6 @@ def test_press_run_and_stop_and_take_it_away(lab: Lab, tmp_path: Path) -> None:
     assert run.is_enabled() and play.locator(".wb-tokens b").count() == 0
     page.screenshot(tmp_path / "playground.png", play)
     assert page.errors() == [] and page.console_errors == [] and page.outside_requests == []
-
-
-def let_go(page: NotebookPage) -> None:
-    """Once the runner's stop is known the steps go on, and what plays ends."""
-    until(lambda: page.ask("play._playing is None or play._playing._stopped.is_set()") == "True")
-    page.ask("go.set()")
-    page.tab.wait_for_function(IDLE)
-    page.ask("play.wait()")
-    page.settle()
 
 
 def typed(page: NotebookPage) -> None:
