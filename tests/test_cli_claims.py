@@ -39,7 +39,10 @@ def test_one_claim_with_its_rule_figures_and_where(capsys: pytest.CaptureFixture
     assert trial["command"] == "workbench run experiments/speedy.yaml" and trial["verdict"] == "not run yet"
 
 
-def test_running_one_measures_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_running_one_measures_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
     place = ["--folder", str(made.folder(tmp_path))]
     assert main(["claims", "run", "look", *place]) == 0
     captured = capsys.readouterr()

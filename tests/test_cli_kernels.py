@@ -87,7 +87,10 @@ def test_check_as_json_is_one_list(checked: list[Row], capsys: pytest.CaptureFix
     assert main(["kernels", "check", "--json"]) == 1
 
 
-def test_check_counts_and_lists_gaps_and_failures(checked: list[Row], capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_counts_and_lists_gaps_and_failures(
+    checked: list[Row], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.progress.EVERY_SECONDS", 0.0)  # short work leaves no line otherwise
     assert main(["kernels", "check"]) == 0
     out, err = capsys.readouterr()
     assert "gap rotary on mlir, 2 cases: not [yet]" in " ".join(out.split()) and "1 ok, 2 gap, 0 failed" in out

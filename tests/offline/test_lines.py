@@ -78,7 +78,7 @@ def test_lines_without_a_seed_differ_from_each_other(tmp_path: Path) -> None:
     [
         ("{", "invalid_json", "line 1: not JSON: Expecting property name enclosed in double quotes, column 2"),
         ("[1]", "invalid_json", "must be an object with custom_id"),
-        ("[" * 100_000, "invalid_json", "not JSON"),
+        ("[" * 100_000, "invalid_json", "JSON nested more than 64 deep"),
         (line("a", prompt="b") | {"extra": 1}, "invalid_request", "extra: unknown field"),
         (line("", prompt="b"), "invalid_request", "custom_id: must be a text"),
         (line(7, prompt="b"), "invalid_request", "custom_id: must be a text"),
