@@ -107,7 +107,7 @@ class Environment:
         lines = (done.stdout + done.stderr).strip().splitlines()
         if "Traceback (most recent call last)" in done.stderr or done.returncode:
             return f"exit {done.returncode}: " + " | ".join(lines[-6:])
-        lines = (line for line in done.stderr.splitlines() if "[IPKernelApp]" not in line)  # a kernel's log, unseen in Lab
+        lines = (line for line in done.stderr.splitlines() if "[IPKernelApp]" not in line)  # a log that Lab hides
         noise = [line for line in lines if re.search(r"Warning|WARNING|Failed to load", line)]
         return f"noise on stderr: {noise[0]}" if noise else None
 
