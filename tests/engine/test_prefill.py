@@ -92,7 +92,8 @@ def test_what_was_compiled_is_counted_on_after_a_change() -> None:
     before = prefills.compiles
     assert before == len(prefills.artifacts) > 0
     part = next(part for part in model.modules() if part._parameters.get("weight") is not None)
-    part.weight = torch.nn.Parameter(part.weight.detach().clone(), requires_grad=False)
+    copied = part._parameters["weight"].detach().clone()  # pyright: ignore[reportOptionalMemberAccess]
+    part.weight = torch.nn.Parameter(copied, requires_grad=False)
     generate(ours, [request("b", 9, 1)])
     assert prefills.compiles == 2 * before == 2 * len(prefills.artifacts)
 
