@@ -1,4 +1,4 @@
-"""torch.compile with a count: what Inductor was given, over the whole process."""
+"""torch.compile with a count: what Inductor has compiled, over the whole process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_GRAPHS = 512  # of one function, in one process
 
 
 class _Graphs:
-    """The backend: Inductor, and a count of the graphs it was given."""
+    """The backend: Inductor, and a count of the graphs it has compiled."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -22,8 +22,9 @@ class _Graphs:
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
         from torch._inductor.compile_fx import compile_fx  # imports the whole compiler: only when used
 
-        self.count += 1
-        return cast(Callable, compile_fx(graph, inputs))
+        made = cast(Callable, compile_fx(graph, inputs))
+        self.count += 1  # Dynamo may break a compilation off, and trace a function once more: that graph is no graph
+        return made
 
 
 _graphs = _Graphs()
