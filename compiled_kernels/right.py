@@ -1,65 +1,92 @@
-"""Find the first lane that carries out an operator rightly on this machine, without timing any; remembered."""
+"""The first lane that carries out an operator rightly on this machine, found without timing any; remembered."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from compiled_kernels.agreement import disagreement
 from compiled_kernels.cases import Case, Work, suite_of
 from compiled_kernels.check import device_of, moved
-from compiled_kernels.choice import Choice, key_of_choice, plain
 from compiled_kernels.lanes import Lane, LaneError, lane_problems
-from compiled_kernels.remembered import Remembered, cpu_model, directory
+from compiled_kernels.remembered import Remembered, cpu_model, directory, machine
 
 FILE = "right_lanes.json"
+PASSING = (MemoryError, OSError)  # what a lane may throw for want of memory or of disk: nothing to remember it by
+
+
+class RightLane(NamedTuple):
+    """`reason` says when it was checked, and why those before it were not taken."""
+
+    lane: Lane
+    reason: str
 
 
 def right_lane(
     operator: str, arguments: Mapping[str, Any], lanes: Iterable[Lane], folder: Path | None = None
-) -> Choice:
+) -> RightLane:
     """Return the first of `lanes`, in order of preference, that agrees with the specification in float64.
 
     `arguments` are those of the operator's cases (`Case.arguments`). Each lane is run once, as a kernel by hand and
     not in a compiled graph: that takes a fraction of a second where timing them takes seconds to a minute. What was
-    found is remembered in `folder`, by default `$WORKBENCH_CACHE_DIR` or the user's cache.
+    found is remembered in `folder`, by default `$WORKBENCH_CACHE_DIR` or the user's cache; not where a lane failed for
+    a reason that passes (`PASSING`).
     Raises LaneError for an unknown operator and where none of `lanes` is right.
     """
     lanes, kept = tuple(lanes), Remembered((folder or directory()) / FILE)
-    key = key_of_choice(operator, arguments, lanes)
-    entry = kept.load().get(key)
-    if (choice := _choice(entry, lanes)) is not None:
-        return choice
-    suite, case, refused = suite_of(operator), Case("chosen", arguments, Work(0, 0)), {}
+    key = _key(operator, arguments, lanes)
+    if (known := _sound(kept.load().get(key), lanes)) is not None:
+        return known
+    suite, case, refused, passing = suite_of(operator), Case("chosen", arguments, Work(0, 0)), {}, False
     for lane in lanes:
-        if problem := lane_problems()[lane] or _wrong(suite, case, lane):
+        try:
+            problem = lane_problems()[lane] or disagreement(
+                suite, case, moved(suite.make(case), device_of(lane)), lane
+            )
+        except Exception as error:  # whatever a lane throws is a reason not to take it
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            passing = passing or isinstance(error, PASSING)
+        if problem:
             refused[str(lane)] = problem
             continue
-        day = f"{datetime.now(UTC):%Y-%m-%d}"
-        entry = {"operator": operator, "arguments": plain(arguments), "lane": str(lane), "refused": refused}
-        entry |= {"checked": f"on {cpu_model()}, {day}"}
-        kept.add(key, entry)
-        choice = _choice(entry, lanes)
-        assert choice is not None
-        return choice
+        checked = f"on {cpu_model()}, {datetime.now(UTC):%Y-%m-%d}"
+        entry = {"operator": operator, "arguments": _plain(arguments), "lane": str(lane), "refused": refused}
+        entry |= {"checked": checked}
+        if not passing:
+            kept.add(key, entry)
+        return RightLane(lane, _reason(lane, checked, refused))
     reasons = "; ".join(f"{lane}: {reason}" for lane, reason in refused.items()) or "no lane was given"
-    raise LaneError(f"{operator}: no lane works for {plain(arguments)}: {reasons}")
+    raise LaneError(f"{operator}: no lane works for {_plain(arguments)}: {reasons}")
 
 
-def _wrong(suite: Any, case: Case, lane: Lane) -> str | None:
+def _reason(lane: Lane, checked: str, refused: Mapping[str, str]) -> str:
+    return "; ".join((f"on {lane}, checked {checked}", *(f"{other}: {why}" for other, why in refused.items())))
+
+
+def _sound(entry: Any, lanes: tuple[Lane, ...]) -> RightLane | None:
+    """Read a remembered entry; None for one that makes no sense."""
     try:
-        return disagreement(suite, case, moved(suite.make(case), device_of(lane)), lane)
-    except Exception as error:  # whatever a lane throws is a reason not to take it
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _choice(entry: Any, lanes: tuple[Lane, ...]) -> Choice | None:
-    """What follows from `entry`; None where it makes no sense."""
-    try:
-        lane, refused = Lane(entry["lane"]), dict(entry["refused"])
-        told = [f"on {lane}, checked {entry['checked']}", *(f"{other}: {why}" for other, why in refused.items())]
+        lane = Lane(entry["lane"])
+        reason = _reason(lane, entry["checked"], dict(entry["refused"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    return Choice(lane, "; ".join(told)) if lane in lanes else None
+    return RightLane(lane, reason) if lane in lanes else None
+
+
+def _key(operator: str, arguments: Mapping[str, Any], lanes: tuple[Lane, ...]) -> str:
+    parts = [machine(), torch.get_num_threads(), operator, _plain(arguments), lanes]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as JSON has them: masks and types by what they print."""
+    return {
+        name: value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
+        for name, value in arguments.items()
+    }

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Lane
-from compiled_kernels.choice import Choice
 from compiled_kernels.masks import Causal
 from compiled_kernels.remembered import Remembered
+from compiled_kernels.right import RightLane
 from tests.engine.tiny import VOCAB, layer, model_of, spec_of
 from workbench.batch import TokenBatch
 from workbench.engine import rounds, trial
@@ -76,7 +76,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(trial, "executor_for", executor_for)
         monkeypatch.setattr(trial, "EagerExecutor", lambda model, store: Timed(model, store, clock, eager))
         monkeypatch.setattr(rounds, "time", clock)
-        monkeypatch.setattr(trial, "right_lane", lambda operator, arguments, lanes: Choice(lanes[0], "as told"))
+        monkeypatch.setattr(trial, "right_lane", lambda operator, arguments, lanes: RightLane(lanes[0], "as told"))
         return trial.measured(BOTH, model, 4, unit, kept)
 
     return run, kept
@@ -200,6 +200,13 @@ def test_a_disturbed_trial_is_not_remembered(tried, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rounds, "_agree", lambda samples: False)
     assert run(mlir=9.0, eager=1.0).decode == Lane.MLIR, "and says nothing against what is compiled"
     assert not kept.file.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(28, "No space left on device")])
+def test_what_a_lane_fails_for_and_passes_is_not_remembered(tried, error: Exception) -> None:
+    run, kept = tried
+    assert run(fails={Lane.MLIR: error}).decode == Lane.INDUCTOR and kept.load() == {}
+    assert run(fails={Lane.MLIR: RuntimeError("it broke")}).decode == Lane.INDUCTOR and len(kept.load()) == 1
 
 
 def test_what_is_remembered_can_be_listed(tried) -> None:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 import compiled_kernels
 from compiled_kernels import Lane, LaneError
 from compiled_kernels.blocked import refusal, to_panels
-from compiled_kernels.choice import CLEARLY
 from compiled_kernels.remembered import Remembered, directory, machine
 from workbench.cache.shapes import CacheShape
 from workbench.engine.exact import Held, decode_of_one, expected
@@ -24,7 +23,7 @@ from workbench.engine.executors import MlirExecutor, executor_for
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import step_problem, store_problem
 from workbench.engine.plan import Span, StepPlan
-from workbench.engine.rounds import timed
+from workbench.engine.rounds import CLEARLY, timed
 from workbench.model.parts import Linear
 from workbench.model.transformer import Transformer
 

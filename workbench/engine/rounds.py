@@ -15,6 +15,7 @@ from compiled_kernels import Lane
 LEAST_ROUNDS, MOST_ROUNDS = 7, 100
 AGREEING = 3  # a figure is trusted once this many rounds are
 WITHIN = 1.1  # times the quickest
+CLEARLY = 0.8  # a lane is quicker beyond doubt that takes less than this share of the time of another
 BUDGET_SECONDS = 1.5  # for each lane: then what was found has to do
 
 

@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from compiled_kernels import Lane, LaneError
-from compiled_kernels.choice import CLEARLY
 from compiled_kernels.remembered import Remembered, cpu_model, directory, machine
-from compiled_kernels.right import right_lane
+from compiled_kernels.right import PASSING, right_lane
 from workbench.cache.format import CacheFormat
 from workbench.engine.exact import Held, decode_of_one, expected
 from workbench.engine.executors import EagerExecutor, Unit, executor_for
 from workbench.engine.lanes import Lanes
 from workbench.engine.plan import StepPlan
-from workbench.engine.rounds import Times, timed
+from workbench.engine.rounds import CLEARLY, Times, timed
 from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
@@ -44,7 +43,8 @@ MOST_LETTERS = 300  # of a reason
 @dataclass(frozen=True)
 class Trial:
     """What was found for one model: `seconds` of a decode step by lane, and why other lanes were `refused` or are
-    `untried`. `quiet`: the figures agree with themselves, so they are remembered."""
+    `untried`. `quiet`: the figures agree with themselves, and no lane failed for a reason that passes, so they are
+    remembered."""
 
     chosen: Lane
     seconds: Mapping[Lane, float]
@@ -134,6 +134,7 @@ def _tried(lanes: Lanes, model: Transformer, held: Held, unit: Unit) -> Trial:
                 ours = isinstance(error, (LaneError, WorkbenchError))
                 words = str(error) if ours else f"{type(error).__name__}: {error}"
                 refused[lane] = " ".join(words.split())[:MOST_LETTERS]
+                quiet = quiet and not isinstance(error, PASSING)
                 continue
             if not away <= bound:
                 refused[lane] = f"its logits are {away:.2g} away from exact ones, {bound:.2g} is allowed"

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from compiled_kernels import lane_problems
-from compiled_kernels.choice import CLEARLY
 from compiled_kernels.lanes import NO_LEVEL
 from compiled_kernels.level import level_here, machine_level
 from workbench.engine.lanes import resolve_lanes
 from workbench.engine.load import SHIPPED
+from workbench.engine.rounds import CLEARLY
 from workbench.engine.trial import remembered_trials
 from workbench.study.environment import environment
 
