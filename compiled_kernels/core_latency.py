@@ -1,4 +1,4 @@
-"""How long a cache line takes from one core to another: where a machine's cores sit beside one another.
+"""The time that a cache line takes from one core to another, which tells where a machine's cores sit.
 
 Two threads hand a number back and forth through one cache line. On a processor of several core complexes, cores of one
 complex hand it over in some 20 ns and those of two in some 100 ns; a virtual machine's cores are moved between such

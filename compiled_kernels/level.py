@@ -47,7 +47,7 @@ class Level(StrEnum):
 
     @property
     def flags(self) -> frozenset[str]:
-        """What /proc/cpuinfo must list."""
+        """The features that /proc/cpuinfo must list."""
         added = {Level.V3: _V3, Level.V4: _V4, Level.V4_VNNI: {"avx512_vnni"}, Level.V4_BF16: {"avx512_bf16"}}
         return frozenset().union(*(added[each] for each in Level if each.rank <= self.rank))
 
@@ -58,7 +58,7 @@ class Level(StrEnum):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What LLVM may count on beside that processor; never empty, or LLVM would take the machine's own."""
+        """LLVM's names of the features beside that processor; never empty, or LLVM would take the machine's own."""
         added = {Level.V3: "+avx2", Level.V4: "+avx512f", Level.V4_VNNI: "+avx512vnni", Level.V4_BF16: "+avx512bf16"}
         return tuple(added[each] for each in Level if each.rank <= self.rank)
 

@@ -46,7 +46,7 @@ def with_block(readme: str, made: str) -> str:
 
 
 def block_of(readme: str) -> str:
-    """What stands between README's marks."""
+    """Return the text between README's marks."""
     return readme.split(BEGIN)[1].split(END)[0]
 
 

@@ -45,7 +45,7 @@ TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,\n]')
 
 
 class UnreadableText(WorkbenchError):
-    """What is wrong with a text: `where` it came from, and the `reason`."""
+    """An error of a text: `where` it came from, and the `reason`."""
 
     def __init__(self, where: str, reason: str):
         where = " ".join(where.split()) if "\n" in where else where
@@ -145,12 +145,12 @@ def cache_directory() -> Path:
 
 
 class _Refused(yaml.YAMLError):
-    """What this module refuses, which YAML would allow."""
+    """A text that this module refuses, and YAML would allow."""
 
 
 class _Bounded(Composer, SafeConstructor, Resolver):
-    """What PyYAML's SafeLoader does with a parser's events, with the bounds kept while they come: what is too large is
-    never built."""
+    """Do what PyYAML's SafeLoader does with a parser's events, with the bounds kept while they come: what is too large
+    is never built."""
 
     check_event: Any  # the parser's
     peek_event: Any

@@ -56,7 +56,7 @@ def few_text(product: FewRows) -> str:
 
 
 def _widened(lines: Lines, product: FewRows) -> Rows:
-    """What sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
+    """Name what sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
     if product.pairs or product.x == "f32" or product.rows * product.width * 4 > WIDENED:
         return Rows("%x", product.x_type, product.x, ())
     kind, lanes = rows_type(product.width, "f32", product.rows), divisor(product.width, product.lanes)

@@ -22,7 +22,7 @@ VALUES = {torch.float32: 1, torch.bfloat16: 2, torch.int8: 4}  # in a word
 
 
 def refusal(weight: Tensor) -> str | None:
-    """Why a plain weight cannot be laid out in panels; None where it can."""
+    """Return why a plain weight cannot be laid out in panels; None where it can."""
     if weight.dtype not in VALUES:
         return f"panels hold float32, bfloat16 and int8, not {str(weight.dtype).removeprefix('torch.')}"
     if weight.ndim != 2:
@@ -35,7 +35,7 @@ def refusal(weight: Tensor) -> str | None:
 
 
 def in_panels(weight: Tensor) -> bool:
-    """Whether `weight` is laid out in panels."""
+    """Tell whether `weight` is laid out in panels."""
     return weight.ndim == 4
 
 

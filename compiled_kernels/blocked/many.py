@@ -26,6 +26,13 @@ from compiled_kernels.blocked.shape import TILE_ROWS, VALUES, Panels, rows_type
 from compiled_kernels.mlir_text import Lines, Named, declared, memref, vector
 
 ROWS_RUN = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
+# %each: how many rows a run has, where [%begin, %end) is walked in runs of whole %tile rows, all about as long and of
+# %longest at most.
+EVEN_RUNS = """%mine = arith.subi %end, %begin : index
+  %runs = arith.ceildivui %mine, %longest : index
+  %even = arith.ceildivui %mine, %runs : index
+  %tiles_each = arith.ceildivui %even, %tile : index
+  %each = arith.muli %tiles_each, %tile : index"""
 UNROLLED = 4  # steps along the width between two branches, float32; pairs of bfloat16 take two columns a step
 
 
@@ -58,7 +65,7 @@ class ManyRows(Panels):
 
     @property
     def in_place(self) -> bool:
-        """Whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
+        """Tell whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
         several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
         return self.kind == self.entering and self.vectors * self.lanes == PAIR
 
@@ -99,13 +106,9 @@ def _body(product: ManyRows, finish: Finish) -> str:
 %k_block = arith.constant {product.k_block} : index
 %sums = memref.alloca() {{alignment = 64 : i64}} : {product.sums_type}
 {scratch}
-%mine = arith.subi %end, %begin : index
 %some = arith.cmpi ugt, %end, %begin : index
 scf.if %some {{
-  %runs = arith.ceildivui %mine, %longest : index
-  %even = arith.ceildivui %mine, %runs : index
-  %tiles_each = arith.ceildivui %even, %tile : index
-  %each = arith.muli %tiles_each, %tile : index
+  {EVEN_RUNS}
   %pairs = arith.constant {pairs} : index
   %last_row = arith.subi %rows, %tile : index
   scf.for %run = %begin to %end step %each {{
@@ -164,8 +167,8 @@ scf.for %k = %zero to %width step %k_block {{
 
 
 def _next_block(product: ManyRows) -> str:
-    """Where the block after this one lies (after the last one there is no matter what), and how many of its rows are
-    fetched beside each tile, in the first of the walks over the tiles and no more in the others."""
+    """Find where the block after this one lies (after the last one there is no matter what), and how many of its rows
+    are fetched beside each tile, in the first of the walks over the tiles and no more in the others."""
     between = 1 if product.apart else 2
     return f"""%more_here = arith.cmpi ult, %k_after, %width : index
   %next_k = arith.select %more_here, %k_after, %zero : index
@@ -223,7 +226,7 @@ scf.for %in = %k to %k_end step %values {{
 
 
 def _finished(product: ManyRows, finish: Finish) -> str:
-    """What becomes of the sums of every row of the run. A tile that would end beyond the last row of all begins so
+    """Finish the sums of every row of the run. A tile that would end beyond the last row of all begins so
     much earlier, and its rows stand that much later in the sums."""
     lines = Lines("f")
     finish(lines, product, "%done", "%kept")

@@ -84,7 +84,7 @@ def _paired(lines: Lines, first: str, second: str, lanes: int) -> str:
 
 
 def _factors(lines: Lines, x: Rows, row: str, column: str, parts: int, lanes: int, pairs: bool) -> list[str]:
-    """What each part of the words is multiplied by, in every lane: numbers of one row of x from `column` on."""
+    """Spread what each part of the words is multiplied by over every lane: numbers of one row of x from `column` on."""
     columns = [column] + [
         lines.let(f"arith.addi {column}, {lines.index(i)} : index") for i in range(1, parts * (2 if pairs else 1))
     ]

@@ -1,4 +1,4 @@
-"""What a product with a weight in panels is compiled for."""
+"""The shape that a product with a weight in panels is compiled for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Panels:
 
     @property
     def pairs(self) -> bool:
-        """Whether sums are dot products of bfloat16 pairs; they are of float32 otherwise."""
+        """Tell whether sums are dot products of bfloat16 pairs; they are of float32 otherwise."""
         return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32"
 
     @property

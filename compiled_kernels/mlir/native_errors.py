@@ -1,4 +1,4 @@
-"""What LLVM says on the process's standard error, which MLIR's bindings do not raise."""
+"""LLVM's words on the process's standard error, which MLIR's bindings do not raise."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from compiled_kernels.prefill.text import after_text, before_text
 
 
 class Buffers:
-    """What lies between the products of blocks: `rows` rows at most. Blocks share them, as far as they are alike."""
+    """Tensors between the products of blocks: `rows` rows at most. Blocks share them, as far as they are alike."""
 
     def __init__(self, rows: int):
         self.rows = max(rows, TILE_ROWS)

@@ -1,4 +1,4 @@
-"""What the two sides of a block are compiled for: any number of rows, whatever sequences they are of."""
+"""The shape that the two sides of a block are compiled for: any number of rows, whatever sequences they are of."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BlockShape:
 
     @property
     def mixed(self) -> Named:
-        """What attention read, in the type of the cache."""
+        """The result of attention, in the type of the cache."""
         return Named("mixed", memref((PAGES, self.layer.heads * self.layer.dim), self.kind))
 
     @property

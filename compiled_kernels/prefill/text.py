@@ -10,7 +10,7 @@ product finds in the nearest caches what the last one left there.
 from __future__ import annotations
 
 from compiled_kernels.blocked.layout import PANEL
-from compiled_kernels.blocked.many import ROWS_RUN, ManyRows, added, many_text, pair_sums, stored
+from compiled_kernels.blocked.many import EVEN_RUNS, ROWS_RUN, ManyRows, added, many_text, pair_sums, stored
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.decode_step.gate import silu
 from compiled_kernels.decode_step.norm import norm_from_to
@@ -69,13 +69,9 @@ def _entry(name: str, arguments: list[Named], steps: tuple[str, ...]) -> str:
 %tile = arith.constant {TILE_ROWS} : index
 %longest = arith.constant {ROWS_RUN} : index
 %begin, %end = call @share(%rows, %tile, %thread, %threads) : (index, index, index, index) -> (index, index)
-%mine = arith.subi %end, %begin : index
 %some = arith.cmpi ugt, %end, %begin : index
 scf.if %some {{
-  %runs = arith.ceildivui %mine, %longest : index
-  %even = arith.ceildivui %mine, %runs : index
-  %tiles = arith.ceildivui %even, %tile : index
-  %each = arith.muli %tiles, %tile : index
+  {EVEN_RUNS}
   scf.for %run = %begin to %end step %each {{
     %after = arith.addi %run, %each : index
     %run_end = arith.minui %after, %end : index

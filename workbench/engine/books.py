@@ -1,4 +1,4 @@
-"""When a runner's books are open: one piece of work at a time writes in them, and nothing comes between two entries.
+"""The books of a runner: one piece of work at a time writes in them, and nothing comes between two entries.
 
 A step, a submission and a cancellation are such work. A cancellation may be asked for at any moment: by a listener in
 the midst of a step, by another thread or a timer while the model computes, by a stream that is collected as garbage.

@@ -1,4 +1,4 @@
-"""How the weights of a model's blocks lie in memory: row by row, or in panels, which the lane mlir reads at decode and
+"""The layout of the weights of a model's blocks: row by row, or in panels, which the lane mlir reads at decode and
 prefill alike (see compiled_kernels/blocked/layout.py)."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _tried(model: Transformer, lanes: Lanes, held: Held, blocks: Lane) -> tuple[
 
 @torch.inference_mode()
 def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
-    """What the product takes with `TOKENS` rows from panels and by torch, and whether its rounds agreed."""
+    """Time the product with `TOKENS` rows from panels and by torch; and tell whether its rounds agreed."""
     out, width = linear.weight.shape
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, width, generator=generator).to(dtype) for rows in (TOKENS, out))

@@ -67,7 +67,7 @@ class PrefillExecutor:
         return self.head().logits(x[batch.sample_rows])
 
     def _hidden(self, batch: TokenBatch) -> Tensor:
-        """What the last block leaves of each token, float32, in a buffer: [token, width]."""
+        """Return what the last block leaves of each token, float32, in a buffer: [token, width]."""
         rows, model = batch.rows, self.model
         blocks = self._for(rows)
         for turn, angles in self._angles.items():
@@ -102,5 +102,5 @@ class PrefillExecutor:
 
 
 def all_in_panels(model: Transformer) -> bool:
-    """Whether every product of the model's blocks has its weight in panels."""
+    """Tell whether every product of the model's blocks has its weight in panels."""
     return all(in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear))

@@ -47,7 +47,7 @@ def spend(units: int) -> None:
 
 
 def sized(value: Any) -> int:
-    """How long `value` is by itself."""
+    """Return how long `value` is by itself."""
     if isinstance(value, int):
         return value.bit_length() // 8
     return len(value) if hasattr(value, "__len__") else 1
@@ -251,7 +251,7 @@ def _check_numbers(values: Iterable[Any], largest: int = LARGEST) -> None:
 
 
 def _product(left: Any, right: Any) -> int:
-    """How long a product is."""
+    """Return how long a product is."""
     if isinstance(left, int) and isinstance(right, int):
         return sized(left) + sized(right)
     if isinstance(left, int):
@@ -278,7 +278,7 @@ def _spend_format(text: str, values: tuple[Any, ...]) -> None:
 
 
 def _spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """What a method of a plain value will cost, as far as its result may be longer than what it reads."""
+    """Return what a method of a plain value will cost, as far as its result may be longer than what it reads."""
     given = (*args, *kwargs.values())
     spend(sized(owner))
     for each in given:

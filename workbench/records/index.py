@@ -1,4 +1,4 @@
-"""What a listing made of a folder of runs, kept so that the next one reads only files that have changed since.
+"""The rows that a listing made of a folder of runs, kept so that the next one reads only files that have changed since.
 
 The folder of runs stays the only truth: the index lies in the user's cache directory, may be deleted at any time, and a
 row of it counts only while each file it was read from has the mark it had: inode, size, times of change. As with git's
@@ -68,12 +68,12 @@ def _stat(path: str) -> tuple[int, int, int, int]:
 
 
 def settled(place: Place, changed: int, now: int) -> bool:
-    """Whether a row of a place that changed last at `changed` may be entered by a listing that began at `now`."""
+    """Tell whether a row of a place that changed last at `changed` may be entered by a listing that began at `now`."""
     return changed < now - SETTLED and MARKER not in place.files
 
 
 def load(folder: Path) -> Index | None:
-    """That of this folder, None where there is none that can be read."""
+    """Read the index of this folder; None where there is none that can be read."""
     try:
         with pa.memory_map(str(_file(folder))) as source:
             table = pa.ipc.open_file(source).read_all()
@@ -118,7 +118,7 @@ def _file(folder: Path) -> Path:
 
 @cache
 def _code() -> str:
-    """What makes rows and columns: an index of other code is none."""
+    """Hash the code that makes rows and columns: an index of other code is none."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{duckdb.__version__} {pa.__version__}".encode())
     for name in ("columns", "index", "listing", "places", "rows", "settings_text", "../files"):

@@ -43,7 +43,7 @@ def listing(folder: Path, places: Sequence[Place]) -> tuple[pa.Table, list[str]]
 
 
 def _holds(known: Index, marks: Marks) -> bool:
-    """Whether all that was entered is as it was."""
+    """Tell whether all that was entered is as it was."""
     return all(name in marks and marks[name][0] == mark for name, mark in known.marks.items())
 
 
@@ -75,7 +75,7 @@ def _entered(settled: Sequence[Place], marks: Marks) -> Index | None:
 
 
 def _extended(known: Index, fresh: Sequence[Place], marks: Marks) -> Index | None:
-    """What is known and `fresh` runs together; None where these have a key or a type that it lacks."""
+    """Join the known runs and `fresh` ones; None where these have a key or a type that it lacks."""
     rows = _read(fresh)
     whole, found = columns.looked_at([row for row in rows.values() if row is not None])
     both = {part: columns.union(structure, found[part]) for part, structure in known.structures.items()}

@@ -1,4 +1,4 @@
-"""What an acceptance rule makes of drafts, exactly: every draft, and every way in which it can be judged, summed.
+"""The exact outcome of an acceptance rule for drafts: every draft, and every way in which it can be judged, summed.
 
 Probabilities are given as multiples of a quarter. A ratio p / q of two such has a denominator of at most 4, so that no
 acceptance threshold lies within a twelfth: one random number from each twelfth stands for all of it.
