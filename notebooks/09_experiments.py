@@ -52,13 +52,14 @@ compare = widgets.Compare(record, baseline="dense", force=True)
 compare
 
 # %% [markdown]
-# `kv_bytes_peak` is above that of the dense cache here: its peak is seven quantized pages and eight in full precision,
-# as of a prompt that is computed in one step. A quantized cache keeps the newest 64 tokens, a group of up to 64 that
-# is not complete, and whatever a step computes in full precision beside what is quantized: a short text takes *more*
-# room in it. Where it begins to pay follows from the formats' bytes a token (3,072 dense, 1,632 in INT8, 864 in INT4
-# in this model) and whole pages of 64 tokens; nothing has to run for
-# it. With chunks of 64 tokens that is from 449 tokens on in INT8, from 321 in INT4. A prompt that is computed in one
-# step of up to 512 tokens lies there in full precision as a whole meanwhile: then it is from 1,409 and 897.
+# `kv_bytes_peak` is above that of the dense cache here, for the engine takes the pages of a whole prompt when it
+# admits it, those in full precision too, and gives them back as chunks are quantized: 15 pages at first, 10 while it
+# decodes. A quantized cache keeps the newest 64 tokens, a group of up to 64 that is not complete, and whatever a step
+# computes in full precision beside what is quantized: a short text takes *more* room in it. Where it begins to pay
+# follows from the formats' bytes a token (3,072 dense, 1,632 in INT8, 864 in INT4 in this model) and whole pages of
+# 64 tokens; nothing has to run for it. With chunks of 64 tokens that is from 449 tokens on in INT8, from 321 in INT4.
+# A prompt that is computed in one step of up to 512 tokens lies there in full precision as a whole meanwhile: then it
+# is from 1,409 and 897.
 
 # %%
 from workbench.study.cache_of import smaller_context
