@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -43,24 +44,30 @@ def of_run(change: Callable[[Path], object]) -> Callable[[Path, int], None]:
     return changed
 
 
+def free(path: Path) -> Path:
+    """The path itself, or the first of path-1, path-2, ... that nothing has."""
+    names = (path.with_name(f"{path.name}-{n}") for n in itertools.count(1))
+    return path if not path.exists() else next(name for name in names if not name.exists())
+
+
 def has(name: str, change: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda run: change(run / name) if (run / name).exists() else None
 
 
 def added(summary: dict) -> Callable[[Path, int], None]:
     return lambda folder, which: write(
-        folder / f"{'abmz'[which % 4]}-{len(list(folder.iterdir()))}-{which}", EXPERIMENT, summary, environment(which)
+        free(folder / f"{'abmz'[which % 4]}-{which}"), EXPERIMENT, summary, environment(which)
     ) and None
 
 
 CHANGES: dict[str, Callable[[Path, int], Any]] = {
-    "a run": lambda folder, which: many(folder / f"more-{len(list(folder.iterdir()))}", 1 + which % 2, which),
+    "a run": lambda folder, which: many(free(folder / "more"), 1 + which % 2, which),
     "a run with few keys": added({"wall_s": 1.5}),
     "a run with a key of its own": added({"mine": {"x": 1}}),
     "a run with a text for a number": added({"wall_s": "long"}),
     "one is gone": of_run(shutil.rmtree),
-    "one has another name": of_run(lambda run: run.rename(run.with_name(run.name + "x"))),
-    "one took another's name": of_run(lambda run: [run.rename(run.with_name("other")), write(run, EXPERIMENT, {}, {})]),
+    "one has another name": of_run(lambda run: run.rename(free(run.with_name(run.name + "x")))),
+    "one took another's name": of_run(lambda run: [run.rename(free(run.with_name("other"))), write(run, EXPERIMENT, {}, {})]),
     "a figure is another": of_run(has("summary.json", rewrite)),
     "a setting is another": of_run(has("experiment.yaml", rewrite)),
     "a summary is torn": of_run(has("summary.json", lambda file: file.write_text(file.read_text()[:-9]))),
