@@ -1,4 +1,4 @@
-"""What a user does, in an environment as a user has it: README's commands, the conformity kits, every notebook.
+"""What a user does, in an environment as a user has it: documented commands, conformity kits, every notebook.
 
     python -m tests.fresh_environment                  # builds the wheel, makes the environment, runs everything
     python -m tests.fresh_environment --environment F  # in this environment, into which the wheel is installed
@@ -26,13 +26,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_SECONDS = 900  # far more than any takes: two threads that wait for each other on a busy machine take long
-# Beginnings of README's commands that are not run here, and why: as a rule they take minutes and have tests.
+# Beginnings of documented commands that are not run here, and why: as a rule they take minutes and have tests.
 LEFT_OUT = {
     "workbench bench": "minutes of measuring",
     "workbench kernels bench": "minutes of measuring",
     "workbench kernels check": "runs in the suite, case by case",
-    "workbench kernels show paged_attention --lane triton": "wants the extra lab",
-    "workbench kernels show add_rms_norm --lane inductor": "half a minute of Inductor",
+    "workbench kernels show paged_attention --backend triton": "wants the extra lab",
+    "workbench kernels show add_rms_norm --backend inductor": "half a minute of Inductor",
     "workbench quality": "minutes of measuring",
     "workbench run experiments/kv_precision.yaml": "minutes of measuring",
     "workbench run experiments/kv_evict.yaml": "minutes of measuring",
@@ -51,16 +51,16 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Step:
-    """A command of README, and the file `mine.py` as README has it above that command."""
+    """A documented command, and the file `mine.py` that its page shows above it."""
 
     command: str
     mine: str
 
 
-def steps(readme: str) -> Iterator[Step]:
-    """README's commands in order: lines of its fenced blocks that begin with `workbench` or `python -`."""
+def steps(page: str) -> Iterator[Step]:
+    """Commands of a page in order: lines of its fenced blocks that begin with `workbench` or `python -`."""
     mine = ""
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", readme, re.M | re.S):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page, re.M | re.S):
         if language == "python":
             mine = block if block.startswith("# mine.py") else mine
             continue
@@ -70,13 +70,19 @@ def steps(readme: str) -> Iterator[Step]:
                 yield Step(command, mine)
 
 
+def documented() -> list[Step]:
+    """Every command of README and of docs/, page by page."""
+    pages = [ROOT / "README.md", ROOT / "docs" / "first_run.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+    return [step for page in pages for step in steps(page.read_text())]
+
+
 def left_out(command: str) -> str | None:
-    """Why a command of README is not run here; None where it is."""
+    """Return the reason why a documented command is not run here; None where it is."""
     return next((why for start, why in LEFT_OUT.items() if command.startswith(start)), None)
 
 
 def put_in_place(command: str, runs: Path) -> str:
-    """`command` with the runs that were made here in place of those that README names."""
+    """`command` with the runs that were made here in place of those that the pages name."""
     made = sorted(path.name for path in runs.glob("first_light-*")) or ["first_light-none"]
     command = re.sub(r"runs/first_light-\.\.\.", f"runs/{made[0]}", command)
     command = re.sub(r"runs/first_light-\d[\w-]*", f"runs/{made[0]}", command)
@@ -131,14 +137,14 @@ def build_wheel(folder: Path) -> Path:
 
 
 def check_commands(environment: Environment) -> list[str]:
-    """Run README's commands in order; what failed."""
+    """Run the documented commands in order; return what failed."""
     work, faults = environment.work, []
     (work / "questions.jsonl").write_text(
         '{"custom_id": "1", "method": "POST", "url": "/v1/completions", '
         '"body": {"model": "demo", "prompt": "def f(n):", "max_tokens": 8}}\n'
     )
     todo = [Step("workbench doctor", "")]
-    todo += [step for step in steps((ROOT / "README.md").read_text()) if left_out(step.command) is None]
+    todo += [step for step in documented() if left_out(step.command) is None]
     todo.sort(key=lambda step: step.command != "workbench run experiments/first_light.yaml")  # others name its run
     for step in dict.fromkeys(todo):
         (work / "mine.py").write_text(step.mine)
@@ -147,8 +153,6 @@ def check_commands(environment: Environment) -> list[str]:
     for command in ("import workbench.testing", "import compiled_kernels, experiments"):
         check = f"{command}; import workbench as w; assert {str(environment.place)!r} in w.__file__, w.__file__"
         faults += told(command, lambda check=check: environment.run(f'python -c "{check}"'))
-    policy = 'from workbench.testing import check_policy; print(check_policy("fair"))'  # the kit README has no line of
-    faults += told("check_policy", lambda: environment.run(f"python -c '{policy}'"))
     return faults
 
 

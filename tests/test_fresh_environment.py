@@ -1,12 +1,12 @@
-"""What tests/fresh_environment.py leaves out of README's commands is in README, and has a reason."""
+"""Each command that tests/fresh_environment.py leaves out is documented, and has a reason."""
 
 from __future__ import annotations
 
-from tests.fresh_environment import LEFT_OUT, ROOT, left_out, put_in_place, steps
+from tests.fresh_environment import LEFT_OUT, documented, left_out, put_in_place
 
 
-def test_every_command_left_out_is_one_of_readmes() -> None:
-    commands = [step.command for step in steps((ROOT / "README.md").read_text())]
+def test_every_command_left_out_is_documented() -> None:
+    commands = [step.command for step in documented()]
     assert len(commands) > 50
     stale = [start for start in LEFT_OUT if not any(command.startswith(start) for command in commands)]
     assert not stale and all(LEFT_OUT.values())
@@ -15,7 +15,7 @@ def test_every_command_left_out_is_one_of_readmes() -> None:
 
 
 def test_a_command_has_the_file_that_stands_above_it() -> None:
-    found = {step.command: step.mine for step in steps((ROOT / "README.md").read_text())}
+    found = {step.command: step.mine for step in documented()}
     assert all(name in text for command, text in found.items() for name in ("Coldest", "Dilated") if name in command)
 
 

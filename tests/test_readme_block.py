@@ -1,4 +1,4 @@
-"""The top of README is what a record says, letter by letter."""
+"""The block of docs/first_run.md is what a record says, letter by letter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools import readme
 
 
 def test_the_block_is_made_of_the_record_it_names() -> None:
-    text = readme.README.read_text()
+    text = readme.PAGE.read_text()
     block = readme.block_of(text)
     (name,) = re.findall(r"record: `experiments/records/(first_light-[\d-]+\.json)`", block)
     record = json.loads((readme.RECORDS / name).read_text())
@@ -18,11 +18,11 @@ def test_the_block_is_made_of_the_record_it_names() -> None:
 
 
 def test_what_was_printed_is_what_was_measured() -> None:
-    name = re.findall(r"records/(first_light-[\d-]+\.json)", readme.block_of(readme.README.read_text()))[0]
+    name = re.findall(r"records/(first_light-[\d-]+\.json)", readme.block_of(readme.PAGE.read_text()))[0]
     record = json.loads((readme.RECORDS / name).read_text())
     summary, printed = record["summary"], " ".join(record["demo"]["printed"].split())
     for figure in ("decode_tokens_per_s", "prefill_tokens_per_s", "output_tokens_per_s"):
         assert f"{summary[figure]:,.0f}" in printed, figure
-    assert record["environment"]["cpu"]["model"] in readme.block_of(readme.README.read_text())
+    assert record["environment"]["cpu"]["model"] in readme.block_of(readme.PAGE.read_text())
     assert summary["lane"]["name"].startswith("mlir") and f"lane {summary['lane']['name']}" in printed
     assert "/tmp" not in record["demo"]["printed"] and ".venv/bin/workbench reproduce runs/" in printed

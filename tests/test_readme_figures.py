@@ -1,4 +1,4 @@
-"""Every figure of a measurement in README and the notebooks' prose stands beside the record that it comes from."""
+"""Every figure of a measurement in README, docs/ and the notebooks' prose stands beside the record that it comes from."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def prose_of(notebook: str) -> str:
 
 @cache
 def texts() -> dict[str, str]:
-    found = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in pages}
     for file in sorted((ROOT / "notebooks").glob("*.py")):
         found[f"notebooks/{file.name}"] = prose_of(file.read_text(encoding="utf-8"))
     return found

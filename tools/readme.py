@@ -1,9 +1,9 @@
-"""Run what `make demo` runs, keep its record, and put what it printed at the top of README.md.
+"""Run what `make demo` runs, keep its record, and put what it printed into docs/first_run.md.
 
     .venv/bin/python -m tools.readme            # twice: with empty caches, then with what the first left
     .venv/bin/python -m tools.readme --from experiments/records/first_light-DATE.json
 
-README's block between the two marks is a function of the record alone; tests/test_readme_block.py holds that.
+The block between the page's two marks is a function of the record alone; tests/test_readme_block.py holds that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README, RECORDS = ROOT / "README.md", ROOT / "experiments" / "records"
+PAGE, RECORDS = ROOT / "docs" / "first_run.md", ROOT / "experiments" / "records"
 COMMAND = "workbench run experiments/first_light.yaml"
 BEGIN, END = "<!-- made by `python -m tools.readme`: begin -->\n", "<!-- made by `python -m tools.readme`: end -->\n"
 COLUMNS = 100
@@ -27,7 +27,7 @@ BUSY = 0.1  # of the processor taken by others: such a record is not for the fro
 
 
 def block(record: dict[str, Any], name: str) -> str:
-    """The text between README's marks for a record: where it was made, when, how long it took, what it printed."""
+    """Return the text between the page's marks for a record: where it was made, when, how long it took, what it printed."""
     where, demo = record["environment"], record["demo"]
     others = record["summary"]["others_cpu_share"] or 0.0
     beside = f", beside other processes that took {others:.0%} of the processor" if others > BUSY else ""
@@ -39,15 +39,15 @@ def block(record: dict[str, Any], name: str) -> str:
     )
 
 
-def with_block(readme: str, made: str) -> str:
-    """README with `made` between its marks."""
-    before, rest = readme.split(BEGIN)
+def with_block(page: str, made: str) -> str:
+    """Return the page with `made` between its marks."""
+    before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}{made}{END}{rest.split(END)[1]}"
 
 
-def block_of(readme: str) -> str:
-    """Return the text between README's marks."""
-    return readme.split(BEGIN)[1].split(END)[0]
+def block_of(page: str) -> str:
+    """Return the text between the page's marks."""
+    return page.split(BEGIN)[1].split(END)[0]
 
 
 def measured() -> tuple[dict[str, Any], str]:
@@ -93,8 +93,8 @@ def main() -> int:
             print(told, file=sys.stderr)
             return 1
         (RECORDS / name).write_text(json.dumps(record, indent=1) + "\n")
-    README.write_text(with_block(README.read_text(), block(record, name)))
-    print(f"README.md shows experiments/records/{name}")
+    PAGE.write_text(with_block(PAGE.read_text(), block(record, name)))
+    print(f"docs/first_run.md shows experiments/records/{name}")
     return 0
 
 
