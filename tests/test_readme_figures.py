@@ -1,4 +1,4 @@
-"""Every figure of a measurement in README, docs/ and the notebooks' prose stands beside the record that it comes from."""
+"""Every figure of a measurement in README, docs/ and the notebooks names the record that it comes from."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ BUSY = 0.1  # of the processor taken by others: such a record is not for the fro
 
 
 def block(record: dict[str, Any], name: str) -> str:
-    """Return the text between the page's marks for a record: where it was made, when, how long it took, what it printed."""
+    """Return the text between the page's marks: where the record was made, when, how long it took, what it printed."""
     where, demo = record["environment"], record["demo"]
     others = record["summary"]["others_cpu_share"] or 0.0
     beside = f", beside other processes that took {others:.0%} of the processor" if others > BUSY else ""
