@@ -43,6 +43,7 @@ LEFT_OUT = {
     "workbench simulate azure": "minutes of simulation",
     "workbench sweep --resume": "wants a sweep that was killed",
     "workbench sweep experiments/kv_precision.yaml --set cache.format=dense,int8 --executor ray": "wants a cluster",
+    "workbench compare runs/a --baseline runs/a:dense": "wants a run of variants, which takes minutes",
     "workbench compare runs/a runs/b": "wants the extra plots",
     "workbench reproduce runs/together-": "the run it names was not made here",
     "workbench cost": "a minute of simulation",
