@@ -85,7 +85,7 @@ return
 def _gated(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     """`Finish`: out[row, columns] = silu(gate) * up, rounded to what enters the next product. A pair of panels is one
     of the gate and one of up."""
-    found = pair_sums(lines, product, kept)
+    found = pair_sums(lines, product, row, kept)
     gate, up = found[: len(found) // 2], found[len(found) // 2 :]
     assert len(gate) * product.lanes == PANEL
     for (column, value), (_, beside) in zip(gate, up, strict=True):
