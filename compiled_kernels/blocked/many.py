@@ -215,7 +215,7 @@ return
 
 def _unpacked(product: ManyRows) -> str:
     """Both panels from %k to %k_end, as the tile multiplies them, in %block."""
-    lines, lanes, kind = Lines("u"), product.lanes, vector(product.lanes, "i32")
+    lines, lanes = Lines("u"), product.lanes
     values, entering = product.values, product.multiplied
     row, parts = lines.let(f"arith.divui %in, {lines.index(values)} : index"), values // entering
     at = lines.let("arith.subi %in, %k : index")

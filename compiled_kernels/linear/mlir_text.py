@@ -75,14 +75,14 @@ def _columns(lines: Lines, product: Product, rows: list[str], tokens: list[str],
 
 def _integers(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:
     """One vector of columns joins the sums, as integers."""
-    int8, kind = product.int8_rows, vector(product.lanes, "i32")
-    weights = []
+    int8, weights = product.int8_rows, []
     for row in rows:
         fetch(lines, product, row, "%k")
         loaded = lines.load("%w0", f"{row}, %k", product.weight_types[0], product.read, "i8")
         weights.append(_as_words(lines, loaded, int8.values, product.lanes))
     word = lines.let(f"arith.divui %k, {lines.index(int8.values)} : index")
-    x, carried = [lines.load("%x", f"{token}, {word}", product.x_type, product.lanes, "i32") for token in tokens], iter(sums)
+    x = [lines.load("%x", f"{token}, {word}", product.x_type, product.lanes, "i32") for token in tokens]
+    carried = iter(sums)
     return [dot(lines, int8, next(carried), weight, each) for weight in weights for each in x]
 
 

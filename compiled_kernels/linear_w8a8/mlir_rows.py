@@ -71,7 +71,7 @@ def quantize_text(name: str, rows: Int8Rows, count: int) -> str:
     bits = peak.let(f"arith.bitcast {value} : {vector(lanes)} to {ints}")
     bits = peak.let(f"arith.andi {bits}, {peak.filled('2147483647', lanes, 'i32')} : {ints}")
     higher = peak.let(f"arith.maxsi {bits}, %peak : {ints}")
-    amax = scale.let(f"arith.bitcast %top : i32 to f32")
+    amax = scale.let("arith.bitcast %top : i32 to f32")
     most, least = (scale.let(f"arith.constant {number(each)} : f32") for each in (127.0, SMALLEST))
     exact = scale.let(f"arith.divf {amax}, {most} : f32")
     exact = scale.let(f"arith.maximumf {exact}, {least} : f32")
