@@ -100,7 +100,9 @@ def test_lanes_agree_with_the_oracle(lane: Lane) -> None:
     generate(runner, [request("a", 5, 6), request("b", 19, 4), request("c", 2, 3)])
 
 
-@pytest.mark.parametrize("format", [WeightFormat.of("int8"), WeightFormat.of("int4", group=1 << 1)])
+@pytest.mark.parametrize(
+    "format", [WeightFormat.of("int8"), WeightFormat.of("int8", activations="int8"), WeightFormat.of("int4", group=2)]
+)
 def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
     attention = LATENT.model_copy(update={"query_latent": 4, "value_dim": 2, "heads": 2})
     spec = spec_of(LayerKind(attention=attention, hidden=12), MIXTURE)
