@@ -94,7 +94,7 @@ def _key(model: Transformer, held: Held) -> str:
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "model": model.spec.model_dump(mode="json"),
-        "weights": [model.format.blocks, model.format.head, model.format.group, str(model.dtype)],
+        "weights": [*model.format.named, str(model.dtype)],
         "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.shapes]],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
@@ -128,8 +128,8 @@ def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
     if linear.format == "int8":
         values, scales = torch.zeros(out, width, dtype=torch.int8), torch.ones(out)
         panels = to_panels(values)
-        ours = lambda: compiled_kernels.linear_int8(x, panels, scales, None, Lane.MLIR)  # noqa: E731
-        torchs = lambda: compiled_kernels.linear_int8(x, values, scales, None, Lane.EAGER)  # noqa: E731
+        ours = lambda: linear.product(x, panels, scales, None, Lane.MLIR)  # noqa: E731
+        torchs = lambda: linear.product(x, values, scales, None, Lane.EAGER)  # noqa: E731
     else:
         panels = to_panels(weight)
         ours = lambda: compiled_kernels.linear(x, panels, None, Lane.MLIR)  # noqa: E731

@@ -131,7 +131,7 @@ def step_shape(
         eps=model.spec.norm_eps,
         kind=TYPES[model.dtype],
         layers=tuple(_layer(block, cache[i], model.turns[i]) for i, block in enumerate(blocks)),
-        head=_weight(model.format.head, model.dtype, model.format.group),
+        head=_head(model),
         size=page_size,
         held=max(LEAST_TABLE, pages_for(model.spec.context, page_size)),
         chunks=threads if rows * groups < FEW * threads else 1,
@@ -210,7 +210,13 @@ def _packing(cache: CacheShape) -> Packing:
 
 def _stored(linear: Linear) -> Weight:
     weight = _weight(linear.format, linear.weight.dtype, linear.group, linear.bias is not None)
-    return replace(weight, panels=in_panels(linear.weight))
+    return replace(weight, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
+
+
+def _head(model: Transformer) -> Weight:
+    format = model.format
+    weight = _weight(format.head, model.dtype, format.group)
+    return replace(weight, w8a8=format.activations_of(format.head) == "int8")
 
 
 def _weight(format: Format, dtype: torch.dtype, group: int, bias: bool = False) -> Weight:

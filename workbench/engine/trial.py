@@ -182,7 +182,7 @@ def _key(model: Transformer, lanes: Lanes, held: Held, unit: Unit) -> str:
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "model": model.spec.model_dump(mode="json"),
-        "weights": [model.format.blocks, model.format.head, model.format.group, str(model.dtype)],
+        "weights": [*model.format.named, str(model.dtype)],
         "lanes": [lanes.decode, lanes.blocks],
         "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.shapes]],
         "unit": unit,
@@ -199,7 +199,7 @@ def _entry(found: Trial, model: Transformer, held: Held, unit: Unit) -> dict[str
         "refused": {str(lane): why for lane, why in found.refused.items()},
         "untried": {str(lane): why for lane, why in found.untried.items()},
         "model": model.spec.name,
-        "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}",
+        "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}{_activations(model)}",
         "cache": f"{', '.join(kinds)} {str(held.dtype).removeprefix('torch.')}",
         "unit": unit,
         "threads": torch.get_num_threads(),
@@ -222,6 +222,11 @@ def _trial(found: Any) -> Trial | None:
         return None
     sound = chosen in seconds and all(0 < value < math.inf for value in seconds.values())
     return Trial(chosen, seconds, refused, untried) if sound else None
+
+
+def _activations(model: Transformer) -> str:
+    kind = model.format.activations
+    return "" if kind == "float" else f", activations {kind}"
 
 
 def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:
