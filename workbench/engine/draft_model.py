@@ -23,7 +23,8 @@ from workbench.sampling.verify import DRAFT, NO_DRAFT, Draft
 
 class Several(Protocol):
     """Several greedy steps in one call: what follows each sequence's next token to be computed, and what follows that,
-    `steps` times, by sequence; the first of these are `known`."""
+    `steps` times, by sequence; the first of these are `known`. A sequence's tokens end early where the draft is unsure
+    of the next (see `ModelDrafts`)."""
 
     def __call__(self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], /) -> list[list[int]]: ...
 
@@ -35,6 +36,11 @@ class ModelDrafts:
 
     `holdings` own the pages that `executor` computes on. A sequence for which there are none left has no draft. With
     `coupled` a token is drawn with the very number that the target will draw with, so that both tend to agree.
+
+    A draft ends before the first position at which the probability of the draft's likeliest token, filtered as the
+    request says, is below `confidence_threshold`. That loses nothing: whether a position is proposed hangs on the
+    tokens before it alone, so what is proposed there is still distributed as the probabilities it is judged by. (To
+    leave a token out because *it* came out unlikely would not do: those that are left would be likelier than that.)
     """
 
     spec: ModelSpec
@@ -42,6 +48,7 @@ class ModelDrafts:
     holdings: Holdings
     chunk: int  # tokens that a step computes at most
     coupled: bool = False
+    confidence_threshold: float = 0.0
     several: Several | None = None
     _followed: dict[str, _Followed] = field(default_factory=dict, repr=False)
 
@@ -78,7 +85,9 @@ class ModelDrafts:
 
     def _one_by_one(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
         for place in range(max((wanted[each.name] for each in mine), default=0)):
-            ready = [each for each in mine if wanted[each.name] > place]
+            ready = [each for each in mine if wanted[each.name] > place and not each.unsure]
+            if not ready:
+                break
             plan = StepPlan(0, tuple(Span(each.own, each.own.computed, 1, True) for each in ready))
             self._choose(ready, self.executor.forward(plan))
             for each in ready:
@@ -100,7 +109,9 @@ class ModelDrafts:
         for each, tokens in zip(mine, found, strict=True):
             drafted = tokens[back - 1 : back - 1 + wanted[each.name]]
             each.own.token_ids += drafted
-            each.own.computed = len(each.own.token_ids) - 1
+            # Where it was unsure of what comes next, the last of them was computed to find that out.
+            unsure = len(tokens) < min(steps, back - 1 + wanted[each.name])
+            each.own.computed = len(each.own.token_ids) - (not unsure)
 
     def _caught_up(self, followed: list[_Followed], wanted: Mapping[str, int], last: int) -> list[_Followed]:
         """Those with pages for all that the target knows and for what is `wanted`, once the draft has computed all of
@@ -136,7 +147,7 @@ class ModelDrafts:
         return True
 
     def _choose(self, ready: list[_Followed], logits: Tensor) -> None:
-        """Append a token to each, and note what it was drawn from."""
+        """Append a token to each, and note what it was drawn from; none to those who are unsure of it."""
         groups: dict[tuple[Filter, ...], list[int]] = {}
         for row, each in enumerate(ready):
             groups.setdefault(each.way.filters, []).append(row)
@@ -144,6 +155,14 @@ class ModelDrafts:
             left = (logits if len(rows) == len(ready) else logits[rows]).float()
             for rule in filters:
                 left = rule(left, [ready[row].history for row in rows])
+            if self.confidence_threshold:
+                likeliest = left.double().softmax(-1).amax(-1).tolist()
+                for row, probability in zip(rows, likeliest, strict=True):
+                    ready[row].unsure = not probability >= self.confidence_threshold
+                if not (sure := [place for place, row in enumerate(rows) if not ready[row].unsure]):
+                    continue
+                if len(sure) < len(rows):
+                    left, rows = left[sure], [rows[place] for place in sure]
             drawing = [place for place, row in enumerate(rows) if ready[row].draws]
             tokens = left.argmax(-1).tolist() if len(drawing) < len(rows) else [0] * len(rows)
             if drawing:
@@ -166,6 +185,7 @@ class _Followed:
     way: Admitted
     known: int = 0
     chances: list[Tensor] = field(default_factory=list)
+    unsure: bool = False  # of the token after those drafted
 
     @property
     def name(self) -> str:
@@ -186,7 +206,7 @@ class _Followed:
             same += 1
         own.token_ids[same:] = token_ids[same:]
         own.computed = min(own.computed, same, len(token_ids) - 1)
-        self.known, self.chances = len(token_ids), []
+        self.known, self.chances, self.unsure = len(token_ids), [], False
 
     def uniform(self, use: bytes) -> float:
         return uniform(self.way.request.sampling.seed, len(self.own.token_ids) - self.own.prompt_length, use)

@@ -35,16 +35,17 @@ def drafts_of(
         check_same_tokens(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
         proposer = ModelDrafts(
             draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.max_num_batched_tokens,
-            coupled=settings.accept == "match", several=_several(draft, settings.num_speculative_tokens),
+            coupled=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
+            several=_several(draft, settings),
         )  # fmt: skip
     return Drafts(proposer, settings.num_speculative_tokens, spec.context, settings.length, settings.accept)
 
 
-def _several(draft: Runner, most: int) -> GreedySteps | None:
+def _several(draft: Runner, settings: DraftModel) -> GreedySteps | None:
     """The call for several tokens, where the draft decodes by compiled steps."""
     if not isinstance(draft.executor, MlirExecutor) or GreedySteps.problem(draft.model, draft.store):
         return None
-    return GreedySteps(draft.model, draft.store, most + 1)
+    return GreedySteps(draft.model, draft.store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
 
 
 def check_same_tokens(

@@ -15,10 +15,12 @@ from workbench.request import Sequence
 
 
 class GreedySteps:
-    """`most` steps at once, by bucket of rows, over a model's own weights and a store's own pages."""
+    """`most` steps at once, by bucket of rows, over a model's own weights and a store's own pages. A row's tokens end
+    before the first whose probability is below `confidence_threshold`, and the steps where all rows' have ended."""
 
-    def __init__(self, model: Transformer, store: KVStore, most: int):
+    def __init__(self, model: Transformer, store: KVStore, most: int, confidence_threshold: float = 0.0):
         self.model, self.store, self.most = model, store, most
+        self.confidence_threshold = confidence_threshold
         self._steps: dict[int, DecodeSteps] = {}
 
     @staticmethod
@@ -32,7 +34,7 @@ class GreedySteps:
 
     def __call__(self, sequences: Many[Sequence], steps: int, known: Many[Many[int]]) -> list[list[int]]:
         """What follows each sequence's next token to be computed, and what follows that, `steps` times: by row. The
-        first of these are `known`."""
+        first of these are `known`, of which none ends a row."""
         bucket = self._of(bucket_for(len(sequences)))
         count = len(sequences)
         forced = [[row[step] if step < len(row) else -1 for row in known] for step in range(steps)]
@@ -48,8 +50,13 @@ class GreedySteps:
                 pages = own.pages[group]
                 rows[row, : len(pages)] = pages
                 rows[row, len(pages) :] = 0
+        if bucket.cuts:
+            bucket.kept.numpy()[:count], bucket.kept.numpy()[count:] = steps, 0
         bucket(steps)
-        return bucket.chosen.numpy()[:steps, :count].T.tolist()
+        chosen = bucket.chosen.numpy()[:steps, :count].T.tolist()
+        if not bucket.cuts:
+            return chosen
+        return [row[:kept] for row, kept in zip(chosen, bucket.kept.tolist(), strict=False)]
 
     def _of(self, rows: int) -> DecodeSteps:
         if rows not in self._steps:
@@ -62,5 +69,5 @@ class GreedySteps:
             for turn in shape.turns:
                 cos, sin = model.rotary[turn](torch.arange(context))
                 tensors |= {f"all_cos_{turn}": cos.float().contiguous(), f"all_sin_{turn}": sin.float().contiguous()}
-            self._steps[rows] = DecodeSteps(shape, tensors, self.most, context)
+            self._steps[rows] = DecodeSteps(shape, tensors, self.most, context, self.confidence_threshold)
         return self._steps[rows]
