@@ -45,7 +45,8 @@ def _several(draft: Runner, settings: DraftModel) -> GreedySteps | None:
     """The call for several tokens, where the draft decodes by compiled steps."""
     if not isinstance(draft.executor, MlirExecutor) or GreedySteps.problem(draft.model, draft.store):
         return None
-    return GreedySteps(draft.model, draft.store, settings.num_speculative_tokens + 1, settings.confidence_threshold)
+    most, least = settings.num_speculative_tokens + 1, settings.confidence_threshold
+    return GreedySteps(draft.model, draft.store, most, least)
 
 
 def check_same_tokens(
