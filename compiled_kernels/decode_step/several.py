@@ -2,26 +2,30 @@
 
 embed -> step -> choose -> embed -> step -> choose ...
 
-A text that `cuts` also sums up each row's exponentials, so that `choose` has the probability of the token it takes: a
-row ends before the first that is less likely than `threshold`, and the loop where all rows have ended.
+Where it `weighs`, tokens may be drawn, and a row may end early (see draw.py): the loop ends with the last of them.
 """
 
 from __future__ import annotations
 
 from math import lcm
 
-from compiled_kernels.decode_step.gate import exp
+from compiled_kernels.decode_step.draw import (
+    MOST_THREADS,
+    begin_weighing,
+    draw,
+    end_rows,
+    exponentials,
+    weighing_buffers,
+)
 from compiled_kernels.decode_step.parts import angles, head
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.decode_step.text import arguments, computed, functions
 from compiled_kernels.mlir_text import Lines, Named, call, declared, divisor, memref, vector
 
-MOST_THREADS = 256
 
-
-def steps_text(shape: StepShape, most: int, context: int, cuts: bool = False) -> str:
+def steps_text(shape: StepShape, most: int, context: int, weighs: bool = False) -> str:
     """@decode_steps(see `all_arguments`): as many steps as `count` says, at most `most`."""
-    taken = all_arguments(shape, most, context, cuts)
+    taken = all_arguments(shape, most, context, weighs)
     shared = [*taken, Named("at", "index"), Named("thread", "index"), Named("threads", "index")]
     entry = f"""func.func @decode_steps({declared(taken)}) {{
 %thread, %threads = call @thread() : () -> (index, index)
@@ -30,26 +34,27 @@ def steps_text(shape: StepShape, most: int, context: int, cuts: bool = False) ->
 %wanted = memref.load %count[%zero] : {memref((1,), "i32")}
 %steps = arith.index_cast %wanted : i32 to index
 %first = arith.cmpi eq, %thread, %zero : index
-{_loop(shared, cuts)}
+{_loop(shared, weighs)}
 return
 }}"""
     step = f"""func.func private @one_step({declared(shared)}) attributes {{no_inline}} {{
 {computed(shape, _unit(shape))}
 {_largest(shape)}
-{_exponentials(shape) if cuts else ''}
+{exponentials(shape, most, _lanes(shape)) if weighs else ''}
 return
 }}"""
-    embed = f"func.func private @embed({declared(shared)}) attributes {{no_inline}} {{\n{_embed(shape, context)}\nreturn\n}}"
-    choose = (
-        f"func.func private @choose({declared(shared)}) attributes {{no_inline}} {{\n{_choose(shape, most, cuts)}\nreturn\n}}"
+    bodies = {"embed": _embed(shape, context), "choose": _choose(shape, most, weighs)}
+    embed, choose = (
+        f"func.func private @{name}({declared(shared)}) attributes {{no_inline}} {{\n{body}\nreturn\n}}"
+        for name, body in bodies.items()
     )
     return "\n".join([*functions(shape), embed, step, choose, entry])
 
 
-def _loop(shared: list[Named], cuts: bool) -> str:
+def _loop(shared: list[Named], weighs: bool) -> str:
     """Each step by all threads, what lies between two by the first. Where rows end, all threads look whether one is
     left behind the barrier that the first reaches only when it has chosen; it chooses again behind the next."""
-    if not cuts:
+    if not weighs:
         return f"""scf.for %at = %zero to %steps step %one {{
   scf.if %first {{
     func.{call("embed", shared)}
@@ -85,21 +90,14 @@ scf.while (%at = %zero) : (index) -> index {{
 }}"""
 
 
-def all_arguments(shape: StepShape, most: int, context: int, cuts: bool = False) -> list[Named]:
-    return [*loop_buffers(shape, most, cuts), *loop_given(shape, context), *arguments(shape)]
+def all_arguments(shape: StepShape, most: int, context: int, weighs: bool = False) -> list[Named]:
+    return [*loop_buffers(shape, most, weighs), *loop_given(shape, context), *arguments(shape)]
 
 
-def loop_buffers(shape: StepShape, most: int, cuts: bool = False) -> list[Named]:
+def loop_buffers(shape: StepShape, most: int, weighs: bool = False) -> list[Named]:
     """`count` of steps; `ids` computed next; for each step what comes after it, if that is `known` (otherwise -1), and
-    what was `chosen`; and the largest logit of each thread's share. Where it `cuts`: the sum of the exponentials of each share, as parts of
-    its largest; how many of a row's chosen tokens count, and whether any row is `left`."""
+    what was `chosen`; and the largest logit of each thread's share."""
     rows = shape.rows
-    cutting = [
-        Named("threshold", memref((1,), "f32")),
-        Named("sums", memref((rows, MOST_THREADS), "f32")),
-        Named("kept", memref((rows,), "i32")),
-        Named("left", memref((1,), "i32")),
-    ]
     return [
         Named("count", memref((1,), "i32")),
         Named("ids", memref((rows,), "i32")),
@@ -107,7 +105,7 @@ def loop_buffers(shape: StepShape, most: int, cuts: bool = False) -> list[Named]
         Named("chosen", memref((most, rows), "i32")),
         Named("peaks", memref((rows, MOST_THREADS), "f32")),
         Named("places", memref((rows, MOST_THREADS), "i32")),
-        *(cutting if cuts else []),
+        *(weighing_buffers(shape, most) if weighs else []),
     ]
 
 
@@ -202,66 +200,7 @@ scf.for %row = %zero to %rows_of_logits step %one {{
 }}"""
 
 
-def _exponentials(shape: StepShape) -> str:
-    """The sum of exp(logit - the largest) of each row in this thread's share; 0 of an empty one."""
-    lanes, rows, lines = _lanes(shape), shape.rows, Lines("e")
-    logits, kind = memref((rows, shape.vocab), "f32"), vector(lanes)
-    peaks, sums = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "f32")
-    value = lines.load("%logits", "%row, %v", logits, lanes, "f32")
-    power = exp(lines, lines.let(f"arith.subf {value}, %highest : {kind}"), lanes, shape.target.lanes)
-    more = lines.let(f"arith.addf %so_far, {power} : {kind}")
-    summing = Lines("t")
-    total = summing.total("%powers", lanes)
-    return f"""%nothing_yet = arith.constant dense<0.0> : {kind}
-scf.for %row = %zero to %rows_of_logits step %one {{
-  %own_peak = memref.load %peaks[%row, %thread] : {peaks}
-  %highest = vector.broadcast %own_peak : f32 to {kind}
-  %powers = scf.for %v = %vocab_begin to %vocab_end step %lanes iter_args(%so_far = %nothing_yet) -> ({kind}) {{
-    {lines.text()}
-    scf.yield {more} : {kind}
-  }}
-  {summing.text()}
-  memref.store {total}, %sums[%row, %thread] : {sums}
-}}"""
-
-
-def _cut(shape: StepShape) -> str:
-    """End a row whose token is `open` and less likely than the threshold, or whose probability is no number."""
-    sums, peaks = memref((shape.rows, MOST_THREADS), "f32"), memref((shape.rows, MOST_THREADS), "f32")
-    kept, lines = memref((shape.rows,), "i32"), Lines("c")
-    power = lines.exp_of_scalar(lines.let("arith.subf %own, %peak : f32"), shape.target.lanes)
-    part = lines.let(f"arith.mulf {power}, %of_share : f32")
-    more = lines.let(f"arith.addf %so_far, {part} : f32")
-    return f"""%total = scf.for %t = %zero to %threads step %one iter_args(%so_far = %none_yet) -> (f32) {{
-    %own = memref.load %peaks[%row, %t] : {peaks}
-    %of_share = memref.load %sums[%row, %t] : {sums}
-    {lines.text()}
-    scf.yield {more} : f32
-  }}
-  %probability = arith.divf %whole, %total : f32
-  %unlikely = arith.cmpf ult, %probability, %least : f32
-  %tokens = memref.load %kept[%row] : {kept}
-  %going = arith.cmpi sgt, %tokens, %at32 : i32
-  %ends_here = arith.andi %unlikely, %open : i1
-  %ends = arith.andi %ends_here, %going : i1
-  %remain = arith.select %ends, %at32, %tokens : i32
-  memref.store %remain, %kept[%row] : {kept}
-  %goes_on = arith.cmpi sgt, %remain, %at32 : i32
-  %one_more = arith.select %goes_on, %one32, %zero32 : i32
-  %so_many = memref.load %left[%zero] : {memref((1,), "i32")}
-  %now_left = arith.addi %so_many, %one_more : i32
-  memref.store %now_left, %left[%zero] : {memref((1,), "i32")}"""
-
-
-def _begin_cut() -> str:
-    return f"""%at32 = arith.index_cast %at : index to i32
-%none_yet = arith.constant 0.0 : f32
-%whole = arith.constant 1.0 : f32
-%least = memref.load %threshold[%zero] : {memref((1,), "f32")}
-memref.store %zero32, %left[%zero] : {memref((1,), "i32")}"""
-
-
-def _choose(shape: StepShape, most: int, cuts: bool) -> str:
+def _choose(shape: StepShape, most: int, weighs: bool) -> str:
     """Every row's next token, and one position more."""
     rows = shape.rows
     peaks, places = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "i32")
@@ -272,7 +211,7 @@ def _choose(shape: StepShape, most: int, cuts: bool) -> str:
 %zero32 = arith.constant 0 : i32
 %none = arith.constant 0xFF800000 : f32
 %rows = arith.constant {rows} : index
-{_begin_cut() if cuts else ""}
+{begin_weighing() if weighs else ""}
 scf.for %row = %zero to %rows step %one {{
   %peak, %place = scf.for %t = %zero to %threads step %one iter_args(%best = %none, %where = %zero32) -> (f32, i32) {{
     %value = memref.load %peaks[%row, %t] : {peaks}
@@ -282,13 +221,14 @@ scf.for %row = %zero to %rows step %one {{
     %found = arith.select %above, %there, %where : i32
     scf.yield %higher, %found : f32, i32
   }}
+  {draw(shape, most, _lanes(shape), _unit(shape)) if weighs else ""}
   %given = memref.load %known[%at, %row] : {steps}
   %open = arith.cmpi slt, %given, %zero32 : i32
-  %next = arith.select %open, %place, %given : i32
+  %next = arith.select %open, {"%taken" if weighs else "%place"}, %given : i32
   memref.store %next, %chosen[%at, %row] : {steps}
   memref.store %next, %ids[%row] : {ids}
   %length = memref.load %lengths[%row] : {lengths}
   %longer = arith.addi %length, %one32 : i32
   memref.store %longer, %lengths[%row] : {lengths}
-  {_cut(shape) if cuts else ""}
+  {end_rows(shape) if weighs else ""}
 }}"""

@@ -10,19 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels import Lane
+from compiled_kernels.level import Level, held_to, levels_here
 from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
 from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
 from tests.sampling import test_verify as law
 from workbench.engine.draft_model import ModelDrafts, _Followed
 from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_drafts import GreedySteps
+from workbench.engine.mlir_drafts import DraftSteps
 from workbench.engine.runner import Runner, generate
+from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Finished, Verified
 
 
 def model_drafts(runner: Runner, several: bool = False, **more) -> ModelDrafts:
-    call = GreedySteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
+    call = DraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
     return ModelDrafts(
         runner.model.spec, runner.executor, runner.cache.holdings, runner.scheduler.limits.max_num_batched_tokens,
         several=call, **more,
@@ -165,7 +167,7 @@ def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
 
 @needs_mlir
 def test_rows_that_have_ended_do_not_end_others() -> None:
-    """Several rows in one call: each is cut for itself, whatever is known of it, and however many rows are for nobody."""
+    """Several rows in one call: each is cut for itself, whatever is known of it, however many rows are for nobody."""
     own = sharp(3, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
     asked = [request(f"r{i}", 3 + 6 * i, 14) for i in range(3)]
     target = model_of(spec_of(), 1)
@@ -221,3 +223,68 @@ def test_counting_catches_a_draft_that_leaves_out_tokens_for_what_they_are(monke
     monkeypatch.setattr(ModelDrafts, "_choose", choose)
     counts, _ = two_drawn(law.WAYS["plain"])
     assert law.chi_square_p(counts, law.expected(law.WAYS["plain"])) < law.LEVEL
+
+
+class Draws:
+    """A proposer whose drawn drafts are held against the distribution function of its model, computed anew, and whose
+    probabilities are those it says they were drawn from."""
+
+    def __init__(self, inner: ModelDrafts, model):
+        self.inner, self.model, self.drawn = inner, model, 0
+
+    def propose(self, sequences, counts) -> list[Draft]:
+        found = self.inner.propose(sequences, counts)
+        for sequence, draft in zip(sequences, found, strict=True):
+            temperature = sequence.request.sampling.temperature
+            for place, token in enumerate(draft.token_ids):
+                logits = self.model.logits([*sequence.token_ids, *draft.token_ids[:place]])[-1].double()
+                if not temperature:
+                    assert draft.probabilities is None and float(logits.max() - logits[token]) < 1e-4
+                    continue
+                assert draft.probabilities is not None
+                chances = (logits / temperature).softmax(-1)
+                torch.testing.assert_close(draft.probabilities[place], chances, atol=1e-4, rtol=1e-3)
+                share = uniform(sequence.request.sampling.seed, len(sequence.output_ids) + place, self.inner._use)
+                reached = chances.cumsum(-1)
+                assert reached[token] - chances[token] - 1e-4 <= share <= reached[token] + 1e-4
+                self.drawn += 1
+        return found
+
+    def forget(self, request_id: str) -> None:
+        self.inner.forget(request_id)
+
+
+@needs_mlir
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=3), st.integers(0, 99), st.booleans(),
+    st.sampled_from([0.0, 0.6]), st.sampled_from([1, 2, 3]),
+)  # fmt: skip
+def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(ways, seed, coupled, least, threads) -> None:
+    """Rows that draw, each at its temperature, beside rows that take the largest; cut where the draft is unsure."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        own = sharp(3, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+        proposer = Draws(model_drafts(own, True, coupled=coupled, confidence_threshold=least), own.model)
+        asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
+        accept = "match" if coupled else "rejection"
+        target = model_of(spec_of(), 1)
+        found = generate(runner_of(target, drafts=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
+    finally:
+        torch.set_num_threads(before)
+    assert {end.reason for end in found.values()} == {"length"}, [end.error for end in found.values()]
+    assert proposer.drawn or not any(ways) or least
+    if coupled:
+        assert tokens(found) == tokens(plain(target, asked))
+
+
+@needs_mlir
+@pytest.mark.parametrize("level", levels_here(), ids=str)
+def test_drawn_drafts_at_every_level(level: Level) -> None:
+    with held_to(level):
+        own = sharp(5, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+        proposer = Draws(model_drafts(own, True, confidence_threshold=0.4), own.model)
+        asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
+        found = generate(runner_of(model_of(spec_of(), 1), drafts=drafts(proposer, 4), max_num_seqs=3), asked)
+    assert {end.reason for end in found.values()} == {"length"} and proposer.drawn > 20

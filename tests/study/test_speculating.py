@@ -74,7 +74,8 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
         assert row["same_tokens_share"] == 1  # as the demo's texts part at no tie here
         assert set(row["speed_up"]) == {"1", "2"} and row["predicted_speed_up"] > 0 and row["cost"] > 0
         assert 1 <= row["mean_acceptance_length"] <= 1 + row["num_speculative_tokens"]
-    stops = [check for check in record.read_table("checks.parquet").to_pylist() if check["variant"] == "draft that stops"]
+    checks = record.read_table("checks.parquet").to_pylist()
+    stops = [check for check in checks if check["variant"] == "draft that stops"]
     assert len({check["drafted"] for check in stops}) > 1 and all(check["drafted"] <= 4 for check in stops)
     stopping = rows["draft that stops"]  # a check of fewer tokens is told as such, by position too
     assert stopping["mean_acceptance_length"] <= 1 + sum(check["drafted"] for check in stops) / len(stops)

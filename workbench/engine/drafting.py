@@ -8,7 +8,7 @@ from workbench.engine.draft_model import ModelDrafts
 from workbench.engine.drafts import Drafts, Proposer
 from workbench.engine.executors import MlirExecutor
 from workbench.engine.lookup import LookupDrafts
-from workbench.engine.mlir_drafts import GreedySteps
+from workbench.engine.mlir_drafts import DraftSteps
 from workbench.engine.runner import Runner
 from workbench.engine.speculation import DraftModel, PromptLookup
 from workbench.errors import WorkbenchError
@@ -41,12 +41,12 @@ def drafts_of(
     return Drafts(proposer, settings.num_speculative_tokens, spec.context, settings.length, settings.accept)
 
 
-def _several(draft: Runner, settings: DraftModel) -> GreedySteps | None:
+def _several(draft: Runner, settings: DraftModel) -> DraftSteps | None:
     """The call for several tokens, where the draft decodes by compiled steps."""
-    if not isinstance(draft.executor, MlirExecutor) or GreedySteps.problem(draft.model, draft.store):
+    if not isinstance(draft.executor, MlirExecutor) or DraftSteps.problem(draft.model, draft.store):
         return None
     most, least = settings.num_speculative_tokens + 1, settings.confidence_threshold
-    return GreedySteps(draft.model, draft.store, most, least)
+    return DraftSteps(draft.model, draft.store, most, least)
 
 
 def check_same_tokens(

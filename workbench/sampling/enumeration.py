@@ -21,7 +21,7 @@ Tokens = tuple[int, ...]
 Table = Mapping[Tokens, Sequence[float]]  # the distribution of the next token, by as many of the last ones as it knows
 Rule = Callable[[int], Tensor]  # the target's row at a drafted position
 Judge = Callable[[Draft, Rule, list[float]], tuple[int, Tensor]]
-Proposes = Callable[[Sequence[float], int], bool]  # tells of a draft's distribution and the token drawn whether it goes on
+Proposes = Callable[[Sequence[float], int], bool]  # whether a draft goes on, by its distribution and the token drawn
 
 
 def always(row: Sequence[float], token: int) -> bool:
@@ -31,7 +31,7 @@ def always(row: Sequence[float], token: int) -> bool:
 def joint(
     target: Table, draft: Table | None, drafted: int, rule: Judge = judge, proposes: Proposes = always
 ) -> dict[Tokens, float]:
-    """Return the distribution of `drafted` + 1 tokens when `drafted` of them, at most, are proposed and `rule` judges them.
+    """Return the distribution of `drafted` + 1 tokens when at most `drafted` are proposed and `rule` judges them.
 
     Args:
         target: the target's distributions, by beginning (or by its last tokens, for a target that knows only those).

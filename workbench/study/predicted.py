@@ -153,8 +153,8 @@ def _anew(experiment: Experiment, cost: StepCost, hardware: Hardware) -> dict[st
 
 
 def _drafts_gain(experiment: Experiment, sizes: Sizes, hardware: Hardware, here: Here) -> float:
-    """Times the tokens a second of decode that drafts would give if all stood, contexts left out. Drafts that stop where
-    the draft is unsure count as long as is best for them, the token that was not proposed computed all the same."""
+    """Times the tokens a second of decode that drafts would give if all stood, contexts left out. Drafts that stop
+    where the draft is unsure are as long as is best for them, with the token that was not proposed computed too."""
     speculate = experiment.speculate
     if isinstance(speculate, NoSpeculation):
         return 1.0

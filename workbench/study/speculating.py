@@ -207,8 +207,8 @@ TOLD = (
 
 
 def _tokens_a_check(row: dict[str, Any], settings: Any, checks: list[dict[str, Any]]) -> float:
-    """Tokens that a check gives by the chance that a token stands: of as many as are asked for or, where the draft stops
-    on its own, of as many as each check had."""
+    """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
+    where the draft stops on its own, as each check had."""
     if not getattr(settings, "confidence_threshold", 0):
         return tokens_a_check(row["chance"], row["num_speculative_tokens"])
     load = int(next(iter(row["tokens_per_s"])))
