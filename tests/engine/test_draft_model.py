@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from compiled_kernels import Lane
 from compiled_kernels.level import Level, held_to, levels_here
 from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
-from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
 from tests.sampling import test_verify as law
 from workbench.engine.draft_model import ModelDrafts, _Followed
 from workbench.engine.lanes import Lanes
@@ -112,12 +112,13 @@ def test_a_draft_without_pages_proposes_nothing() -> None:
     assert any(isinstance(e, Verified) for e in events)
 
 
+SHARED = 160  # a vocabulary of several vectors, of which each thread has some
 SHARP = 2.5  # times a tiny model's own logits: its largest probabilities are then spread over (0.2, 1)
 
 
-def sharp(seed: int, **more):
+def sharp(seed: int, vocab: int = VOCAB, **more):
     """A draft model that is sure of some tokens and unsure of others."""
-    model = model_of(spec_of(layer(), layer(window=9)), seed)
+    model = model_of(spec_of(layer(), layer(window=9)).model_copy(update={"vocab": vocab}), seed)
     assert model.embedding is not None
     with torch.no_grad():
         model.norm.weight.mul_(SHARP)
@@ -258,18 +259,20 @@ class Draws:
 @settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=3), st.integers(0, 99), st.booleans(),
-    st.sampled_from([0.0, 0.6]), st.sampled_from([1, 2, 3]),
+    st.sampled_from([0.0, 0.6]), st.sampled_from([1, 2, 3]), st.sampled_from([VOCAB, SHARED]),
 )  # fmt: skip
-def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(ways, seed, coupled, least, threads) -> None:
+def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
+    ways, seed, coupled, least, threads, vocab
+) -> None:
     """Rows that draw, each at its temperature, beside rows that take the largest; cut where the draft is unsure."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        own = sharp(3, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+        own = sharp(3, vocab, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
         proposer = Draws(model_drafts(own, True, coupled=coupled, confidence_threshold=least), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
         accept = "match" if coupled else "rejection"
-        target = model_of(spec_of(), 1)
+        target = model_of(spec_of().model_copy(update={"vocab": vocab}), 1)
         found = generate(runner_of(target, drafts=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
     finally:
         torch.set_num_threads(before)
@@ -283,8 +286,9 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(ways, s
 @pytest.mark.parametrize("level", levels_here(), ids=str)
 def test_drawn_drafts_at_every_level(level: Level) -> None:
     with held_to(level):
-        own = sharp(5, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
-        proposer = Draws(model_drafts(own, True, confidence_threshold=0.4), own.model)
+        own = sharp(5, SHARED, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+        proposer = Draws(model_drafts(own, True, confidence_threshold=0.15), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
-        found = generate(runner_of(model_of(spec_of(), 1), drafts=drafts(proposer, 4), max_num_seqs=3), asked)
+        target = model_of(spec_of().model_copy(update={"vocab": SHARED}), 1)
+        found = generate(runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=3), asked)
     assert {end.reason for end in found.values()} == {"length"} and proposer.drawn > 20
