@@ -287,7 +287,7 @@ def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
 def test_drawn_drafts_at_every_level(level: Level) -> None:
     with held_to(level):
         own = sharp(5, SHARED, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
-        proposer = Draws(model_drafts(own, True, confidence_threshold=0.15), own.model)
+        proposer = Draws(model_drafts(own, True, confidence_threshold=0.0), own.model)
         asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
         target = model_of(spec_of().model_copy(update={"vocab": SHARED}), 1)
         found = generate(runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=3), asked)
