@@ -28,7 +28,12 @@ from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
 Unit = Literal["block", "step"]
-FEW_TOKENS = 256  # in a step: up to here rows of the compiled step were quicker than blocks, from here on no slower
+# Tokens of a step that go through the compiled step as rows. A call takes FEW_ROWS[-1] of them, with the weights read
+# anew: one call was quicker than blocks in panels in every case measured (0.5 to 0.9 of their time at 64 tokens), a
+# second about even (0.9 to 1.1 at 128), from a third on it loses (1.0 to 1.3 at 192). Demo and shape:smollm2-135m,
+# float32 and bfloat16, v3, v4 and v4+bf16 alike (experiments/LOG.md, 2026-11-22).
+FEW_TOKENS = 128
+FEW_TOKENS_BESIDE_OTHERS = 256  # where blocks are not in panels: up to here rows were quicker than Inductor's
 FEW_ROWS = (8, 16, 32, 64)
 
 
@@ -73,10 +78,11 @@ class MlirExecutor:
 
     def __init__(self, model: Transformer, store: KVStore, rest: Executor):
         self.model, self.store = model, store
-        self.rest = PrefillExecutor(model, store, self._rows) if all_in_panels(model) else rest
+        panels = all_in_panels(model)
+        self.rest = PrefillExecutor(model, store, self._rows) if panels else rest
         self.steps: dict[int, MlirStep] = {}
         self.checks: dict[int, MlirStep] = {}  # rows may be of one sequence
-        self.few_tokens = FEW_TOKENS
+        self.few_tokens = FEW_TOKENS if panels else FEW_TOKENS_BESIDE_OTHERS
         self.few: RowsExecutor | None = None
         self.kernel_seconds: float | None = None
         self._made, self._watch = 0, Watch(model)
