@@ -34,7 +34,7 @@ def drafts_of(
         draft = load(settings.model, dtype=settings.dtype, lane=settings.lane or lane)
         check_same_tokens(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
         proposer = ModelDrafts(
-            draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.max_num_batched_tokens,
+            draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.chunk,
             coupled=settings.accept == "match", several=_several(draft, settings.num_speculative_tokens),
         )  # fmt: skip
     return Drafts(proposer, settings.num_speculative_tokens, spec.context, settings.length, settings.accept)

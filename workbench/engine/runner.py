@@ -82,7 +82,7 @@ class Runner(Shown):
         limits = limits or Limits()
         self.clock, self._sleep, self.now = clock, sleep, 0.0
         self.cache = Cache.of(
-            model, limits.max_num_batched_tokens, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
+            model, limits.chunk, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
             cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
             set_back=set_back,
         )  # fmt: skip
