@@ -90,7 +90,7 @@ class Runner(Shown):
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         fast = executor_for(model, self.store, self.lanes, compile, batch_invariant, self._fell_back)
-        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
+        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor, self._fell_back)
         chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
