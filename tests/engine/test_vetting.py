@@ -17,7 +17,6 @@ from workbench.engine.runner import generate
 from workbench.engine.vetting import Vetted
 from workbench.errors import WorkbenchError
 
-
 EVICT = {"kind": "heavy_hitters", "budget": 16}
 
 
