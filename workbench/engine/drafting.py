@@ -34,7 +34,7 @@ def drafts_of(
         draft = load(settings.model, dtype=settings.dtype, lane=settings.lane or lane)
         check_same_tokens(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
         proposer = ModelDrafts(
-            draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.max_num_batched_tokens,
+            draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.chunk,
             coupled=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
             several=_several(draft, settings),
         )  # fmt: skip

@@ -158,13 +158,23 @@ def executor_for(
     return blocks if problem else MlirExecutor(model, store, blocks)
 
 
-def evicting(model: Transformer, store: KVStore, lanes: Lanes, fast: Executor, evictor: Evictor | None) -> Executor:
-    """`fast`, and where the queries of a step are to be seen the model's blocks, on the lanes that carry them out."""
+def evicting(
+    model: Transformer,
+    store: KVStore,
+    lanes: Lanes,
+    fast: Executor,
+    evictor: Evictor | None,
+    fell_back: Callable[[str], None] = lambda why: None,
+) -> Executor:
+    """`fast`, and where the queries of a step are to be seen the model's blocks, on the lanes that carry them out. They
+    are compiled for themselves, and so vetted for themselves where others are (`fell_back` as in `Vetted`)."""
     if evictor is None:
         return fast
     seen, layers = observed(store)
     if model.lane is Lane.INDUCTOR:
         blocks: Executor = CompiledExecutor(model, seen, lanes.reads, "block", lanes.blocks)
+        if not lanes.vetted:
+            blocks = Vetted(model, blocks, lambda: EagerExecutor(model, seen), fell_back)
     else:
         blocks = EagerExecutor(model, seen)
     return EvictingExecutor(fast, blocks, layers, evictor)

@@ -280,7 +280,7 @@ def _pages_that_fit(
 ) -> tuple[int, ...]:
     """Pages of each table for every sequence at full context (of a window, what it sees; with a `policy`, its budget),
     or as many as the memory set aside holds."""
-    tables, chunk = tables_of(shape.tables for shape in shapes), limits.max_num_batched_tokens
+    tables, chunk = tables_of(shape.tables for shape in shapes), limits.chunk
     page_bytes = [
         page_size * sum(shapes[layer].table_bytes(number, dtype) for layer in table.layers)
         for number, table in enumerate(tables)

@@ -82,7 +82,7 @@ class Runner(Shown):
         limits = limits or Limits()
         self.clock, self._sleep, self.now = clock, sleep, 0.0
         self.cache = Cache.of(
-            model, limits.max_num_batched_tokens, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
+            model, limits.chunk, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
             cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
             set_back=set_back,
         )  # fmt: skip
@@ -90,7 +90,7 @@ class Runner(Shown):
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
         fast = executor_for(model, self.store, self.lanes, compile, batch_invariant, self._fell_back)
-        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
+        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor, self._fell_back)
         chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
