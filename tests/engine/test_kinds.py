@@ -106,7 +106,7 @@ def test_lanes_agree_with_the_oracle(lane: Lane) -> None:
 def test_quantized_weights_are_the_oracles(format: WeightFormat) -> None:
     attention = LATENT.model_copy(update={"query_latent": 4, "value_dim": 2, "heads": 2})
     spec = spec_of(LayerKind(attention=attention, hidden=12), MIXTURE)
-    # The oracle's dense weights are float32 by scales: products of integers, scaled later, are nearer than that in float64.
+    # The oracle's dense weights are float32 by scales: in float64, products of integers, scaled later, are nearer.
     dtype = torch.float64 if format.activations == "float" else torch.float32
     model = Transformer.from_state(spec, weights_of(spec, dtype, 0), format=format)
     kept = model.get_parameter("blocks.0.attention.up"), model.get_parameter("blocks.1.feedforward.gate_up")

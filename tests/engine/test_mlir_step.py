@@ -63,7 +63,8 @@ def test_bfloat16_at_every_level(format: str, level: Level) -> None:
     """A shape wide enough for dot products of pairs, with them and without; 17 rows need more than one run."""
     settings = {"max_num_seqs": 17, "pages": 80, "page_size": 8}
     with held_to(level):
-        ours = runner(named_shape("tiny"), torch.bfloat16, W8A8 if format == "w8a8" else WeightFormat.of(format), **settings)
+        weights = W8A8 if format == "w8a8" else WeightFormat.of(format)
+        ours = runner(named_shape("tiny"), torch.bfloat16, weights, **settings)
         Oracle(ours)
         generate(ours, [request(f"{format}-{i}", 3 + i, 5) for i in range(17)])
 

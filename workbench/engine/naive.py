@@ -145,7 +145,7 @@ class _WholeText:
 def _own(h: Tensor, w: Weights, at: str, a: Attention, spec: ModelSpec) -> Tensor:
     """The same by an attention module of the user's own: only its cache and its batch are plain."""
     if w.int8_rows:
-        raise WorkbenchError("activations: int8 and an attention module of the user's own: the oracle knows no such rows")
+        raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
     module = attention_module(a, spec.width, Lane.EAGER, WeightFormat(), *_style(spec), h.dtype)
     mine = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
     module.load_state_dict(mine, strict=False)
