@@ -27,10 +27,9 @@ TARGETS = {"aarch64": ("aarch64-linux-gnu", Processor("generic", ("+neon",), "ne
 NO_LLVM = "llvmlite, whose LLVM has the AArch64 backend, is not installed: pip install llvmlite"
 INTRINSIC = r"llvm\.x86\.[\w.]+"
 # What C's library and OpenMP's give on any machine; a call of anything else is code that LLVM could not make itself.
-PROVIDED = frozenset(
-    "omp_get_thread_num omp_get_num_threads GOMP_barrier malloc free aligned_alloc memcpy memset memmove memrefCopy "
-    "exp2f expf logf log1pf cosf sinf tanhf powf erff roundevenf fmaf".split()
-)
+OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
+LIBC = ("malloc", "free", "memcpy", "memset", "memmove", "expf", "logf", "sinf", "cosf", "tanhf", "erff")
+PROVIDED = frozenset((*OPENMP, *LIBC))
 
 
 @dataclass(frozen=True)
