@@ -9,6 +9,7 @@ import torch
 from compiled_kernels.decode_step import DecodeSteps
 from workbench.cache.store import KVStore
 from workbench.engine.buckets import bucket_for
+from workbench.engine.contention import StepThreads
 from workbench.engine.mlir_step import check_step, step_shape, step_tensors
 from workbench.model.transformer import Transformer
 from workbench.request import Sequence
@@ -20,6 +21,7 @@ class GreedySteps:
     def __init__(self, model: Transformer, store: KVStore, most: int):
         self.model, self.store, self.most = model, store, most
         self._steps: dict[int, DecodeSteps] = {}
+        self._threads = StepThreads()
 
     @staticmethod
     def problem(model: Transformer, store: KVStore) -> str | None:
@@ -48,7 +50,7 @@ class GreedySteps:
                 pages = own.pages[group]
                 rows[row, : len(pages)] = pages
                 rows[row, len(pages) :] = 0
-        bucket(steps)
+        self._threads.run(f"drafts {bucket.shape.rows}", lambda threads: bucket(steps, threads), steps)
         return bucket.chosen.numpy()[:steps, :count].T.tolist()
 
     def _of(self, rows: int) -> DecodeSteps:
