@@ -191,9 +191,8 @@ def test_a_change_is_a_row_of_the_record_and_no_decision_of_the_scheduler() -> N
 def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     runner = load("shape:tiny", lane="mlir", note=recorder.note)
-    slow = iter([0.001, 0.0001, 0.09, 0.09])
     real = after_step
-    monkeypatch.setattr("workbench.engine.contention.after_step", lambda state, took: real(state, next(slow, 1e-4)))
+    monkeypatch.setattr("workbench.engine.contention.after_step", lambda state, _: real(state, 1e-4 if state.alone else 0.09))
     list(runner.stream([Request("a", (1, 2, 3), SamplingParameters(max_tokens=12, ignore_eos=True))]))
     (change,) = [event for event in recorder.events if isinstance(event, ThreadsChanged)]
     assert change.threads == 1 and "other processes hold the cores" in change.reason

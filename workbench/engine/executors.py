@@ -135,7 +135,8 @@ def executor_for(
 ) -> Executor:
     """What runs `model`, whose modules are on `lanes.blocks`. A model on the lane mlir that its compiled step cannot
     carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane, and
-    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`; `threads` runs compiled steps."""
+    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`;
+    `threads` runs compiled steps."""
     if batch_invariant:
         return RowsExecutor(model, store, threads=threads)
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
