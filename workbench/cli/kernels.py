@@ -1,4 +1,4 @@
-"""`workbench kernels list | check | bench | show`: the operators, lane by lane."""
+"""`workbench kernels list | check | bench | show | ahead`: the operators, lane by lane."""
 
 from __future__ import annotations
 
@@ -130,6 +130,30 @@ def show(
         note = f"{operator} {name} on {told['lane']}, {chosen}; artifact {found.artifact} ({found.note})"
         typer.echo(note, err=True)
         print(found.stages[chosen].text)
+
+
+@app.command(epilog="Example: `workbench kernels ahead --target aarch64 --operator linear`")
+def ahead(
+    target: Annotated[str, typer.Option(help="another processor: aarch64")] = "aarch64",
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the kernels of lane mlir for a processor that is not here: which are portable, and why others are not."""
+    from compiled_kernels.cases import known, suites
+    from compiled_kernels.mlir import ahead as ahead_of_time
+    from workbench.study import kernel_tables
+
+    with lanes_told():
+        known("target", target, ahead_of_time.TARGETS)
+        rows = []
+        names = [suite.operator for suite in suites()] if operator is None else [operator]
+        with Progress(total=len(names), desc="compiling", unit="operator", disable=as_json) as bar:
+            for name in names:
+                bar.set_description(name)
+                rows += [asdict(row) for row in ahead_of_time.rows(name, target)]
+                bar.update()
+    print_json(rows) if as_json else kernel_tables.show_ahead(rows, target, console())
+    raise typer.Exit(1 if any(row["status"] == "failed" for row in rows) else 0)
 
 
 def _operator(operator: str, lane: str, case: str | None, overview: bool) -> tuple[str, dict[str, Any], Stages]:

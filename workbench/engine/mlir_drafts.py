@@ -10,6 +10,7 @@ from torch import Tensor
 from compiled_kernels.decode_step import DecodeSteps
 from workbench.cache.store import KVStore
 from workbench.engine.buckets import bucket_for
+from workbench.engine.contention import StepThreads
 from workbench.engine.draft_model import Drawing
 from workbench.engine.mlir_step import check_step, step_shape, step_tensors
 from workbench.model.transformer import Transformer
@@ -24,6 +25,7 @@ class DraftSteps:
         self.model, self.store, self.most = model, store, most
         self.confidence_threshold = confidence_threshold
         self._steps: dict[tuple[int, bool], DecodeSteps] = {}
+        self._threads = StepThreads()
 
     @staticmethod
     def problem(model: Transformer, store: KVStore) -> str | None:
@@ -53,9 +55,11 @@ class DraftSteps:
                 pages = own.pages[group]
                 rows[row, : len(pages)] = pages
                 rows[row, len(pages) :] = 0
-        if bucket.weighs:
+        if bucket.weighs:  # always on as many threads: sums of shares, by which tokens are drawn, hang on the number
             self._weigh(bucket, steps, draws)
-        bucket(steps)
+            bucket(steps)
+        else:
+            self._threads.run(f"drafts {bucket.shape.rows}", lambda threads: bucket(steps, threads), steps)
         chosen = bucket.chosen.numpy()[:steps, :count].T.tolist()
         if bucket.weighs:
             chosen = [row[:kept] for row, kept in zip(chosen, bucket.kept.tolist(), strict=False)]
