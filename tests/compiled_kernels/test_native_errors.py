@@ -40,7 +40,8 @@ def test_others_words_pass_in_order_and_llvms_are_kept(
             os.write(2, line.encode())
     assert heard.text == "".join(line for _, line in lines)
     assert capfd.readouterr().err == "".join(line for passes, line in lines if passes)
-    wanted = [symbol for passes, line in lines if not passes for symbol in line.split("[ ")[1].split(" ]")[0].split(", ")]
+    llvms = [line for passes, line in lines if not passes]
+    wanted = [symbol for line in llvms for symbol in line.split("[ ")[1].split(" ]")[0].split(", ")]
     assert heard.missing == tuple(dict.fromkeys(wanted))
 
 
