@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,7 @@ def test_two_threads_hear_nothing_of_each_other(capfd: pytest.CaptureFixture[str
         start.wait(30)
         for number in range(20):
             with native_errors() as said:
+                time.sleep(0.001)  # the other thread's turn
                 os.write(2, MISSING.format(f"{name}{number}").encode() + f"line {name}{number}\n".encode())
             heard[name, number] = said.missing
 
