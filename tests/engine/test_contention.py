@@ -118,7 +118,7 @@ def test_changes_are_told_with_their_reason(two_threads: None) -> None:
     words = "decode 1: a step on 2 threads took 90.00 ms, one thread 1.00: other processes hold the cores"
     assert told == [(1, f"{words}; tried again after 1.4 s of steps")]
     times.together = 0.0005
-    while len(told) < 2:
+    for _ in range(2000):
         threads.run("decode 1", times.step)
     assert told[1] == (2, "decode 1: a step on 2 threads took 0.50 ms, one thread 1.00 on average")
 
@@ -192,7 +192,8 @@ def test_the_runner_tells_its_listener(two_threads: None, monkeypatch: pytest.Mo
     recorder = Recorder()
     runner = load("shape:tiny", lane="mlir", note=recorder.note)
     real = after_step
-    monkeypatch.setattr("workbench.engine.contention.after_step", lambda state, _: real(state, 1e-4 if state.alone else 0.09))
+    made_up = lambda state, _: real(state, 1e-4 if state.alone else 0.09)  # noqa: E731
+    monkeypatch.setattr("workbench.engine.contention.after_step", made_up)
     list(runner.stream([Request("a", (1, 2, 3), SamplingParameters(max_tokens=12, ignore_eos=True))]))
     (change,) = [event for event in recorder.events if isinstance(event, ThreadsChanged)]
     assert change.threads == 1 and "other processes hold the cores" in change.reason

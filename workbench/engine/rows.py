@@ -112,7 +112,8 @@ class RowsExecutor:
         rows = batch.rows
         step.x[:rows], step.x[rows:] = self.model.embed(batch.ids), 0
         of_row = torch.repeat_interleave(batch.span_starts.diff().long())
-        later = batch.span_starts[1:].index_select(0, of_row) - 1 - torch.arange(rows)  # tokens of its span after each row's
+        last = batch.span_starts[1:].index_select(0, of_row) - 1
+        later = last - torch.arange(rows)  # tokens of its span after each row's
         step.lengths[:rows] = batch.context_lengths.index_select(0, of_row) - later
         step.lengths[rows:] = 1
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
