@@ -9,6 +9,7 @@ from compiled_kernels.kv_write import kv_write
 from compiled_kernels.lanes import Lane, LaneError, lane_problems
 from compiled_kernels.level import hold_libraries
 from compiled_kernels.linear import linear, linear_int4, linear_int8
+from compiled_kernels.linear_w8a8 import linear_w8a8
 from compiled_kernels.paged_attention import paged_attention
 from compiled_kernels.quantized_attention import quantized_attention
 from compiled_kernels.rms_norm import add_rms_norm, rms_norm
@@ -28,6 +29,7 @@ __all__ = [
     "linear",
     "linear_int4",
     "linear_int8",
+    "linear_w8a8",
     "log_softmax",
     "paged_attention",
     "quantized_attention",

@@ -17,8 +17,8 @@ from compiled_kernels.lanes import Lane, LaneError
 
 __all__ = ["Case", "Suite", "Work", "case_of", "disagreement", "known", "random", "suite_of", "suites"]
 PACKAGES = (
-    "rms_norm", "rotary", "gated", "linear", "expert_linear", "kv_write", "paged_attention", "quantized_attention",
-    "top_logprobs",
+    "rms_norm", "rotary", "gated", "linear", "linear_w8a8", "expert_linear", "kv_write", "paged_attention",
+    "quantized_attention", "top_logprobs",
 )  # fmt: skip
 
 

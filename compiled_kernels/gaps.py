@@ -31,6 +31,7 @@ NO_MASKS = "written by hand for windows with sinks: other masks run on eager and
 GAPS: tuple[Gap, ...] = (
     Gap("expert_linear", Lane.TRITON, "*", "not written: which experts are named decides the work, on the host so far"),
     Gap("expert_linear", Lane.MLIR, "*", "not written; lane auto runs mixtures through inductor"),
+    Gap("linear_w8a8", Lane.TRITON, "*", "not written; INT8 activations run on eager, inductor and mlir"),
     Gap("quantized_attention", Lane.MLIR, "*dense keys*", "keys and values are both read as integers, or neither"),
     Gap("log_softmax", Lane.TRITON, "*", "fused with the top-k extraction: see top_logprobs"),
     *(Gap("paged_attention", lane, "*ALiBi*", NO_SCORES) for lane in (Lane.TRITON, Lane.MLIR)),

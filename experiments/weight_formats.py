@@ -10,6 +10,7 @@ from typing import Any
 from workbench.study.verdict import Outcome, Rows, Verdict, row_of
 
 FULL, INT8, INT4 = "bfloat16", "int8", "int4, groups of 64"
+W8A8 = "int8, activations int8"  # shown beside INT8; the rule does not ask for it
 REFERENCE = "float32"
 CLAIMED = 0.95  # of full quality
 NEGLIGIBLE, VERY_SMALL = 1e-3, 1e-2  # of the bits a byte
@@ -37,13 +38,19 @@ def judge(rows: Rows) -> list[Verdict]:
             because=(
                 f"bits a byte more: 16 bits {lost[FULL]:+.2%}, INT8 {lost[INT8]:+.2%}, INT4 {lost[INT4]:+.2%}; "
                 f"quality kept {kept[INT8]:.1%} and {kept[INT4]:.1%}; others: {_others(rows, bits[REFERENCE])}; KL "
-                + ", ".join(f"{name} {row_of(rows, name)['kl_mean']:.1e}" for name in (FULL, INT8, INT4))
+                + ", ".join(f"{name} {row_of(rows, name)['kl_mean']:.1e}" for name in _shown(rows))
                 + f"; decode of a larger shape: {_speeds(rows)}"
             ),
             limits=f"INT4 keeps {kept[INT4]:.1%} of the quality of this small model",
             figures={"quality kept, INT8": kept[INT8], "quality kept, INT4": kept[INT4]},
         )
     ]
+
+
+def _shown(rows: Rows) -> tuple[str, ...]:
+    """The formats whose KL is told; records from before INT8 activations have none of them."""
+    there = any(row["variant"] == W8A8 for row in rows)
+    return (FULL, INT8, W8A8, INT4) if there else (FULL, INT8, INT4)
 
 
 def _others(rows: Rows, full: float) -> str:

@@ -52,14 +52,15 @@ compare = widgets.Compare(record, baseline="dense", force=True)
 compare
 
 # %% [markdown]
-# `kv_bytes_peak` is above that of the dense cache here, for the engine takes the pages of a whole prompt when it
-# admits it, those in full precision too, and gives them back as chunks are quantized: 15 pages at first, 10 while it
-# decodes. A quantized cache keeps the newest 64 tokens, a group of up to 64 that is not complete, and whatever a step
-# computes in full precision beside what is quantized: a short text takes *more* room in it. Where it begins to pay
-# follows from the formats' bytes a token (3,072 dense, 1,632 in INT8, 864 in INT4 in this model) and whole pages of
-# 64 tokens; nothing has to run for it. With chunks of 64 tokens that is from 449 tokens on in INT8, from 321 in INT4.
-# A prompt that is computed in one step of up to 512 tokens lies there in full precision as a whole meanwhile: then it
-# is from 1,409 and 897.
+# `kv_bytes_peak` is 0.64 of the dense cache's in INT8 and 0.44 in INT4. A quantized cache keeps the newest 64 tokens, a
+# group of up to 64 that is not complete, and whatever a step computes in full precision beside what is quantized: the
+# scheduler takes those pages chunk by chunk and gives them back once all that lies in them is quantized, so two of them
+# are held here beside seven quantized ones, where the dense cache has nine. A short text takes *more* room than in a
+# dense cache. Where a quantized one begins to pay follows from the formats' bytes a token (3,072 dense, 1,632 in INT8,
+# 864 in INT4 in this model) and whole pages of 64 tokens, wherever chunks end; nothing has to run for it. With chunks
+# of 64 tokens that is from 321 tokens on in INT8, from 193 in INT4. A prompt that is computed in one step of up to 512
+# tokens lies there in full precision as a whole meanwhile, since each of its queries reads the 64 tokens before it
+# unquantized: then it is from 1,281 and 833. Long prompts in long steps cost memory, `schedule.chunk_tokens` bounds it.
 
 # %%
 from workbench.study.cache_of import smaller_context

@@ -18,6 +18,7 @@ from compiled_kernels.cases import case_of, suite_of, suites
 from compiled_kernels.check import Row
 from compiled_kernels.lanes import Lane, lane_problems
 from compiled_kernels.measure import Measurement, Timing
+from compiled_kernels.mlir import ahead
 from workbench.cli import main
 from workbench.request import Request, SamplingParameters
 from workbench.study.ceilings import Ceiling, Ceilings
@@ -214,6 +215,23 @@ def test_show_the_llvm_of_rms_norm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "llvm.func" in out and "on mlir, llvm; artifact " in err
 
 
+LLVM = pytest.mark.skipif(ahead.problem() is not None, reason=f"ahead of time: {ahead.problem()}")
+
+
+@LLVM
+def test_ahead_names_what_is_portable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "ahead", "--operator", "linear", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["status"] for row in rows if row["level"] == "v3"} == {"portable"}
+    assert main(["kernels", "ahead", "--operator", "linear"]) == 0
+    assert f"for aarch64: {sum(row['status'] == 'portable' for row in rows)} portable" in words(capsys)
+
+
+def test_ahead_for_an_unknown_target_names_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "ahead", "--target", "arch64"]) == 2
+    assert "unknown target 'arch64'; did you mean 'aarch64'?" in capsys.readouterr().err
+
+
 @PTX
 def test_show_the_ptx_of_paged_attention(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "show", "paged_attention", "--lane", "triton", "--stage", "ptx"]) == 0
@@ -259,7 +277,7 @@ def test_a_model_is_benched_in_every_format(format: str, tmp_path: Path, capsys:
         assert main([*asked[:-4], "--json"]) == 0 and json.loads(capsys.readouterr().out)["rows"]
 
 
-@pytest.mark.parametrize("asked", [["kernels"], ["kernels", "show"], ["kernels", "check"], ["bench"]])
-def test_help_tells(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*asked, "--help"]) == 0
-    assert f"workbench {' '.join(asked)}" in words(capsys)
+@pytest.mark.parametrize("asked", ["kernels", "kernels show", "kernels check", "kernels ahead", "bench"])
+def test_help_tells(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*asked.split(), "--help"]) == 0
+    assert f"workbench {asked}" in words(capsys)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.registers import Rows, step_sums
 from compiled_kernels.blocked.shape import TILE_ROWS, Panels, rows_type
+from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale, scaled
+from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
 from compiled_kernels.mlir_text import Lines, Named, declared, divisor, vector
 
 WIDENED = 1 << 19  # bytes of float32 that a thread may hold of bfloat16 rows, so as to widen them once
@@ -28,7 +30,7 @@ class FewRows(Panels):
 
     @property
     def x_type(self) -> str:
-        return rows_type(self.width, self.x, self.rows)
+        return self.int8_rows.type(self.rows) if self.w8a8 else rows_type(self.width, self.x, self.rows)
 
     @property
     def out_type(self) -> str:
@@ -57,7 +59,7 @@ def few_text(product: FewRows) -> str:
 
 def _widened(lines: Lines, product: FewRows) -> Rows:
     """Name what sums of float32 read x from: itself, or bfloat16 widened beforehand where that is little memory."""
-    if product.pairs or product.x == "f32" or product.rows * product.width * 4 > WIDENED:
+    if product.w8a8 or product.pairs or product.x == "f32" or product.rows * product.width * 4 > WIDENED:
         return Rows("%x", product.x_type, product.x, ())
     kind, lanes = rows_type(product.width, "f32", product.rows), divisor(product.width, product.lanes)
     bounds = [lines.index(bound) for bound in (0, product.rows, 1, product.width, lanes)]
@@ -78,8 +80,12 @@ def _vectors(product: FewRows, rows: int) -> int:
 
 def _tile(lines: Lines, product: FewRows, x: Rows, panel: str, rows: range, columns: range) -> None:
     """Some rows times some columns of a panel, along the whole width: a block's sums in registers, and their totals."""
-    lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
     names = [lines.index(row) for row in rows]
+    if product.w8a8:
+        found = _integers(lines, product, names, panel, columns)
+        _store(lines, product, names, [lines.let(f"arith.addi %o, {lines.index(at)} : index") for at in columns], found)
+        return
+    lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
     count, block, width = len(rows) * len(columns), lines.index(product.k_block), lines.index(product.width)
     totals = [f"%t{mark}_{i}" for i in range(count)]
     over = f"%from{mark} = {lines.index(0)} to {width} step {block}"
@@ -106,6 +112,23 @@ def _block(lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, 
     return found
 
 
+def _integers(lines: Lines, product: FewRows, rows: list[str], panel: str, columns: range) -> list[str]:
+    """Sums along the whole width of products of integers, which are exact: there are no blocks to keep apart."""
+    lanes, mark, int8 = product.lanes, lines.mark, product.int8_rows
+    names = [f"%s{mark}_{i}" for i in range(len(rows) * len(columns))]
+    over = f"%k{mark} = {lines.index(0)} to {lines.index(product.width)} step {lines.index(product.values)}"
+    found = lines.open_sums(f"%whole{mark}", over, names, [lines.filled("0", lanes, "i32")] * len(names), lanes, "i32")
+    at = lines.let(f"arith.divui %k{mark}, {lines.index(product.values)} : index")
+    _fetch(lines, product, panel, at, columns)
+    kind = product.weight_types[0]
+    words = [lines.load("%w0", f"{panel}, {at}, {lines.index(column)}", kind, lanes, "i32") for column in columns]
+    word = lines.let(f"arith.divui %k{mark}, {lines.index(int8.values)} : index")
+    parts = [unpack_int8(lines, int8, each) for each in words]
+    moved = panel_sums(lines, int8, parts, Named("x", product.x_type), rows, word, names)
+    lines.close_sums(moved, lanes, "i32")
+    return found
+
+
 def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range) -> None:
     """Ask for what is read soon: panels lie one behind the other, and the end of one is no end to the memory."""
     later = lines.let(f"arith.addi {at}, {lines.index(AHEAD // (4 * PANEL))} : index")
@@ -118,17 +141,21 @@ def _store(lines: Lines, product: FewRows, rows: list[str], columns: list[str], 
     """out[row, columns] = total * scale + bias (+ what it held)."""
     lanes, left = product.lanes, iter(totals)
     for row in rows:
+        scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None
         for column in columns:
-            value = finished(lines, product, next(left), column)
+            value = finished(lines, product, next(left), column, scale)
             if product.adds:
                 before = lines.load("%out", f"{row}, {column}", product.out_type, lanes, "f32")
                 value = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
             lines.store(value, "%out", f"{row}, {column}", product.out_type, lanes)
 
 
-def finished(lines: Lines, product: Panels, sums: str, column: str) -> str:
-    """Sums of the columns from `column` on, times their scales where there are such, and their bias added."""
+def finished(lines: Lines, product: Panels, sums: str, column: str, row: tuple[str, str] | None = None) -> str:
+    """Sums of the columns from `column` on, times their scales where there are such, and their bias added; with `w8a8`,
+    of a row with that scale and that added to its sums."""
     lanes, types = product.lanes, product.weight_types
+    if row:
+        sums = scaled(lines, sums, *row, lanes)
     if product.kind == "i8":
         scales = lines.load("%w1", column, types[1], lanes, "f32")
         sums = lines.let(f"arith.mulf {sums}, {scales} : {vector(lanes)}")

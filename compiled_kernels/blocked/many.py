@@ -23,7 +23,9 @@ from compiled_kernels.blocked.few import finished
 from compiled_kernels.blocked.layout import PAIR, PANEL
 from compiled_kernels.blocked.registers import Rows, step_sums, unpack
 from compiled_kernels.blocked.shape import TILE_ROWS, VALUES, Panels, rows_type
-from compiled_kernels.mlir_text import Lines, Named, declared, memref, vector
+from compiled_kernels.linear_w8a8.mlir_rows import panel_sums, row_scale
+from compiled_kernels.linear_w8a8.mlir_rows import unpack as unpack_int8
+from compiled_kernels.mlir_text import PAGES, Lines, Named, declared, memref, vector
 
 ROWS_RUN = 384  # a multiple of TILE_ROWS: sums of that many rows times a pair of panels are 96 KiB
 # %each: how many rows a run has, where [%begin, %end) is walked in runs of whole %tile rows, all about as long and of
@@ -48,12 +50,20 @@ class ManyRows(Panels):
 
     @property
     def entering(self) -> str:
-        """Type of x as it is multiplied: bfloat16 where sums are of pairs of such, float32 otherwise."""
+        """Type of x as it is multiplied: bfloat16 where sums are of pairs of such, float32 otherwise; with `w8a8`, as
+        it is quantized, which is in its own type for every number of rows."""
+        if self.w8a8:
+            return self.x
         return "bf16" if self.pairs else "f32"
 
     @property
+    def multiplied(self) -> int:
+        """Values of the weight in a word as the tile multiplies it."""
+        return self.int8_rows.values if self.w8a8 else VALUES[self.entering]
+
+    @property
     def x_type(self) -> str:
-        return rows_type(self.width, self.entering)
+        return self.int8_rows.type(PAGES) if self.w8a8 else rows_type(self.width, self.entering)
 
     @property
     def out_type(self) -> str:
@@ -61,20 +71,21 @@ class ManyRows(Panels):
 
     @property
     def sums_type(self) -> str:
-        return memref((ROWS_RUN, PAIR), "f32")
+        return memref((ROWS_RUN, PAIR), self.sum_kind)
 
     @property
     def in_place(self) -> bool:
         """Tell whether the weight is multiplied where it is stored. Tiles that hold but a part of a pair walk the block
         several times, and a line of cache has a row of words of each part: there a scratch block is quicker."""
-        return self.kind == self.entering and self.vectors * self.lanes == PAIR
+        stored = self.multiplied == self.values if self.w8a8 else self.kind == self.entering
+        return stored and self.vectors * self.lanes == PAIR
 
     @property
     def block_type(self) -> str:
         """Memref type of what a tile reads its weights from: the weight, or a scratch block."""
         if self.in_place:
             return self.weight_types[0]
-        return memref((2, self.k_block // VALUES[self.entering], PANEL), "i32")
+        return memref((2, self.k_block // self.multiplied, PANEL), "i32")
 
 
 Finish = Callable[[Lines, ManyRows, str, str], None]
@@ -204,8 +215,8 @@ return
 
 def _unpacked(product: ManyRows) -> str:
     """Both panels from %k to %k_end, as the tile multiplies them, in %block."""
-    lines, lanes, kind = Lines("u"), product.lanes, vector(product.lanes, "i32")
-    values, entering = product.values, VALUES[product.entering]
+    lines, lanes = Lines("u"), product.lanes
+    values, entering = product.values, product.multiplied
     row, parts = lines.let(f"arith.divui %in, {lines.index(values)} : index"), values // entering
     at = lines.let("arith.subi %in, %k : index")
     first = lines.let(f"arith.divui {at}, {lines.index(entering)} : index")
@@ -214,15 +225,23 @@ def _unpacked(product: ManyRows) -> str:
         for column in range(0, PANEL, lanes):
             where = lines.index(column)
             words = lines.load("%w0", f"{panel}, {row}, {where}", product.weight_types[0], lanes, "i32")
-            for place, part in zip(places, unpack(lines, words, product.kind, lanes, product.pairs), strict=True):
-                given = vector(2 * lanes, "bf16") if product.pairs else vector(lanes)
-                cast = "vector.bitcast" if product.pairs else "arith.bitcast"
-                word = lines.let(f"{cast} {part} : {given} to {kind}")
+            for place, word in zip(places, _unpacked_words(lines, product, words), strict=True):
                 lines.store(word, "%block", f"{lines.index(side)}, {place}, {where}", product.block_type, lanes, "i32")
     return f"""%values = arith.constant {values} : index
 scf.for %in = %k to %k_end step %values {{
 {lines.text()}
 }}"""
+
+
+def _unpacked_words(lines: Lines, product: ManyRows, words: str) -> list[str]:
+    """A vector of the weight's words as vectors of words that the tile multiplies."""
+    lanes, kind = product.lanes, vector(product.lanes, "i32")
+    if product.w8a8:  # bytes are unpacked in the tile, where they are multiplied as they are
+        return unpack_int8(lines, product.int8_rows, words) if product.multiplied < product.values else [words]
+    given = vector(2 * lanes, "bf16") if product.pairs else vector(lanes)
+    cast = "vector.bitcast" if product.pairs else "arith.bitcast"
+    parts = unpack(lines, words, product.kind, lanes, product.pairs)
+    return [lines.let(f"{cast} {part} : {given} to {kind}") for part in parts]
 
 
 def _finished(product: ManyRows, finish: Finish) -> str:
@@ -248,15 +267,15 @@ def _tile(product: ManyRows) -> str:
     `second` of the block, along from..to of the block, which begins at column `skipped` of x. They go to, or `later`
     join, the sums from `slot` on."""
     lines, lanes = Lines(), product.lanes
-    entering, values = product.entering, VALUES[product.entering]
+    values, kind = product.multiplied, product.sum_kind
     rows = [lines.let(f"arith.addi %row, {lines.index(i)} : index") for i in range(TILE_ROWS)]
     places = _places(lines, product)
-    count, zero = TILE_ROWS * product.vectors, lines.filled("0.0", lanes)
+    count, zero = TILE_ROWS * product.vectors, lines.filled("0" if product.w8a8 else "0.0", lanes, kind)
 
     def walk(label: str, begin: str, end: str, steps: int, initial: list[str]) -> list[str]:
         names = [f"%{label}{i}" for i in range(count)]
         step = lines.index(steps * values)
-        found = lines.open_sums(f"%{label}", f"%k_{label} = {begin} to {end} step {step}", names, initial, lanes)
+        found = lines.open_sums(f"%{label}", f"%k_{label} = {begin} to {end} step {step}", names, initial, lanes, kind)
         sums = names
         for i in range(steps):
             in_block = lines.let(f"arith.addi %k_{label}, {lines.index(i * values)} : index")
@@ -266,9 +285,8 @@ def _tile(product: ManyRows) -> str:
                 lines.load("%block", f"{panel}, {at}, {where}", product.block_type, lanes, "i32")
                 for panel, where in places
             ]
-            x = Rows("%x", product.x_type, entering, rows)
-            sums = step_sums(lines, words, entering, x, column, sums, lanes, product.pairs)
-        lines.close_sums(sums, lanes)
+            sums = _step(lines, product, words, rows, column, sums)
+        lines.close_sums(sums, lanes, kind)
         return found
 
     unrolled = lines.index(UNROLLED * values)
@@ -282,6 +300,19 @@ def _tile(product: ManyRows) -> str:
     numbers = ", ".join(f"%{name}: index" for name in ("row", "slot", "first", "second", "at", "from", "to", "skipped"))
     head = f"func.func private @{product.name}_tile({types}, {numbers}, %later: i1) attributes {{no_inline}}"
     return f"{head} {{\n{lines.text()}\nreturn\n}}"
+
+
+def _step(
+    lines: Lines, product: ManyRows, words: list[str], rows: list[str], column: str, sums: list[str]
+) -> list[str]:
+    """`sums` moved on by vectors of words of the block whose first values stand at `column` of x."""
+    if not product.w8a8:
+        x = Rows("%x", product.x_type, product.entering, rows)
+        return step_sums(lines, words, product.entering, x, column, sums, product.lanes, product.pairs)
+    int8 = product.int8_rows
+    parts = [unpack_int8(lines, int8, each) if int8.values == product.values else [each] for each in words]
+    at = lines.let(f"arith.divui {column}, {lines.index(int8.values)} : index")
+    return panel_sums(lines, int8, parts, Named("x", product.x_type), rows, at, sums)
 
 
 def _places(lines: Lines, product: ManyRows) -> list[tuple[str, str]]:
@@ -299,43 +330,45 @@ def _places(lines: Lines, product: ManyRows) -> list[tuple[str, str]]:
 
 def _kept(lines: Lines, product: ManyRows, found: list[str]) -> None:
     """sums[slot + row, at + columns] = found, or += found."""
-    lanes = product.lanes
+    lanes, kind = product.lanes, product.sum_kind
+    add = "arith.addi" if product.w8a8 else "arith.addf"
     slots = [lines.let(f"arith.addi %slot, {lines.index(i)} : index") for i in range(TILE_ROWS)]
     columns = [lines.let(f"arith.addi %at, {lines.index(i * lanes)} : index") for i in range(product.vectors)]
     places = [f"{slot}, {column}" for slot in slots for column in columns]
     lines.say("scf.if %later {")
     for place, value in zip(places, found, strict=True):
-        before = lines.load("%sums", place, product.sums_type, lanes, "f32")
-        joined = lines.let(f"arith.addf {before}, {value} : {vector(lanes)}")
-        lines.store(joined, "%sums", place, product.sums_type, lanes)
+        before = lines.load("%sums", place, product.sums_type, lanes, kind)
+        joined = lines.let(f"{add} {before}, {value} : {vector(lanes, kind)}")
+        lines.store(joined, "%sums", place, product.sums_type, lanes, kind)
     lines.say("} else {")
     for place, value in zip(places, found, strict=True):
-        lines.store(value, "%sums", place, product.sums_type, lanes)
+        lines.store(value, "%sums", place, product.sums_type, lanes, kind)
     lines.say("}")
 
 
-def pair_sums(lines: Lines, product: ManyRows, kept: str) -> list[tuple[str, str]]:
+def pair_sums(lines: Lines, product: ManyRows, row: str, kept: str) -> list[tuple[str, str]]:
     """A row's sums of one pair of panels, scaled and with their bias: each vector's first column, and the vector."""
+    scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None
     start = lines.let(f"arith.muli %pair, {lines.index(PANEL if product.apart else PAIR)} : index")
     found = []
     for at in range(0, PAIR, product.lanes):
         offset = at if not product.apart or at < PANEL else at - PANEL + product.apart * PANEL
         column = lines.let(f"arith.addi {start}, {lines.index(offset)} : index")
-        sums = lines.load("%sums", f"{kept}, {lines.index(at)}", product.sums_type, product.lanes, "f32")
-        found.append((column, finished(lines, product, sums, column)))
+        sums = lines.load("%sums", f"{kept}, {lines.index(at)}", product.sums_type, product.lanes, product.sum_kind)
+        found.append((column, finished(lines, product, sums, column, scale)))
     return found
 
 
 def stored(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     """`Finish`: out[row, columns] = the sums, rounded to the type of `out`."""
-    for column, value in pair_sums(lines, product, kept):
+    for column, value in pair_sums(lines, product, row, kept):
         rounded = lines.narrow(value, product.lanes, product.result)
         lines.store(rounded, "%out", f"{row}, {column}", product.out_type, product.lanes, product.result)
 
 
 def added(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     """`Finish`: out[row, columns] += the sums; `out` is float32."""
-    for column, value in pair_sums(lines, product, kept):
+    for column, value in pair_sums(lines, product, row, kept):
         before = lines.load("%out", f"{row}, {column}", product.out_type, product.lanes, "f32")
         value = lines.let(f"arith.addf {before}, {value} : {vector(product.lanes)}")
         lines.store(value, "%out", f"{row}, {column}", product.out_type, product.lanes)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiled_kernels.blocked.layout import PAIR, PANEL
+from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import PAGES, Target, memref
 
 VALUES = {"f32": 1, "bf16": 2, "i8": 4}  # of a weight, in a word
@@ -18,7 +19,8 @@ class Panels:
     scale a column).
 
     Sums are of blocks of `k_block` along the width, each begun at zero and added to those before it: the order in
-    which a row's products are added up is the same for every number of rows and threads.
+    which a row's products are added up is the same for every number of rows and threads. With `w8a8` x comes as rows
+    of INT8 (made of numbers of type `x`) and is multiplied as such with a weight of i8.
     """
 
     name: str
@@ -28,11 +30,21 @@ class Panels:
     x: str
     target: Target
     bias: bool = False
+    w8a8: bool = field(default=False, kw_only=True)
+
+    @property
+    def int8_rows(self) -> Int8Rows:
+        """How x comes with `w8a8`."""
+        return Int8Rows(self.width, self.x, self.target, panels=True)
+
+    @property
+    def sum_kind(self) -> str:
+        return "i32" if self.w8a8 else "f32"
 
     @property
     def pairs(self) -> bool:
         """Tell whether sums are dot products of bfloat16 pairs; they are of float32 otherwise."""
-        return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32"
+        return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32" and not self.w8a8
 
     @property
     def lanes(self) -> int:
@@ -64,6 +76,8 @@ class Panels:
         return (memref((self.out // PANEL, self.width // self.values, PANEL), "i32"), *scales, *bias)
 
     def __post_init__(self) -> None:
+        if self.w8a8 and self.kind != "i8":
+            raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.kind}")
         if self.out % PAIR or self.width % (2 * self.values):
             raise ValueError(f"{self.name}: {self.out} x {self.width} {self.kind} is not for panels")
 

@@ -37,13 +37,13 @@ return
 def silu(lines: Lines, value: str, lanes: int, wide: int) -> str:
     """x / (1 + exp(-x)); @exp takes vectors of `wide` lanes."""
     kind = vector(lanes)
-    power = _exp(lines, lines.let(f"arith.negf {value} : {kind}"), lanes, wide)
+    power = exp(lines, lines.let(f"arith.negf {value} : {kind}"), lanes, wide)
     one = lines.filled("1.0", lanes)
     whole = lines.let(f"arith.addf {power}, {one} : {kind}")
     return lines.let(f"arith.divf {value}, {whole} : {kind}")
 
 
-def _exp(lines: Lines, value: str, lanes: int, wide: int) -> str:
+def exp(lines: Lines, value: str, lanes: int, wide: int) -> str:
     """A vector narrower than what @exp takes is widened with copies of itself and cut again."""
     if lanes == wide:
         return lines.exp(value, lanes)

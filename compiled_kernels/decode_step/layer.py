@@ -8,7 +8,16 @@ Where a bar stands all threads wait for one another; where rows are of one seque
 from __future__ import annotations
 
 from compiled_kernels.decode_step.gate import gate
-from compiled_kernels.decode_step.parts import AnyProduct, Layer, matrices, text_of
+from compiled_kernels.decode_step.parts import (
+    AnyProduct,
+    Layer,
+    int8_buffers,
+    matrices,
+    quantize,
+    quantizers,
+    taken,
+    text_of,
+)
 from compiled_kernels.decode_step.rotation import keep, key_norm, query_norm, turn
 from compiled_kernels.mlir_text import Named, call, declared, memref, share_of
 from compiled_kernels.paged_attention.mlir_text import attention_text
@@ -18,7 +27,7 @@ from compiled_kernels.quantized_attention.mlir_text import attention_text as qua
 
 def layer_text(layer: Layer) -> str:
     """@{name}(see `passed`; thread, threads): the layer's part of x, row by row, and the rows' keys and values."""
-    products = [text_of(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    products = [*map(text_of, layer.products), *quantizers(layer.name, layer.products, layer.step.rows)]
     called = [*products, _attention_text(layer), turn(layer), keep(layer), gate(layer)]
     body = "\n".join((_buffers(layer), _project(layer), _attend(layer), _output(layer), _feedforward(layer)))
     head = f"@{layer.name}({declared(passed(layer))}, %thread: index, %threads: index) attributes {{no_inline}}"
@@ -47,6 +56,7 @@ def _mixed(layer: Layer) -> Named:
 def _buffers(layer: Layer) -> str:
     """What each thread has for itself."""
     own = [_normed(layer), _mixed(layer), Named("queries", layer.attention.types["queries"])]
+    own += int8_buffers(layer.products, layer.step.rows)
     buffers = [f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in own]
     return "\n".join(("%zero = arith.constant 0 : index", "%one = arith.constant 1 : index", *buffers))
 
@@ -60,7 +70,11 @@ def _multiply(layer: Layer, product: AnyProduct, x: Named, out: Named, columns: 
     """out = (or, for products that add, +=) x times the product's weight, for %{columns}_begin to %{columns}_end."""
     weights = matrices(product.name.removeprefix(f"{layer.name}_"), product)
     bounds = [Named(f"{columns}_begin", "index"), Named(f"{columns}_end", "index")]
-    return call(product.name, [x, *weights, out, *bounds])
+    return call(product.name, [taken(product, x, layer.step.rows), *weights, out, *bounds])
+
+
+def _quantize(layer: Layer, product: AnyProduct, x: Named) -> list[str]:
+    return quantize(layer.name, product, x, layer.step.rows)
 
 
 def _project(layer: Layer) -> str:
@@ -68,6 +82,7 @@ def _project(layer: Layer) -> str:
     return "\n".join(
         (
             _norm(layer, "attention_norm"),
+            *_quantize(layer, layer.qkv, _normed(layer)),
             share_of("qkv", layer.qkv.out, layer.qkv.block),
             _multiply(layer, layer.qkv, _normed(layer), layer.qkv_out, "qkv"),
             "call @GOMP_barrier() : () -> ()",
@@ -160,6 +175,7 @@ def _output(layer: Layer) -> str:
         (
             f"%rows = arith.constant {layer.step.rows} : index",
             call(f"{layer.name}_merge", [layer.partial, *layer.sink_logits, _mixed(layer), *rows]),
+            *_quantize(layer, layer.output, _mixed(layer)),
             share_of("output", layer.output.out, layer.output.block),
             _multiply(layer, layer.output, _mixed(layer), layer.x, "output"),
             "call @GOMP_barrier() : () -> ()",
@@ -175,6 +191,7 @@ def _feedforward(layer: Layer) -> str:
     return "\n".join(
         (
             _norm(layer, "feedforward_norm"),
+            *_quantize(layer, layer.gate_up, _normed(layer)),
             share_of("gate", layer.shape.hidden, unit),
             f"%hidden = arith.constant {layer.shape.hidden} : index",
             "%up_begin = arith.addi %gate_begin, %hidden : index",
@@ -183,6 +200,7 @@ def _feedforward(layer: Layer) -> str:
             _multiply(layer, layer.gate_up, _normed(layer), layer.gate_up_out, "up"),
             call(f"{layer.name}_gate", gated),
             "call @GOMP_barrier() : () -> ()",
+            *_quantize(layer, layer.down, layer.gated),
             share_of("down", layer.down.out, layer.down.block),
             _multiply(layer, layer.down, layer.gated, layer.x, "down"),
             "call @GOMP_barrier() : () -> ()",

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiled_kernels.blocked.few import FewRows, few_text
 from compiled_kernels.blocked.shape import Panels
 from compiled_kernels.decode_step.shape import LayerShape, StepShape, Weight
 from compiled_kernels.linear.mlir_text import Product, product_text
-from compiled_kernels.mlir_text import Named, memref
+from compiled_kernels.linear_w8a8.mlir_rows import quantize_text
+from compiled_kernels.mlir_text import Named, call, memref
 from compiled_kernels.paged_attention.mlir_text import Attention
 from compiled_kernels.quantized_attention.mlir_shape import QuantizedAttention
 from compiled_kernels.quantized_attention.mlir_tile import PACKED
 
 AnyProduct = Product | FewRows
 """A product of a step: with a weight row by row, or in panels."""
+Sized = Product | Panels
+"""A product of a step, or one of any number of rows."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Layer:
     @property
     def down(self) -> AnyProduct:
         return product(self.step, f"{self.name}_down", self.shape.hidden, self.step.width, self.shape.down, adds=True)
+
+    @property
+    def products(self) -> tuple[AnyProduct, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
 
     @property
     def attention(self) -> Attention:
@@ -157,14 +165,42 @@ def product(
     step: StepShape, name: str, width: int, out: int, weight: Weight, adds: bool = False, stretches: int = 1
 ) -> AnyProduct:
     if weight.panels:
-        return FewRows(name, width, out, weight.kind, step.kind, step.target, weight.bias, step.rows, adds)
+        panels = weight.kind, step.kind, step.target, weight.bias
+        return FewRows(name, width, out, *panels, step.rows, adds, w8a8=weight.w8a8)
     stored = weight.kind, step.kind, step.target, weight.group, weight.bias
-    return Product(name, step.rows, width, out, *stored, adds, stretches)
+    return Product(name, step.rows, width, out, *stored, adds, stretches, w8a8=weight.w8a8)
 
 
 def text_of(product: AnyProduct) -> str:
     """The product's function: @name(x, weights, out, begin, end)."""
     return few_text(product) if isinstance(product, FewRows) else product_text(product)
+
+
+def quantizers(prefix: str, products: Iterable[Sized], rows: int) -> list[str]:
+    """The functions that make rows of INT8 for those of `products` that take such."""
+    made = dict.fromkeys(each.int8_rows for each in products if each.w8a8)
+    return [quantize_text(f"{prefix}_{int8.named(rows).name}", int8, rows) for int8 in made]
+
+
+def int8_buffers(products: Iterable[Sized], rows: int) -> list[Named]:
+    """Where those rows are, one buffer for all products that take such of one width."""
+    return list(dict.fromkeys(each.int8_rows.named(rows) for each in products if each.w8a8))
+
+
+def taken(product: Sized, x: Named, rows: int) -> Named:
+    """What `product` takes of `x`: itself, or its rows of INT8."""
+    return product.int8_rows.named(rows) if product.w8a8 else x
+
+
+def quantize(prefix: str, product: AnyProduct, x: Named, rows: int) -> list[str]:
+    """The call that makes what `product` takes of `x`, if that is not `x`: each thread makes all of it for itself, in
+    place of waiting for the others."""
+    if not product.w8a8:
+        return []
+    made, bounds = taken(product, x, rows), [Named(f"{product.name}_{end}", "index") for end in ("from", "to")]
+    numbers = zip(bounds, (0, rows), strict=True)
+    constants = (f"%{name} = arith.constant {number} : index" for (name, _), number in numbers)
+    return [*constants, call(f"{prefix}_{made.name}", [x, made, *bounds])]
 
 
 def matrices(name: str, of: Product | Panels) -> list[Named]:

@@ -1,23 +1,31 @@
 """Several decode steps in one call, each with the largest logit of the one before, or a token that is given.
 
 embed -> step -> choose -> embed -> step -> choose ...
+
+Where it `weighs`, tokens may be drawn, and a row may end early (see draw.py): the loop ends with the last of them.
 """
 
 from __future__ import annotations
 
 from math import lcm
 
+from compiled_kernels.decode_step.draw import (
+    MOST_THREADS,
+    begin_weighing,
+    draw,
+    end_rows,
+    exponentials,
+    weighing_buffers,
+)
 from compiled_kernels.decode_step.parts import angles, head
 from compiled_kernels.decode_step.shape import StepShape
 from compiled_kernels.decode_step.text import arguments, computed, functions
 from compiled_kernels.mlir_text import Lines, Named, call, declared, divisor, memref, vector
 
-MOST_THREADS = 256
 
-
-def steps_text(shape: StepShape, most: int, context: int) -> str:
+def steps_text(shape: StepShape, most: int, context: int, weighs: bool = False) -> str:
     """@decode_steps(see `all_arguments`): as many steps as `count` says, at most `most`."""
-    taken = all_arguments(shape, most, context)
+    taken = all_arguments(shape, most, context, weighs)
     shared = [*taken, Named("at", "index"), Named("thread", "index"), Named("threads", "index")]
     entry = f"""func.func @decode_steps({declared(taken)}) {{
 %thread, %threads = call @thread() : () -> (index, index)
@@ -26,7 +34,28 @@ def steps_text(shape: StepShape, most: int, context: int) -> str:
 %wanted = memref.load %count[%zero] : {memref((1,), "i32")}
 %steps = arith.index_cast %wanted : i32 to index
 %first = arith.cmpi eq, %thread, %zero : index
-scf.for %at = %zero to %steps step %one {{
+{_loop(shared, weighs)}
+return
+}}"""
+    step = f"""func.func private @one_step({declared(shared)}) attributes {{no_inline}} {{
+{computed(shape, _unit(shape))}
+{_largest(shape)}
+{exponentials(shape, most, _lanes(shape)) if weighs else ''}
+return
+}}"""
+    bodies = {"embed": _embed(shape, context), "choose": _choose(shape, most, weighs)}
+    embed, choose = (
+        f"func.func private @{name}({declared(shared)}) attributes {{no_inline}} {{\n{body}\nreturn\n}}"
+        for name, body in bodies.items()
+    )
+    return "\n".join([*functions(shape), embed, step, choose, entry])
+
+
+def _loop(shared: list[Named], weighs: bool) -> str:
+    """Each step by all threads, what lies between two by the first. Where rows end, all threads look whether one is
+    left behind the barrier that the first reaches only when it has chosen; it chooses again behind the next."""
+    if not weighs:
+        return f"""scf.for %at = %zero to %steps step %one {{
   scf.if %first {{
     func.{call("embed", shared)}
   }}
@@ -36,26 +65,36 @@ scf.for %at = %zero to %steps step %one {{
   scf.if %first {{
     func.{call("choose", shared)}
   }}
-}}
-return
 }}"""
-    step = f"""func.func private @one_step({declared(shared)}) attributes {{no_inline}} {{
-{computed(shape, _unit(shape))}
-{_largest(shape)}
-return
+    return f"""%none_left = arith.constant 0 : i32
+scf.while (%at = %zero) : (index) -> index {{
+  %more = arith.cmpi ult, %at, %steps : index
+  %embeds = arith.andi %first, %more : i1
+  scf.if %embeds {{
+    func.{call("embed", shared)}
+  }}
+  func.call @GOMP_barrier() : () -> ()
+  %rows_left = memref.load %left[%zero] : {memref((1,), "i32")}
+  %some_left = arith.cmpi ne, %rows_left, %none_left : i32
+  %goes_on = arith.andi %more, %some_left : i1
+  scf.condition(%goes_on) %at : index
+}} do {{
+^bb0(%at: index):
+  func.{call("one_step", shared)}
+  func.call @GOMP_barrier() : () -> ()
+  scf.if %first {{
+    func.{call("choose", shared)}
+  }}
+  %after = arith.addi %at, %one : index
+  scf.yield %after : index
 }}"""
-    embed = f"func.func private @embed({declared(shared)}) attributes {{no_inline}} {{\n{_embed(shape, context)}\nreturn\n}}"
-    choose = (
-        f"func.func private @choose({declared(shared)}) attributes {{no_inline}} {{\n{_choose(shape, most)}\nreturn\n}}"
-    )
-    return "\n".join([*functions(shape), embed, step, choose, entry])
 
 
-def all_arguments(shape: StepShape, most: int, context: int) -> list[Named]:
-    return [*loop_buffers(shape, most), *loop_given(shape, context), *arguments(shape)]
+def all_arguments(shape: StepShape, most: int, context: int, weighs: bool = False) -> list[Named]:
+    return [*loop_buffers(shape, most, weighs), *loop_given(shape, context), *arguments(shape)]
 
 
-def loop_buffers(shape: StepShape, most: int) -> list[Named]:
+def loop_buffers(shape: StepShape, most: int, weighs: bool = False) -> list[Named]:
     """`count` of steps; `ids` computed next; for each step what comes after it, if that is `known` (otherwise -1), and
     what was `chosen`; and the largest logit of each thread's share."""
     rows = shape.rows
@@ -66,6 +105,7 @@ def loop_buffers(shape: StepShape, most: int) -> list[Named]:
         Named("chosen", memref((most, rows), "i32")),
         Named("peaks", memref((rows, MOST_THREADS), "f32")),
         Named("places", memref((rows, MOST_THREADS), "i32")),
+        *(weighing_buffers(shape, most) if weighs else []),
     ]
 
 
@@ -160,7 +200,7 @@ scf.for %row = %zero to %rows_of_logits step %one {{
 }}"""
 
 
-def _choose(shape: StepShape, most: int) -> str:
+def _choose(shape: StepShape, most: int, weighs: bool) -> str:
     """Every row's next token, and one position more."""
     rows = shape.rows
     peaks, places = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "i32")
@@ -171,6 +211,7 @@ def _choose(shape: StepShape, most: int) -> str:
 %zero32 = arith.constant 0 : i32
 %none = arith.constant 0xFF800000 : f32
 %rows = arith.constant {rows} : index
+{begin_weighing() if weighs else ""}
 scf.for %row = %zero to %rows step %one {{
   %peak, %place = scf.for %t = %zero to %threads step %one iter_args(%best = %none, %where = %zero32) -> (f32, i32) {{
     %value = memref.load %peaks[%row, %t] : {peaks}
@@ -180,12 +221,14 @@ scf.for %row = %zero to %rows step %one {{
     %found = arith.select %above, %there, %where : i32
     scf.yield %higher, %found : f32, i32
   }}
+  {draw(shape, most, _lanes(shape), _unit(shape)) if weighs else ""}
   %given = memref.load %known[%at, %row] : {steps}
   %open = arith.cmpi slt, %given, %zero32 : i32
-  %next = arith.select %open, %place, %given : i32
+  %next = arith.select %open, {"%taken" if weighs else "%place"}, %given : i32
   memref.store %next, %chosen[%at, %row] : {steps}
   memref.store %next, %ids[%row] : {ids}
   %length = memref.load %lengths[%row] : {lengths}
   %longer = arith.addi %length, %one32 : i32
   memref.store %longer, %lengths[%row] : {lengths}
+  {end_rows(shape) if weighs else ""}
 }}"""

@@ -11,12 +11,14 @@ from compiled_kernels.quantized_attention.packed import Kind
 @dataclass(frozen=True)
 class Weight:
     """How a product's matrix is stored: `f32`, `bf16`, `i8` (a scale a row) or `i4` (a scale a `group` of columns); row
-    by row, or in `panels` (see blocked/layout.py)."""
+    by row, or in `panels` (see blocked/layout.py). With `w8a8` it is i8 and what is multiplied with it is quantized too,
+    row by row (see linear_w8a8)."""
 
     kind: str
     group: int = 0
     bias: bool = False
     panels: bool = False
+    w8a8: bool = False
 
     @property
     def tensors(self) -> int:

@@ -22,24 +22,43 @@ class DecodeSteps:
     Fill `ids` [row], `lengths` [row] (of each text, that token included) and `tables`; call with the number of steps;
     read `chosen` [step, row], what follows each step's token: the largest logit, the first of equal ones, or what
     `known` [step, row] says, where that is not -1.
+
+    Steps that `weigh` also draw tokens: fill `scale` [row], one over the temperature, and `uniforms` [step, row] with
+    numbers from [0, 1), below 0 where the largest is taken; `all_logits` [step, row, vocab] are what they were drawn
+    from. And a row ends before the first token that is not known and of whose likeliest the probability (of the softmax
+    of its scaled logits) is below `threshold` [1], 0 unless filled; the call, where all rows have ended. Fill `kept`
+    [row] with the number of steps, 0 for rows that are not used; read there how many of each row's `chosen` count.
     """
 
-    def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor], most: int, context: int):
+    def __init__(
+        self,
+        shape: StepShape,
+        tensors: Mapping[str, Tensor],
+        most: int,
+        context: int,
+        weigh: bool = False,
+    ):
         checked(tensors, [*loop_given(shape, context), *given(shape)])
-        self.shape, self.most = shape, most
+        self.shape, self.most, self.weighs = shape, most, weigh
         self.kernel = compile_text(
-            steps_text(shape, most, context), "decode_steps", level=shape.target.level, libraries=(library(),)
+            steps_text(shape, most, context, weigh), "decode_steps", level=shape.target.level, libraries=(library(),)
         )
-        loop, own = made(loop_buffers(shape, most)), made(buffers(shape))
+        loop, own = made(loop_buffers(shape, most, weigh)), made(buffers(shape))
         weights = [tensors[name] for name, _ in (*loop_given(shape, context), *given(shape))]
         first = len(loop_given(shape, context))
         self._call = Call(self.kernel.address, [*loop.values(), *weights[:first], *own.values(), *weights[first:]])
         self._count = loop["count"]
         self.ids, self.known, self.chosen = loop["ids"], loop["known"], loop["chosen"]
+        nothing = torch.empty(0)
+        self.threshold, self.scale, self.uniforms, self.all_logits, self.kept, self._left = (
+            loop.get(name, nothing) for name in ("threshold", "scale", "uniforms", "all_logits", "kept", "left")
+        )
         self.lengths, self.tables = own["lengths"], tuple(own[f"table_{i}"] for i in range(shape.tables))
 
     def __call__(self, steps: int, threads: int | None = None) -> None:
         if not 1 <= steps <= self.most:
             raise ValueError(f"{steps} steps asked for, 1 to {self.most} are compiled")
         self._count[0] = steps
+        if self.weighs:
+            self._left[0] = 1
         self._call(min(threads or torch.get_num_threads(), MOST_THREADS))

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from compiled_kernels.decode_step.layer import layer_text, passed
 from compiled_kernels.decode_step.norm import norm
-from compiled_kernels.decode_step.parts import AnyProduct, Layer, angles, head, matrices, text_of
+from compiled_kernels.decode_step.parts import (
+    AnyProduct,
+    Layer,
+    angles,
+    head,
+    int8_buffers,
+    matrices,
+    quantize,
+    quantizers,
+    taken,
+    text_of,
+)
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
 from compiled_kernels.mlir_text import THREADS, Named, call, declared, exp_function, memref, share_of
 from compiled_kernels.quantized_attention.mlir_item import bounds
@@ -28,7 +39,7 @@ return
 def functions(shape: StepShape) -> list[str]:
     """All that a step calls."""
     called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape)]
-    called += [text_of(last)] if (last := head(shape)) else []
+    called += [text_of(last), *quantizers("head", [last], shape.rows)] if (last := head(shape)) else []
     return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
 
 
@@ -90,11 +101,13 @@ def _logits(shape: StepShape, head: AnyProduct, unit: int) -> str:
     normed = Named("normed", memref((shape.rows, shape.width), shape.kind))
     logits = Named("logits", memref((shape.rows, shape.vocab), "f32"))
     columns = [Named("vocab_begin", "index"), Named("vocab_end", "index")]
+    buffers = [normed, *int8_buffers([head], shape.rows)]
     return "\n".join(
         (
-            f"%normed = memref.alloca() {{alignment = 64 : i64}} : {normed.type}",
+            *(f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in buffers),
             call("norm", [x, weight, normed]),
+            *quantize("head", head, normed, shape.rows),
             share_of("vocab", shape.vocab, unit),
-            call("head", [normed, *matrices("head_", head), logits, *columns]),
+            call("head", [taken(head, normed, shape.rows), *matrices("head_", head), logits, *columns]),
         )
     )

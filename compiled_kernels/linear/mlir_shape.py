@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiled_kernels.linear_w8a8.mlir_rows import Int8Rows
 from compiled_kernels.mlir_text import PAGES, Target, divisor, memref
 
 MOST_ROWS = 4  # tokens whose sums are kept at once; more are more passes over weights that lie in the nearest cache
@@ -15,7 +16,8 @@ class Product:
     """x [rows, width] of type `x` times a weight [out, width] stored as `kind`: f32, bf16, i8 (one scale a row) or
     i4 (a scale for each `group` columns). `adds`: into what `out` holds, in place of overwriting it. `stretches`: `out`
     is that many equal runs of columns, each of which is walked for itself. `any_rows`: the number of rows is an argument,
-    at least `rows`, which then is how many are walked together."""
+    at least `rows`, which then is how many are walked together. `w8a8`: x comes as rows of INT8 (made of numbers of type
+    `x`) and is multiplied as such with a weight of i8."""
 
     name: str
     rows: int
@@ -29,8 +31,11 @@ class Product:
     adds: bool = False
     stretches: int = 1
     any_rows: bool = False
+    w8a8: bool = False
 
     def __post_init__(self) -> None:
+        if self.w8a8 and self.kind != "i8":
+            raise ValueError(f"{self.name}: rows of INT8 are multiplied with weights of i8, not of {self.kind}")
         if self.any_rows and (self.adds or self.rows > MOST_ROWS):
             raise ValueError(f"{self.name}: any number of rows overlaps its last two runs, of {MOST_ROWS} at most")
 
@@ -40,21 +45,30 @@ class Product:
         return PAGES if self.any_rows else self.rows
 
     @property
+    def int8_rows(self) -> Int8Rows:
+        """How x comes with `w8a8`."""
+        return Int8Rows(self.width, self.x, self.target, panels=False)
+
+    @property
     def pairs(self) -> bool:
         """Whether sums are dot products of bfloat16 pairs."""
         fits = self.group % 32 == 0 if self.kind == "i4" else self.width % 32 == 0
-        return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32" and fits
+        return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32" and fits and not self.w8a8
 
     @property
     def read(self) -> int:
         """Numbers of x, and of a weight's row, in one vector (of a row of INT4: bytes, of two numbers each)."""
         if self.kind == "i4":
             return divisor(self.group // 2, 32)
+        if self.w8a8:
+            return self.int8_rows.values * self.lanes
         return 32 if self.pairs else divisor(self.width, self.target.lanes)
 
     @property
     def lanes(self) -> int:
         """Lanes of a vector of sums."""
+        if self.w8a8:
+            return divisor(self.width, self.target.lanes)
         return 16 if self.pairs else self.read
 
     @property
@@ -71,6 +85,8 @@ class Product:
 
     @property
     def x_type(self) -> str:
+        if self.w8a8:
+            return self.int8_rows.type(self.stored_rows)
         return memref((self.stored_rows, self.width), self.x)
 
     @property

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from compiled_kernels.linear.mlir_operands import fetch, halves_joined, int4_vectors, multiply, weight_vector, x_vector
 from compiled_kernels.linear.mlir_shape import MOST_ROWS, Product
-from compiled_kernels.mlir_text import Lines, Named, declared
+from compiled_kernels.linear_w8a8.mlir_rows import dot, row_scale, scaled
+from compiled_kernels.mlir_text import Lines, Named, declared, vector
 
 __all__ = ["Product", "product_text"]
 
@@ -50,17 +51,19 @@ def _block(lines: Lines, product: Product, tokens: list[str], run: str) -> None:
 
     Sums stand in the order of (row, token), here and below.
     """
-    lanes = product.lanes
-    zero = lines.filled("0.0", lanes)
+    lanes, kind = product.lanes, "i32" if product.w8a8 else "f32"
+    zero = lines.filled("0" if product.w8a8 else "0.0", lanes, kind)
     rows = [lines.let(f"arith.addi %o, {lines.index(i)} : index") for i in range(product.block)]
     names = [f"%s{i}_{run}" for i in range(len(rows) * len(tokens))]
     start, end = lines.index(0), lines.index(product.width)
     step = lines.index(product.group if product.kind == "i4" else product.read)
     over = f"%k = {start} to {end} step {step}"
-    found = lines.open_sums(f"%sums{run}", over, names, [zero] * len(names), lanes)
-    moved = (_int4_group if product.kind == "i4" else _columns)(lines, product, rows, tokens, names)
-    lines.close_sums(moved, lanes)
-    _store(lines, product, rows, tokens, _totals(lines, found, lanes))
+    found = lines.open_sums(f"%sums{run}", over, names, [zero] * len(names), lanes, kind)
+    join = _integers if product.w8a8 else _int4_group if product.kind == "i4" else _columns
+    moved = join(lines, product, rows, tokens, names)
+    lines.close_sums(moved, lanes, kind)
+    totals = _integer_totals(lines, product, tokens, found) if product.w8a8 else _totals(lines, found, lanes)
+    _store(lines, product, rows, tokens, totals)
 
 
 def _columns(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:
@@ -68,6 +71,41 @@ def _columns(lines: Lines, product: Product, rows: list[str], tokens: list[str],
     weights = [weight_vector(lines, product, row) for row in rows]
     x, carried = [x_vector(lines, product, token, "%k") for token in tokens], iter(sums)
     return [multiply(lines, product, next(carried), weight, each) for weight in weights for each in x]
+
+
+def _integers(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:
+    """One vector of columns joins the sums, as integers."""
+    int8, weights = product.int8_rows, []
+    for row in rows:
+        fetch(lines, product, row, "%k")
+        loaded = lines.load("%w0", f"{row}, %k", product.weight_types[0], product.read, "i8")
+        weights.append(_as_words(lines, loaded, int8.values, product.lanes))
+    word = lines.let(f"arith.divui %k, {lines.index(int8.values)} : index")
+    x = [lines.load("%x", f"{token}, {word}", product.x_type, product.lanes, "i32") for token in tokens]
+    carried = iter(sums)
+    return [dot(lines, int8, next(carried), weight, each) for weight in weights for each in x]
+
+
+def _as_words(lines: Lines, octets: str, values: int, lanes: int) -> str:
+    """Bytes of a weight's row as words of so many values, as `dot` takes them."""
+    given, kind = vector(values * lanes, "i8"), vector(lanes, "i32")
+    if values == 1:
+        return lines.let(f"arith.extsi {octets} : {given} to {kind}")
+    if values == 2:
+        wide = vector(2 * lanes, "i16")
+        return lines.let(f"vector.bitcast {lines.let(f'arith.extsi {octets} : {given} to {wide}')} : {wide} to {kind}")
+    above = lines.let(f"arith.xori {octets}, {lines.filled('-128', 4 * lanes, 'i8')} : {given}")
+    return lines.let(f"vector.bitcast {above} : {given} to {kind}")
+
+
+def _integer_totals(lines: Lines, product: Product, tokens: list[str], vectors: list[str]) -> list[str]:
+    """Each vector's sum across its lanes times its token's scale, as float32."""
+    kind, totals = vector(product.lanes, "i32"), []
+    scales = [row_scale(lines, product.int8_rows, Named("x", product.x_type), token) for token in tokens]
+    for number, found in enumerate(vectors):
+        whole = lines.let(f"vector.reduction <add>, {found} : {kind} into i32")
+        totals.append(scaled(lines, whole, *scales[number % len(tokens)], 0))
+    return totals
 
 
 def _int4_group(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ from compiled_kernels.mlir.artifacts import Artifacts, cache_directory, key_of
 from compiled_kernels.mlir.execute import Code, Engine, Kernel, SharedObject, open_globally
 from compiled_kernels.mlir.lower import lower, sources
 from compiled_kernels.mlir.native_errors import native_errors
-from compiled_kernels.mlir.obey import obey
+from compiled_kernels.mlir.obey import Processor, obey, processor_of
 from compiled_kernels.mlir.pipeline import passes, passes_to_llvm
 
 OPT_LEVEL = 3
@@ -113,7 +113,7 @@ def _compiled(
     artifacts = Artifacts(directory)
     if paths := artifacts.load(key):
         return Kernel(entry, key, _loaded(paths, libraries), paths.get("library"), paths["stages"])
-    llvm = run_passes(text, pipeline, level)
+    llvm = run_passes(text, pipeline, processor_of(level))
     engine = engine_of(llvm, libraries)
     stages = {**dict(before), lowered_from: text, "llvm": llvm}
     files = {"stages": (json.dumps(stages).encode(), ".json")}
@@ -143,8 +143,8 @@ def _loaded(paths: Mapping[str, Path], libraries: tuple[str, ...]) -> Code:
     return Engine(engine_of(json.loads(paths["stages"].read_text())["llvm"], libraries))
 
 
-def run_passes(text: str, pipeline: str, level: Level) -> str:
-    """The module of `text` after `pipeline`, in the LLVM dialect, for `level`; raises LaneError with MLIR's message."""
+def run_passes(text: str, pipeline: str, processor: Processor) -> str:
+    """The module of `text` after `pipeline`, in the LLVM dialect, for `processor`; raises LaneError with MLIR's message."""
     from torch_mlir.ir import Context, Location, MLIRError, Module
 
     with Context(), Location.unknown():
@@ -153,7 +153,7 @@ def run_passes(text: str, pipeline: str, level: Level) -> str:
         except MLIRError as error:
             raise LaneError(f"mlir: {' '.join(str(error).split())[:600]}") from None
         passes(module, pipeline)
-        obey(module, level)
+        obey(module, processor)
         return str(module)
 
 

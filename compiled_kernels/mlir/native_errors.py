@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-_ONE_AT_A_TIME = threading.Lock()  # there is one standard error for all threads
+# There is one standard error for all threads; a thread may come in again, as where what is compiled compiles.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class Said:

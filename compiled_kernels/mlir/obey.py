@@ -1,10 +1,10 @@
-"""A module of the LLVM dialect made for one level of the instruction set, so that LLVM obeys the level, not the machine."""
+"""A module of the LLVM dialect made for one processor, so that LLVM obeys its name and not the machine."""
 
 # The stubs of these optional packages, where installed, do not list what they export.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from compiled_kernels.level import Level
 
@@ -13,8 +13,21 @@ PACKED = "packed_"
 TUNED = {Level.V3: "znver3"} | dict.fromkeys((Level.V4, Level.V4_VNNI, Level.V4_BF16), "znver4")
 
 
-def obey(module: Any, level: Level) -> None:
-    """Name the level's processor on every function of `module`, in place, and add @packed_NAME(void **arguments) for
+class Processor(NamedTuple):
+    """A processor in LLVM's words; `features` beside those of `cpu`, never empty, or LLVM would take the machine's own.
+    `tuned` says for which processor instructions are ordered."""
+
+    cpu: str
+    features: tuple[str, ...]
+    tuned: str
+
+
+def processor_of(level: Level) -> Processor:
+    return Processor(level.cpu, level.features, TUNED[level])
+
+
+def obey(module: Any, processor: Processor) -> None:
+    """Name `processor` on every function of `module`, in place, and add @packed_NAME(void **arguments) for
     every public function NAME: each argument is a pointer to its value.
 
     MLIR's execution engine adds such functions itself (`_mlir_NAME`), but for the machine: with many arguments they hold
@@ -22,12 +35,12 @@ def obey(module: Any, level: Level) -> None:
     """
     from torch_mlir.ir import Attribute, InsertionPoint, Module, StringAttr, UnitAttr
 
-    features = ", ".join(f'"{each}"' for each in level.features)
+    features = ", ".join(f'"{each}"' for each in processor.features)
     with module.context:
         attributes = {
-            "target_cpu": StringAttr.get(level.cpu),
+            "target_cpu": StringAttr.get(processor.cpu),
             "target_features": Attribute.parse(f"#llvm.target_features<[{features}]>"),
-            "tune_cpu": StringAttr.get(TUNED[level]),
+            "tune_cpu": StringAttr.get(processor.tuned),
         }
         functions = [op for op in module.body.operations if op.operation.name == "llvm.func" and op.regions[0].blocks]
         public = [op for op in functions if "sym_visibility" not in op.attributes]

@@ -90,6 +90,13 @@ class Lines:
             f"({words}, {octets}, {octets}) -> {words}"
         )
 
+    def dot_words(self, a: str, b: str, lanes: int) -> str:
+        """The sums of products of `lanes` (8 or 16) pairs of int16, exact; all three are words of 32 bits (VPMADDWD)."""
+        words, halves = vector(lanes, "i32"), vector(2 * lanes, "i16")
+        a, b = (self.let(f"vector.bitcast {each} : {words} to {halves}") for each in (a, b))
+        name = "llvm.x86.avx512.pmaddw.d.512" if lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+        return self.let(f'llvm.call_intrinsic "{name}"({a}, {b}) : ({halves}, {halves}) -> {words}')
+
     def spread_pair(self, pair: str) -> str:
         """One pair of bfloat16, 16 times over: the partner of 16 pairs in `dot_pairs`."""
         bits = self.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")

@@ -9,7 +9,7 @@ from functools import cached_property
 from compiled_kernels.blocked.few import FewRows
 from compiled_kernels.blocked.layout import PANEL
 from compiled_kernels.blocked.many import ManyRows
-from compiled_kernels.decode_step.parts import AnyProduct, Layer, matrices
+from compiled_kernels.decode_step.parts import AnyProduct, Layer, int8_buffers, matrices
 from compiled_kernels.decode_step.shape import LayerShape, StepShape
 from compiled_kernels.mlir_text import PAGES, Named, Target, memref
 
@@ -70,7 +70,11 @@ class BlockShape:
 
     @property
     def normed(self) -> Named:
-        return Named("normed", self.qkv.x_type)
+        return Named("normed", memref((PAGES, self.width), self.qkv.entering))
+
+    @property
+    def products(self) -> tuple[ManyRows, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
 
     @property
     def mixed(self) -> Named:
@@ -86,6 +90,10 @@ class BlockShape:
     def gated(self) -> Named:
         return Named("gated", self.gate_up.out_type)
 
+    def int8(self, *products: ManyRows) -> list[Named]:
+        """Rows of INT8 that are multiplied with these weights in place of rows of numbers, one buffer a width."""
+        return int8_buffers(products, PAGES)
+
     @property
     def heads(self) -> list[Named]:
         """Queries, keys and values: [row, head, dim]."""
@@ -99,7 +107,8 @@ class BlockShape:
         norm = Named("attention_norm", self.parts.norm_type)
         head_norms = self.parts.head_norms.values()
         weights = [norm, *matrices("qkv", self.qkv), *head_norms]
-        return [*weights, self.x, *self.parts.angles, self.normed, self.parts.qkv_out, *self.heads]
+        between = [self.normed, *self.int8(self.qkv), self.parts.qkv_out]
+        return [*weights, self.x, *self.parts.angles, *between, *self.heads]
 
     @property
     def after(self) -> list[Named]:
@@ -107,7 +116,8 @@ class BlockShape:
         norm = Named("feedforward_norm", self.parts.norm_type)
         products = (("output", self.output), ("gate_up", self.gate_up), ("down", self.down))
         weights = [norm, *(named for name, product in products for named in matrices(name, product))]
-        return [*weights, self.x, self.mixed, *self.widened, self.normed, self.gated]
+        rows = self.int8(self.output, self.gate_up, self.down)
+        return [*weights, self.x, self.mixed, *self.widened, self.normed, self.gated, *rows]
 
     def buffers(self) -> dict[str, tuple[int, str]]:
         """Columns and type of what lies between: of each argument that holds a row for each token."""
@@ -128,4 +138,5 @@ def _product(sizes: Iterable[int]) -> int:
 
 def _many(product: AnyProduct) -> ManyRows:
     assert isinstance(product, FewRows)  # its weight is in panels
-    return ManyRows(product.name, product.width, product.out, product.kind, product.x, product.target, product.bias)
+    stored = product.kind, product.x, product.target, product.bias
+    return ManyRows(product.name, product.width, product.out, *stored, w8a8=product.w8a8)

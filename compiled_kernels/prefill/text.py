@@ -14,8 +14,8 @@ from compiled_kernels.blocked.many import EVEN_RUNS, ROWS_RUN, ManyRows, added, 
 from compiled_kernels.blocked.shape import TILE_ROWS
 from compiled_kernels.decode_step.gate import silu
 from compiled_kernels.decode_step.norm import norm_from_to
-from compiled_kernels.decode_step.parts import matrices
-from compiled_kernels.mlir_text import THREADS, Lines, Named, call, declared, divisor, exp_function, vector
+from compiled_kernels.decode_step.parts import matrices, quantizers, taken
+from compiled_kernels.mlir_text import PAGES, THREADS, Lines, Named, call, declared, divisor, exp_function, vector
 from compiled_kernels.prefill.shape import BlockShape
 from compiled_kernels.prefill.turn import turn
 
@@ -25,10 +25,11 @@ BOUNDS = [Named("run", "index"), Named("run_end", "index")]
 def before_text(shape: BlockShape) -> str:
     """@before(see `BlockShape.before`, (rows)), run by all threads at once."""
     functions = [norm_from_to(shape.parts.step, shape.qkv.entering), many_text(shape.qkv, stored), turn(shape)]
+    functions += quantizers("rows", [shape.qkv], PAGES)
     x, normed, qkv = shape.x, shape.normed, shape.parts.qkv_out
     steps = (
         call("norm", [x, Named("attention_norm", shape.parts.norm_type), normed, *BOUNDS]),
-        _multiply(shape.qkv, "qkv", normed, qkv),
+        *_multiply(shape.qkv, "qkv", normed, qkv),
         call("turn", [qkv, *shape.parts.angles, *shape.parts.head_norms.values(), *shape.heads, *BOUNDS]),
     )
     return "\n".join((THREADS, *functions, _entry("before", shape.before, steps)))
@@ -38,6 +39,7 @@ def after_text(shape: BlockShape) -> str:
     """@after(see `BlockShape.after`, (rows)), run by all threads at once."""
     products = many_text(shape.output, added), many_text(shape.gate_up, _gated), many_text(shape.down, added)
     functions = [exp_function(shape.target.lanes), norm_from_to(shape.parts.step, shape.gate_up.entering), *products]
+    functions += quantizers("rows", shape.products[1:], PAGES)
     x, normed, mixed = shape.x, shape.normed, shape.mixed
     widen = []
     if shape.widened:
@@ -46,16 +48,19 @@ def after_text(shape: BlockShape) -> str:
         (mixed,) = shape.widened
     steps = (
         *widen,
-        _multiply(shape.output, "output", mixed, x),
+        *_multiply(shape.output, "output", mixed, x),
         call("norm", [x, Named("feedforward_norm", shape.parts.norm_type), normed, *BOUNDS]),
-        _multiply(shape.gate_up, "gate_up", normed, shape.gated),
-        _multiply(shape.down, "down", shape.gated, x),
+        *_multiply(shape.gate_up, "gate_up", normed, shape.gated),
+        *_multiply(shape.down, "down", shape.gated, x),
     )
     return "\n".join((THREADS, *functions, _entry("after", shape.after, steps)))
 
 
-def _multiply(product: ManyRows, name: str, x: Named, out: Named) -> str:
-    return call(product.name, [x, *matrices(name, product), out, *BOUNDS, Named("rows", "index")])
+def _multiply(product: ManyRows, name: str, x: Named, out: Named) -> list[str]:
+    """The run's rows of x, quantized where the product takes them so, times the weight."""
+    given = taken(product, x, PAGES)
+    quantized = [] if given is x else [call(f"rows_{given.name}", [x, given, *BOUNDS])]
+    return [*quantized, call(product.name, [given, *matrices(name, product), out, *BOUNDS, Named("rows", "index")])]
 
 
 def _entry(name: str, arguments: list[Named], steps: tuple[str, ...]) -> str:
@@ -85,7 +90,7 @@ return
 def _gated(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
     """`Finish`: out[row, columns] = silu(gate) * up, rounded to what enters the next product. A pair of panels is one
     of the gate and one of up."""
-    found = pair_sums(lines, product, kept)
+    found = pair_sums(lines, product, row, kept)
     gate, up = found[: len(found) // 2], found[len(found) // 2 :]
     assert len(gate) * product.lanes == PANEL
     for (column, value), (_, beside) in zip(gate, up, strict=True):

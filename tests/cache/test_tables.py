@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.cache.format import LayerFormat
 from workbench.cache.pages import pages_for
+from workbench.cache.shapes import CacheShape
 from workbench.cache.tables import Table, tables_of
 
 
@@ -17,13 +20,15 @@ def layouts(draw: st.DrawFn) -> tuple[Table, int]:
     late = draw(st.booleans())
     back, first = draw(st.sampled_from([None, 1, 2, 5, 8, 13])), draw(st.sampled_from([0, 0, 1, 5]))
     group = draw(st.sampled_from([g for g in (1, 2, 4, 8) if size % g == 0])) if late else 1
-    return Table((), back, first, draw(st.integers(0, 8)) if late else 0, group), size
+    strides = [1] if late or back is None else [s for s in (1, 2, 4, 8) if size % s == 0 and s <= back]
+    return Table((), back, first, draw(st.integers(0, 8)) if late else 0, group, draw(st.sampled_from(strides))), size
 
 
 def reads(table: Table, query: int) -> set[int]:
     """The rule as it is written."""
     settled = max(0, (query + 1 - table.lag) // table.group * table.group)
-    return {p for p in range(settled) if table.back is None or p > query - table.back or p < table.first}
+    gone = 0 if table.back is None else max(0, query - table.back + table.stride) // table.stride * table.stride
+    return {p for p in range(settled) if p >= gone or p < table.first}
 
 
 steps = st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda step: (step[0], sum(step)))
@@ -80,3 +85,28 @@ def test_tables_of_dense_layers() -> None:
         tables_of([{0: Table()}, {0: Table(back=8)}])
     with pytest.raises(ValueError, match="at least 1"):
         Table(back=0)
+
+
+@given(st.sampled_from([8, 16]), st.integers(1, 40), st.sampled_from([0, 3]), st.integers(0, 120), st.integers(1, 40))
+def test_the_residual_of_a_quantized_layer(group: int, lag: int, sinks: int, start: int, length: int) -> None:
+    """A step's queries read from it what they do not read quantized, and the step quantizes groups from it; the oldest
+    page that it keeps is read by one or the other."""
+    shape = CacheShape(1, 8, 0, None, 0, LayerFormat(format="int8", group=group, residual=lag, sinks=sinks), 1)
+    quantized, residual, rule, size = shape.tables[0], shape.tables[1], shape.rule, 16
+    end = start + length
+    queries, keys = torch.arange(start, end)[:, None], torch.arange(end)[None]
+    wanted = ((keys <= queries) & ~rule.packed(queries, keys)).any(0).nonzero()[:, 0].tolist()
+    wanted += range(quantized.settled(start), quantized.settled(end))
+    first, rest = residual.held(start, end, size)
+    assert {p // size for p in wanted} <= {*first, *rest}
+    assert not rest or min(rest) == pages_for(sinks, size) or min(rest) in {p // size for p in wanted}
+    assert quantized.settled(start) == residual.reach(start), "a page goes as soon as its last group is quantized"
+
+
+@given(st.sampled_from([8, 16, 64]), st.integers(1, 200), st.integers(1, 600), st.integers(1, 2000))
+def test_the_bound_of_a_residual(group: int, lag: int, chunk: int, tokens: int) -> None:
+    """However long the prompt: the pages of the residual and a chunk, and one more, for they may begin in its middle.
+    The incomplete group takes none of its own, since groups begin where pages do."""
+    size, residual = 64, Table(back=lag + group, stride=group)
+    bound = pages_for(lag + chunk - 1, size) + 1
+    assert residual.most(tokens, chunk, size) <= bound == residual.most(10**6, chunk, size)

@@ -129,6 +129,7 @@ SHOWN = {
     "add_rms_norm": "16x576 bfloat16",
     "linear_int4": "2x64x40 group 32 bfloat16",
     "linear": "2x64x40 bfloat16",
+    "linear_w8a8": "6x352x64 panels bfloat16",
     "paged_attention": "decode 3 ragged bfloat16",
     "quantized_attention": "decode 3 ragged int8 bfloat16",
     "kv_write": "16x3x64 bfloat16",

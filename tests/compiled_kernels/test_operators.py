@@ -93,6 +93,7 @@ ARGUMENTS: dict[str, st.SearchStrategy[dict]] = {
     "linear": products(),
     "linear_int8": products(),
     "linear_int4": products(group=st.sampled_from([4, 16])),
+    "linear_w8a8": products(),
     "kv_write": st.fixed_dictionaries(
         {"tokens": ROWS, "pages": st.integers(5, 7), "groups": ROWS, "size": ROWS, "dim": st.integers(1, 9)}
     ),
@@ -152,6 +153,7 @@ WIDE = {
     "linear": "2x64x40",
     "linear_int8": "2x64x40",
     "linear_int4": "2x64x40 group 32",
+    "linear_w8a8": "3x128x7",
     "kv_write": "16x3x64",
     "paged_attention": "decode 3 ragged",
     "log_softmax": "3x257",

@@ -20,8 +20,8 @@ from workbench.request import FinishReason, Request, SamplingParameters, Sequenc
 
 CONTEXT, SIZE, BUDGET = 40, 4, 7
 FULL, WINDOW, SINKS = Table((0,)), Table((1,), back=5), Table((1,), back=6, first=3)
-PACKED, RECENT = Table((0,), lag=5, group=2), Table((0,), back=7)
-WHOLE_PACKED, WHOLE_RECENT = Table((0,), lag=8, group=4), Table((0,), back=12, first=2)
+PACKED, RECENT = Table((0,), lag=5, group=2), Table((0,), back=7, stride=2)
+WHOLE_PACKED, WHOLE_RECENT = Table((0,), lag=8, group=4), Table((0,), back=12, first=2, stride=4)
 LAYOUTS = [
     (FULL,),
     (FULL, WINDOW),
@@ -29,7 +29,7 @@ LAYOUTS = [
     (WINDOW,),
     (PACKED, RECENT),
     (FULL, WHOLE_PACKED, WHOLE_RECENT),
-    (Table((0,), back=9, lag=3, group=2), Table((0,), back=5)),
+    (Table((0,), back=9, lag=3, group=2), Table((0,), back=5, stride=2)),
 ]
 
 
@@ -77,8 +77,8 @@ class History:
         pools = tuple(PagePool(pages + t, SIZE) for t in range(len(tables)))
         rooms = tuple(PagePool(host, SIZE) for _ in tables) if host else ()
         index = PrefixIndex(pools, tables, ttl, lambda: self.now, rooms) if prefix else None
-        self.holdings = Counted(pools, tables, BUDGET, index, rooms, saves=saves)
         self.limits = Limits(4, BUDGET, chunk_tokens=self.draw.choice([None, None, 3]))
+        self.holdings = Counted(pools, tables, self.limits.chunk, index, rooms, saves=saves)
         self.policy = policy
         self.scheduler = Scheduler(self.holdings, self.limits, CONTEXT, policy_of(policy, seed))
         self.memory = Memory(self.scheduler)
@@ -166,7 +166,7 @@ class History:
             assert span.start < len(span.sequence.token_ids), "the last token is always computed"
             for t, table in enumerate(self.holdings.tables):
                 held = sum(page != 0 for page in span.sequence.pages[t])
-                assert held <= table.most(len(span.sequence.token_ids), BUDGET, SIZE)
+                assert held <= table.most(len(span.sequence.token_ids), self.limits.chunk, SIZE)
         if self.policy != "continuous fcfs" or self.limits.chunk < BUDGET:
             return
         oldest = min((s for s in self.open if s.leader is None), key=lambda s: s.order)

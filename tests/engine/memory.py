@@ -40,6 +40,8 @@ class Memory:
         for span in plan.spans:
             self._write(span.sequence, span.start, span.end)
         for span in plan.spans:
+            self._quantize(span.sequence, span.start, span.end)
+        for span in plan.spans:
             self._read(span.sequence, span.start, span.end)
         self.forget_free()
 
@@ -69,6 +71,15 @@ class Memory:
                 assert self.holdings.pools[t].holders(page) == 1, "a shared page is written to"
                 self.pages[t].setdefault(page, {})[position % self.size] = self._name(sequence, position)
                 self.writers[t][page] = sequence
+
+    def _quantize(self, sequence: Sequence, start: int, end: int) -> None:
+        """What a table receives late is read from the next one, which keeps it in full precision until then."""
+        for t, table in enumerate(self.holdings.tables):
+            for position in range(table.settled(start), table.settled(end)) if table.late else ():
+                page = sequence.pages[t + 1][position // self.size]
+                assert page != NULL_PAGE, f"position {position} is to be quantized and its page was given back"
+                found = self.pages[t + 1].get(page, {}).get(position % self.size)
+                assert found == self._name(sequence, position), f"quantizing {position} finds {found}"
 
     def _read(self, sequence: Sequence, start: int, end: int) -> None:
         for t, table in enumerate(self.holdings.tables):
@@ -110,6 +121,8 @@ def _seen(table: Table, start: int, end: int) -> dict[int, int]:
     for query in range(start, end):
         settled = table.settled(query + 1)
         oldest = 0 if table.back is None else max(0, query - table.back + 1)
+        while oldest % table.stride:  # the rest of that group is quantized
+            oldest += 1
         for position in (*range(min(oldest, table.first, settled)), *range(oldest, settled)):
             seen[position] = query
     return seen

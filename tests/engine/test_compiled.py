@@ -68,13 +68,14 @@ def test_a_whole_step_is_one_graph() -> None:
 
 
 INT8, INT4, BOTH = WeightFormat.of("int8"), WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)
+W8A8 = WeightFormat.of("int8", activations="int8")
 
 
 @pytest.mark.parametrize(
     ("lane", "unit", "format"),
     [
-        *((Lane.EAGER, "block", format) for format in (INT8, INT4, BOTH)),
-        (Lane.INDUCTOR, "block", BOTH), (Lane.INDUCTOR, "step", INT8),
+        *((Lane.EAGER, "block", format) for format in (INT8, W8A8, INT4, BOTH)),
+        (Lane.INDUCTOR, "block", BOTH), (Lane.INDUCTOR, "block", W8A8), (Lane.INDUCTOR, "step", INT8),
     ],
     ids=str,
 )  # fmt: skip

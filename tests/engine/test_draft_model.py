@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compiled_kernels import Lane
-from tests.engine.guesses import drafts, needs_mlir, plain, tokens
-from tests.engine.tiny import layer, model_of, request, runner_of, spec_of
+from compiled_kernels.level import Level, held_to, levels_here
+from tests.engine.guesses import drafts, needs_mlir, plain, run_checked, tokens
+from tests.engine.tiny import VOCAB, layer, model_of, request, runner_of, spec_of
+from tests.sampling import test_verify as law
 from workbench.engine.draft_model import ModelDrafts, _Followed
 from workbench.engine.lanes import Lanes
-from workbench.engine.mlir_drafts import GreedySteps
+from workbench.engine.mlir_drafts import DraftSteps
 from workbench.engine.runner import Runner, generate
+from workbench.sampling.samplers import uniform
 from workbench.sampling.verify import NO_DRAFT, Draft
 from workbench.trace.events import Finished, Verified
 
 
 def model_drafts(runner: Runner, several: bool = False, **more) -> ModelDrafts:
-    call = GreedySteps(runner.model, runner.store, 5) if several else None
+    call = DraftSteps(runner.model, runner.store, 5, more.get("confidence_threshold", 0.0)) if several else None
     return ModelDrafts(
         runner.model.spec, runner.executor, runner.cache.holdings, runner.scheduler.limits.max_num_batched_tokens,
         several=call, **more,
@@ -33,11 +41,12 @@ def test_a_draft_that_is_the_target_always_stands(temperature: float) -> None:
 
 
 class Follows:
-    """A proposer whose drafts are held against what its model says to the whole text, computed anew."""
+    """A proposer whose drafts are held against what its model says to the whole text, computed anew: tokens, and where
+    they end."""
 
     def __init__(self, inner: ModelDrafts, model, every: int = 1):
         self.inner, self.model, self.every = inner, model, every
-        self.drafted = self.calls = 0
+        self.drafted = self.calls = self.cut = 0
 
     def propose(self, sequences, counts) -> list[Draft]:
         self.calls += 1
@@ -45,11 +54,17 @@ class Follows:
             return [NO_DRAFT for _ in sequences]
         found = self.inner.propose(sequences, counts)
         for sequence, count, draft in zip(sequences, counts, found, strict=True):
-            assert len(draft) == count
+            least = self.inner.confidence_threshold
+            assert len(draft) == count or least
             for place, token in enumerate(draft.token_ids):
                 logits = self.model.logits([*sequence.token_ids, *draft.token_ids[:place]])[-1]
                 assert float(logits.max() - logits[token]) < 1e-4
+                assert float(logits.softmax(-1).max()) > least - 1e-4
                 self.drafted += 1
+            if len(draft) < count:
+                logits = self.model.logits([*sequence.token_ids, *draft.token_ids])[-1]
+                assert float(logits.softmax(-1).max()) < least + 1e-4
+                self.cut += 1
         return found
 
     def forget(self, request_id: str) -> None:
@@ -95,3 +110,185 @@ def test_a_draft_without_pages_proposes_nothing() -> None:
     events = list(runner.stream(asked))
     assert {e.reason for e in events if isinstance(e, Finished)} == {"length"}
     assert any(isinstance(e, Verified) for e in events)
+
+
+SHARED = 160  # a vocabulary of several vectors, of which each thread has some
+SHARP = 2.5  # times a tiny model's own logits: its largest probabilities are then spread over (0.2, 1)
+
+
+def sharp(seed: int, vocab: int = VOCAB, **more):
+    """A draft model that is sure of some tokens and unsure of others."""
+    model = model_of(spec_of(layer(), layer(window=9)).model_copy(update={"vocab": vocab}), seed)
+    assert model.embedding is not None
+    with torch.no_grad():
+        model.norm.weight.mul_(SHARP)
+    return runner_of(model, **more)
+
+
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
+@settings(max_examples=12, deadline=None)
+@given(st.floats(0.3, 0.95), st.integers(2, 99), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2]))
+def test_a_draft_that_stops_where_it_is_unsure_changes_nothing(several, least, seed, most, every, threads) -> None:
+    """Greedy: each draft is the model's own, up to the first token below the threshold, and outputs are those without;
+    its cache follows, whether it was stopped or not."""
+    target, lanes = model_of(spec_of(), 1), Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "") if several else None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        own = sharp(seed, lanes=lanes)
+        proposer = Follows(model_drafts(own, several, confidence_threshold=least), own.model, every)
+        asked = [request(f"r{i}", 2 + 17 * i, 12 + 5 * i) for i in range(3)]
+        runner = runner_of(target, drafts=drafts(proposer, most), max_num_seqs=2)
+        assert tokens(run_checked(runner, asked)) == tokens(plain(target, asked))
+    finally:
+        torch.set_num_threads(before)
+    for each in asked:
+        proposer.forget(each.request_id)
+    assert all(pool.used == 0 for pool in own.scheduler.pools)
+
+
+@pytest.mark.parametrize("several", [False, pytest.param(True, marks=needs_mlir)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_thresholds_at_the_ends(several: bool, temperature: float) -> None:
+    """0 proposes as ever; above 1 nothing is proposed; between them there are drafts of several lengths."""
+    lanes = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "") if several else None
+    asked = [request(f"r{i}", 5 + 9 * i, 20, temperature=temperature, seed=i) for i in range(2)]
+    target, lengths = model_of(spec_of(), 1), {}
+    ends = {}
+    for least in (None, 0.0, 0.5, 1.01):
+        more = {} if least is None else {"confidence_threshold": least}
+        runner = runner_of(target, drafts=drafts(model_drafts(sharp(3, lanes=lanes), several, **more), 4))
+        events = list(runner.stream(asked))
+        lengths[least] = [(e.token_ids, e.accepted) for e in events if isinstance(e, Verified)]
+        ends[least] = tokens({e.request_id: e for e in events if isinstance(e, Finished)})
+    assert lengths[None] == lengths[0.0] and ends[None] == ends[0.0]
+    assert lengths[1.01] == [] and ends[1.01] == tokens(plain(target, asked))
+    assert len({len(ids) for ids, _ in lengths[0.5]}) > 1
+
+
+@needs_mlir
+def test_rows_that_have_ended_do_not_end_others() -> None:
+    """Several rows in one call: each is cut for itself, whatever is known of it, however many rows are for nobody."""
+    own = sharp(3, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+    asked = [request(f"r{i}", 3 + 6 * i, 14) for i in range(3)]
+    target = model_of(spec_of(), 1)
+    proposer = Follows(model_drafts(own, True, confidence_threshold=0.88), own.model)
+    runner = runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=3)
+    assert tokens(generate(runner, asked)) == tokens(plain(target, asked))
+    assert min(proposer.cut, proposer.drafted) > 2
+
+
+class Table:
+    """An executor that knows the last token alone."""
+
+    def forward(self, plan):
+        return torch.stack([law.SMALL[span.ids[-1]] for span in plan.spans])
+
+
+def two_drawn(way, least: float = 0.4) -> tuple[Counter, set[int]]:
+    """Counts of two tokens where drafts of the table stop at what it is unsure of, and the lengths of those drafts."""
+    runner = runner_of(model_of(spec_of()), pages=60)
+    drafting = ModelDrafts(runner.model.spec, Table(), runner.cache.holdings, 64, confidence_threshold=least)  # type: ignore[arg-type]
+    lengths = set()
+
+    def proposes(seed: int, output: tuple[int, ...]) -> Draft:
+        sequence = law.sequence(way.model_copy(update={"seed": seed}), output, "r")
+        found = drafting.propose([sequence], [2])[0]
+        drafting.forget("r")
+        lengths.add(len(found))
+        return found
+
+    return law.first_two(way, proposes), lengths
+
+
+@pytest.mark.parametrize(("name", "least"), [("plain", 0.4), ("temperature", 0.52), ("top-k and top-p", 0.5)])
+def test_sampled_drafts_that_stop_leave_the_targets_distribution(name: str, least: float) -> None:
+    counts, lengths = two_drawn(law.WAYS[name], least)
+    assert len(lengths) > 1
+    assert law.chi_square_p(counts, law.expected(law.WAYS[name])) > law.LEVEL
+
+
+def test_counting_catches_a_draft_that_leaves_out_tokens_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: it draws, and stops where the token drawn was unlikely."""
+
+    def choose(self, ready, logits):
+        least, self.confidence_threshold = self.confidence_threshold, 0.0
+        right(self, ready, logits)
+        self.confidence_threshold = least
+        for each in ready:
+            if float(each.chances[-1][each.own.token_ids[-1]]) < least:
+                each.unsure = bool(each.own.token_ids.pop() >= 0)
+                each.chances.pop()
+
+    right = ModelDrafts._choose
+    monkeypatch.setattr(ModelDrafts, "_choose", choose)
+    counts, _ = two_drawn(law.WAYS["plain"])
+    assert law.chi_square_p(counts, law.expected(law.WAYS["plain"])) < law.LEVEL
+
+
+class Draws:
+    """A proposer whose drawn drafts are held against the distribution function of its model, computed anew, and whose
+    probabilities are those it says they were drawn from."""
+
+    def __init__(self, inner: ModelDrafts, model):
+        self.inner, self.model, self.drawn = inner, model, 0
+
+    def propose(self, sequences, counts) -> list[Draft]:
+        found = self.inner.propose(sequences, counts)
+        for sequence, draft in zip(sequences, found, strict=True):
+            temperature = sequence.request.sampling.temperature
+            for place, token in enumerate(draft.token_ids):
+                logits = self.model.logits([*sequence.token_ids, *draft.token_ids[:place]])[-1].double()
+                if not temperature:
+                    assert draft.probabilities is None and float(logits.max() - logits[token]) < 1e-4
+                    continue
+                assert draft.probabilities is not None
+                chances = (logits / temperature).softmax(-1)
+                torch.testing.assert_close(draft.probabilities[place], chances, atol=1e-4, rtol=1e-3)
+                share = uniform(sequence.request.sampling.seed, len(sequence.output_ids) + place, self.inner._use)
+                reached = chances.cumsum(-1)
+                assert reached[token] - chances[token] - 1e-4 <= share <= reached[token] + 1e-4
+                self.drawn += 1
+        return found
+
+    def forget(self, request_id: str) -> None:
+        self.inner.forget(request_id)
+
+
+@needs_mlir
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=3), st.integers(0, 99), st.booleans(),
+    st.sampled_from([0.0, 0.6]), st.sampled_from([1, 2, 3]), st.sampled_from([VOCAB, SHARED]),
+)  # fmt: skip
+def test_tokens_drawn_in_one_call_are_those_of_the_distribution_function(
+    ways, seed, coupled, least, threads, vocab
+) -> None:
+    """Rows that draw, each at its temperature, beside rows that take the largest; cut where the draft is unsure."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        own = sharp(3, vocab, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+        proposer = Draws(model_drafts(own, True, coupled=coupled, confidence_threshold=least), own.model)
+        asked = [request(f"r{i}", 4 + 9 * i, 14, temperature=way, seed=seed + i) for i, way in enumerate(ways)]
+        accept = "match" if coupled else "rejection"
+        target = model_of(spec_of().model_copy(update={"vocab": vocab}), 1)
+        found = generate(runner_of(target, drafts=drafts(proposer, 4, accept=accept), max_num_seqs=3), asked)
+    finally:
+        torch.set_num_threads(before)
+    assert {end.reason for end in found.values()} == {"length"}, [end.error for end in found.values()]
+    assert proposer.drawn or not any(ways) or least
+    if coupled:
+        assert tokens(found) == tokens(plain(target, asked))
+
+
+@needs_mlir
+@pytest.mark.parametrize("level", levels_here(), ids=str)
+def test_drawn_drafts_at_every_level(level: Level) -> None:
+    with held_to(level):
+        own = sharp(5, SHARED, lanes=Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, ""))
+        proposer = Draws(model_drafts(own, True, confidence_threshold=0.0), own.model)
+        asked = [request(f"r{i}", 4 + 9 * i, 20, temperature=0.7, seed=i) for i in range(3)]
+        target = model_of(spec_of().model_copy(update={"vocab": SHARED}), 1)
+        found = generate(runner_of(target, drafts=drafts(proposer, 4), max_num_seqs=3), asked)
+    assert {end.reason for end in found.values()} == {"length"} and proposer.drawn > 20

@@ -65,6 +65,9 @@ def test_no_more_is_drafted_than_the_request_can_use() -> None:
         ({"kind": "draft", "num_speculative_tokens": 0}, "num_speculative_tokens: .*greater than or equal to 1"),
         ({"kind": "prompt_lookup", "min_ngram": 5}, "min_ngram 5 is above max_ngram 4"),
         ({"kind": "draft", "tokens": 4}, "tokens: Extra inputs"),
+        ({"kind": "draft", "confidence_threshold": 40}, "confidence_threshold: .*less than or equal to 1"),
+        ({"kind": "draft", "confidence_threshold": float("nan")}, "confidence_threshold: .*finite"),
+        ({"kind": "prompt_lookup", "confidence_threshold": 0.4}, "confidence_threshold: Extra inputs"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(given, words: str) -> None:

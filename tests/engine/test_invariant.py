@@ -42,6 +42,7 @@ KINDS: dict[str, tuple[ModelSpec, torch.dtype, WeightFormat, CacheFormat]] = {
     "wide float32": (WIDE, torch.float32, WeightFormat(), CacheFormat()),
     "wide bfloat16": (WIDE, torch.bfloat16, WeightFormat(), CacheFormat()),
     "int8 weights": (WIDE, torch.bfloat16, WeightFormat.of("int8"), CacheFormat()),
+    "int8 activations": (WIDE, torch.bfloat16, WeightFormat.of("int8", activations="int8"), CacheFormat()),
     "int4 weights": (WIDE, torch.float32, WeightFormat.of("int4", group=32), CacheFormat()),
     "int4 keys, int8 values": (CAPPED, torch.float32, WeightFormat(), PACKED),
     "fp8 cache": (CAPPED, torch.float32, WeightFormat(), CacheFormat(format="fp8", group=8, columns=8, residual=5)),

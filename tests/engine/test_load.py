@@ -212,6 +212,9 @@ def test_a_name_that_is_nothing(name: str, told: str) -> None:
         ({"device": "cdua"}, "device 'cdua' does not work here"),
         ({"device": "cuda:77"}, "device 'cuda:77' does not work here .*; cpu always does"),
         ({"overflow": "wrap"}, "unknown overflow 'wrap'; known: refuse, cut_oldest"),
+        ({"weights": "int8", "activations": "int4"}, "unknown activations 'int4'; known: float, int8"),
+        ({"activations": "int8"}, "activations: int8 want weights in int8, not dense; set weights: int8 too"),
+        ({"weights": "int4", "activations": "int8"}, "activations: int8 want weights in int8, not int4"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens"),
         ({"page_size": 0}, "page_size must be at least 1"),
@@ -279,10 +282,11 @@ def test_a_unit_without_effect_is_told() -> None:
 
 
 @pytest.mark.skipif(any(lane_problems()[lane] for lane in (Lane.INDUCTOR, Lane.MLIR)), reason="auto has one lane here")
-@pytest.mark.parametrize("weights", ["dense", "int8"])
-def test_auto_decodes_and_prefills_as_the_oracle(weights: str) -> None:
+@pytest.mark.parametrize(("weights", "activations"), [("dense", "float"), ("int8", "float"), ("int8", "int8")])
+def test_auto_decodes_and_prefills_as_the_oracle(weights: str, activations: str) -> None:
     """Nothing stands in for anything: lanes are tried, compiled, and chosen."""
-    runner = load("shape:tiny", lane="auto", weights=weights, max_num_seqs=2, page_size=16, pages=16)
+    formats = {"weights": weights, "activations": activations}
+    runner = load("shape:tiny", lane="auto", max_num_seqs=2, page_size=16, pages=16, **formats)
     assert "a decode step takes" in runner.lanes.reason and "not chosen" not in runner.lanes.reason
     Oracle(runner)
     asked = [request("a", 5, 6), request("b", 39, 4)]

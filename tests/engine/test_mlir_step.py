@@ -25,6 +25,7 @@ from workbench.trace.events import Stepped
 problem = lane_problems()[Lane.MLIR]
 pytestmark = pytest.mark.skipif(problem is not None, reason=f"lane mlir: {problem}")
 
+W8A8 = WeightFormat.of("int8", activations="int8")
 MIXED = Lanes(Lane.MLIR, Lane.EAGER, Lane.EAGER, "decode steps alone are compiled")
 
 
@@ -45,7 +46,8 @@ def test_rows_are_the_oracles(spec: ModelSpec, seed: int, together: int) -> None
 
 
 @pytest.mark.parametrize(
-    "format", [WeightFormat.of("int8"), WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)]
+    "format",
+    [WeightFormat.of("int8"), W8A8, WeightFormat.of("int4", group=4), WeightFormat.of("int4", "int8", 4)],
 )
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> None:
@@ -55,13 +57,14 @@ def test_quantized_weights_are_the_oracles(format: WeightFormat, tied: bool) -> 
     generate(ours, [request("a", 5, 9), request("b", 19, 4), request("c", 3, 7)])
 
 
-@pytest.mark.parametrize("format", ["dense", "int8", "int4"])
+@pytest.mark.parametrize("format", ["dense", "int8", "w8a8", "int4"])
 @pytest.mark.parametrize("level", levels_here(), ids=str)
 def test_bfloat16_at_every_level(format: str, level: Level) -> None:
     """A shape wide enough for dot products of pairs, with them and without; 17 rows need more than one run."""
     settings = {"max_num_seqs": 17, "pages": 80, "page_size": 8}
     with held_to(level):
-        ours = runner(named_shape("tiny"), torch.bfloat16, WeightFormat.of(format), **settings)
+        weights = W8A8 if format == "w8a8" else WeightFormat.of(format)
+        ours = runner(named_shape("tiny"), torch.bfloat16, weights, **settings)
         Oracle(ours)
         generate(ours, [request(f"{format}-{i}", 3 + i, 5) for i in range(17)])
 

@@ -49,8 +49,11 @@ SPEC = spec_of(
 )
 
 
-def model_of(spec: ModelSpec, dtype: torch.dtype, format: str = "dense") -> Transformer:
-    return Transformer.from_state(spec, weights_of(spec, dtype, 5), Lane.MLIR, WeightFormat.of(format, group=32))
+def model_of(
+    spec: ModelSpec, dtype: torch.dtype, format: str = "dense", activations: str = "float", lane: Lane = Lane.MLIR
+) -> Transformer:
+    stored = WeightFormat.of(format, group=32, activations=activations)
+    return Transformer.from_state(spec, weights_of(spec, dtype, 5), lane, stored)
 
 
 def held(model: Transformer) -> Held:
@@ -72,11 +75,13 @@ def requests() -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "format"), [(torch.float32, "dense"), (torch.bfloat16, "dense"), (torch.bfloat16, "int8")]
-)
-def test_prefills_and_decodes_are_the_oracles(dtype: torch.dtype, format: str) -> None:
+    ("dtype", "format", "activations"),
+    [(torch.float32, "dense", "float"), (torch.bfloat16, "dense", "float"), (torch.bfloat16, "int8", "float"),
+     (torch.float32, "int8", "int8"), (torch.bfloat16, "int8", "int8")],
+)  # fmt: skip
+def test_prefills_and_decodes_are_the_oracles(dtype: torch.dtype, format: str, activations: str) -> None:
     """Prompts in chunks, beside decodes and beside one another; unwritten pages are NaN."""
-    model = model_of(SPEC, dtype, format)
+    model = model_of(SPEC, dtype, format, activations)
     lay_out(model, MLIR, held(model), auto=False)
     ours = runner(model)
     Oracle(ours)

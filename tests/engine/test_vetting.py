@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,6 +17,8 @@ from workbench.engine.runner import generate
 from workbench.engine.vetting import Vetted
 from workbench.errors import WorkbenchError
 
+EVICT = {"kind": "heavy_hitters", "budget": 16}
+
 
 class Broken(EagerExecutor):
     """Writes half of what it should, then fails."""
@@ -27,7 +31,7 @@ class Broken(EagerExecutor):
         self.calls += 1
         super().forward(plan)
         for each in self.store.layers:
-            each.keys.mul_(0.5)  # pyright: ignore[reportAttributeAccessIssue]  # the cache here is dense
+            getattr(each, "layer", each).keys.mul_(0.5)  # pyright: ignore[reportAttributeAccessIssue]  # the cache here is dense
         raise self.error
 
 
@@ -92,3 +96,21 @@ def test_later_failures_are_not_the_compilers() -> None:
     vetted.executor = Broken(model, store, RuntimeError("a fault of its own"))
     with pytest.raises(RuntimeError, match="a fault of its own"):
         vetted.forward(plan)
+
+
+def test_blocks_whose_queries_are_seen_are_vetted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a failed step has read is not counted, and the tokens that stay are those that stay as written."""
+    asked = [request("a", 40, 6, temperature=0)]
+    plain = runner_of(model_of(spec_of(layer(4, 2))), evict=EVICT)
+    expected = generate(plain, asked)["a"].token_ids
+    failing = lambda model, store, *_: Broken(model, store, RuntimeError("no compiler"))  # noqa: E731
+    monkeypatch.setattr(executors, "CompiledExecutor", failing)
+    lanes = Lanes(Lane.MLIR, Lane.INDUCTOR, Lane.MLIR, "auto: told", vetted=False)
+    runner = runner_of(model_of(spec_of(layer(4, 2)), lane=Lane.INDUCTOR), lanes=lanes, evict=EVICT)
+    runner.executor.fast.few_tokens = 0  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="lane auto: inductor does not compile here, prefill on eager"):
+        found = generate(runner, asked)["a"].token_ids
+    assert found == expected and runner.lanes.blocks is Lane.EAGER
+    lanes = replace(lanes, vetted=True)
+    asked_for = runner_of(model_of(spec_of(layer(4, 2)), lane=Lane.INDUCTOR), lanes=lanes, evict=EVICT)
+    assert "no compiler" in (generate(asked_for, asked)["a"].error or ""), "who asks for a lane is told"

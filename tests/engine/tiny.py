@@ -199,7 +199,7 @@ class _Nudged:
 
     def __init__(self, model: Transformer, seed: int):
         self.model, self.seed = model, seed
-        self.spec, self.dtype = model.spec, model.dtype
+        self.spec, self.dtype, self.format = model.spec, model.dtype, model.format
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
         generator, eps = torch.Generator().manual_seed(self.seed), torch.finfo(self.dtype).eps

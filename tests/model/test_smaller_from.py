@@ -24,7 +24,7 @@ def test_it_is_what_counting_every_context_finds(group: int, residual: int, chun
     dense = (TableBytes(Table(), 10.0),)
     packed = (
         TableBytes(Table(lag=lag, group=group), float(size)),
-        TableBytes(Table(back=lag + group), 10.0),
+        TableBytes(Table(back=lag + group, stride=group), 10.0),
     )
     found = smaller_from(packed, dense, chunk, page)
     smaller = [peak_bytes(packed, n, chunk, page) < peak_bytes(dense, n, chunk, page) for n in range(1, 4000)]

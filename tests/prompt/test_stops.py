@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.prompt.test_detokenize import first_stop, longest_beginning
@@ -22,6 +22,8 @@ REPEATED = st.builds(lambda word, times, rest: word * times + rest, WORDS, st.in
 PIECES = st.text(LETTERS, max_size=9) | REPEATED
 
 
+@example(stops=["b", "a"], pieces=["xaby"])  # several end in one piece: the one that starts first, then the shortest
+@example(stops=["ab", "a"], pieces=["xabx"])
 @given(stops=st.lists(WORDS | REPEATED, max_size=5), pieces=st.lists(PIECES, max_size=12))
 def test_against_looking_for_all_of_them_in_all_the_text(stops: list[str], pieces: list[str]) -> None:
     search, shown, text = StopSearch(stops), "", ""

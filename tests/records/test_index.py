@@ -67,7 +67,9 @@ CHANGES: dict[str, Callable[[Path, int], Any]] = {
     "a run with a text for a number": added({"wall_s": "long"}),
     "one is gone": of_run(shutil.rmtree),
     "one has another name": of_run(lambda run: run.rename(free(run.with_name(run.name + "x")))),
-    "one took another's name": of_run(lambda run: [run.rename(free(run.with_name("other"))), write(run, EXPERIMENT, {}, {})]),
+    "one took another's name": of_run(
+        lambda run: [run.rename(free(run.with_name("other"))), write(run, EXPERIMENT, {}, {})]
+    ),
     "a figure is another": of_run(has("summary.json", rewrite)),
     "a setting is another": of_run(has("experiment.yaml", rewrite)),
     "a summary is torn": of_run(has("summary.json", lambda file: file.write_text(file.read_text()[:-9]))),

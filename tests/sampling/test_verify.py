@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -45,6 +46,19 @@ def test_one_drafted_token_leaves_the_joint_distribution_of_two_exactly(p, q):
 @given(tables(2), tables(1) | st.none())
 def test_two_drafted_tokens_leave_the_joint_distribution_of_three_exactly(p, q):
     assert lossless(p, q, 2)
+
+
+@settings(max_examples=20)
+@given(tables(2), tables(1), st.sampled_from([0.4, 0.5, 0.75, 1.0, 1.1]))
+def test_drafts_that_stop_where_the_draft_is_unsure_leave_it_too(p, q, least):
+    """As long as the length hangs on what was drafted before, and not on the token that is left out."""
+    found = joint(p, q, 2, proposes=lambda row, token: max(row) >= least)
+    assert found == pytest.approx(plain(p, 3), abs=1e-12)
+
+
+def test_the_law_catches_a_draft_that_leaves_out_tokens_for_what_they_are():
+    found = joint(P, Q, 1, proposes=lambda row, token: row[token] >= 0.5)
+    assert found != pytest.approx(plain(P, 2), abs=0.01)
 
 
 def ignores_q(draft, target, uniforms):
@@ -115,6 +129,7 @@ SIZE = 5
 DICE = torch.Generator().manual_seed(20)
 MODEL, SMALL = torch.randn(SIZE, SIZE, SIZE, generator=DICE) * 1.5, torch.randn(SIZE, SIZE, generator=DICE)
 PROMPT = (1, 2)
+Proposes = Callable[[int, tuple[int, ...]], Draft]  # by a request's seed and what it has put out
 TRIALS = 1500
 WAYS = {
     "plain": SamplingParameters(),
@@ -150,8 +165,10 @@ def filtered(sampling: SamplingParameters, output: tuple[int, ...]) -> torch.Ten
     return row[0].double().softmax(-1)
 
 
-def drafted(kind: str, seed: int, output: tuple[int, ...]) -> Draft:
-    """Two tokens: drawn from the small model; the same every time; or none."""
+def drafted(kind: str | Proposes, seed: int, output: tuple[int, ...]) -> Draft:
+    """Two tokens: drawn from the small model; the same every time; or as a function has it."""
+    if not isinstance(kind, str):
+        return kind(seed, output)
     if kind == "certain":
         return Draft((4, 1))
     ids, rows = [], []
@@ -163,7 +180,7 @@ def drafted(kind: str, seed: int, output: tuple[int, ...]) -> Draft:
     return Draft(tuple(ids), torch.stack(rows))
 
 
-def first_two(way: SamplingParameters, kind: str) -> Counter:
+def first_two(way: SamplingParameters, kind: str | Proposes) -> Counter:
     """Two tokens of each of many requests that differ in their seeds."""
     ways = [way.model_copy(update={"seed": seed}) for seed in range(TRIALS)]
     output: list[tuple[int, ...]] = [()] * TRIALS

@@ -55,6 +55,7 @@ EXPERIMENT = {
         "draft of 2": {"speculate": {"kind": "draft", "num_speculative_tokens": 2}},
         "draft of 3": {"speculate": {"kind": "draft", "num_speculative_tokens": 3}},
         "lookup": {"speculate": "prompt_lookup"},
+        "draft that stops": {"speculate": {"kind": "draft", "confidence_threshold": 0.5}},
         "plain, sampled": {"sampling.temperature": 1},
         "draft of 3, sampled": {"sampling.temperature": 1, "speculate": {"kind": "draft"}},
     },
@@ -68,11 +69,17 @@ def test_speculation_beside_none(tmp_path: Path) -> None:
     given = Experiment.of(EXPERIMENT | {"workload": WORK | {"texts": [str(text)]}})
     record = run_comparison(given, tmp_path, "run", progress=False)
     rows = {row["variant"]: row for row in record.summary["rows"]}
-    for name in ("draft of 2", "draft of 3", "lookup"):
+    for name in ("draft of 2", "draft of 3", "draft that stops", "lookup"):
         row = rows[name]
         assert row["same_tokens_share"] == 1  # as the demo's texts part at no tie here
         assert set(row["speed_up"]) == {"1", "2"} and row["predicted_speed_up"] > 0 and row["cost"] > 0
         assert 1 <= row["mean_acceptance_length"] <= 1 + row["num_speculative_tokens"]
+    checks = record.read_table("checks.parquet").to_pylist()
+    stops = [check for check in checks if check["variant"] == "draft that stops"]
+    assert len({check["drafted"] for check in stops}) > 1 and all(check["drafted"] <= 4 for check in stops)
+    stopping = rows["draft that stops"]  # a check of fewer tokens is told as such, by position too
+    assert stopping["mean_acceptance_length"] <= 1 + sum(check["drafted"] for check in stops) / len(stops)
+    assert 1 + sum(stopping["acceptance_by_position"]) == pytest.approx(stopping["mean_acceptance_length"])
     assert "speed_up" not in rows["plain"] and rows["draft of 3, sampled"]["speed_up_alone"] > 0
     assert [each["claim"] for each in record.summary["verdicts"]] == ["spec-decode", "spec-acceptance"]
     assert len(record.read_table("runs.parquet").to_pylist()) == len(rows) * 2

@@ -12,7 +12,9 @@ from workbench.request import Sequence
 
 
 class Needs:
-    """`chunk` is the most tokens that a step computes of one sequence: so far ahead a windowed table has pages.
+    """`chunk` is the most tokens that a step computes of one sequence, but for drafts after its last one: so far ahead
+    a windowed table has pages, and no further, however long the prompt. It therefore never holds more than
+    `Table.most`, which is what `at_once` promises before a request is let in.
 
     `prefix` offers pages that were kept; `budget` is what a sequence may hold where tokens are evicted.
     """
@@ -81,12 +83,12 @@ class Needs:
     def missing(self, sequence: Sequence, drafted: int = 0) -> list[int] | None:
         """Pages to be taken, by table, before the next step of a sequence that runs, with so many tokens computed on
         trial; None for none at all."""
-        known = self._known(sequence, sequence.computed, sequence.evicted) + drafted
-        if known <= sequence.covered:
+        known = self._known(sequence, sequence.computed, sequence.evicted)
+        if known + drafted <= sequence.covered:
             return None
         counts = []
         for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
-            stop = self._stop(table, sequence.held, known)
+            stop = self._stop(table, sequence.held, known, drafted)
             place = table.settled(sequence.held) // self.size
             copied = place < len(pages) and pool.holders(pages[place]) > 1
             counts.append(max(0, stop - len(pages)) + copied)
@@ -112,9 +114,10 @@ class Needs:
         left = None if self.budget is None else self.budget.left(sequence.prompt_length, computed, evicted)
         return known if left is None else min(known, computed - evicted + left)
 
-    def _stop(self, table: Table, computed: int, known: int) -> int:
-        """How long the list of pages must be for the next step."""
-        end = known if table.back is None else min(known, computed + self.chunk)
+    def _stop(self, table: Table, computed: int, known: int, drafted: int = 0) -> int:
+        """How long the list of pages must be for the next step; `drafted` tokens follow the last that is known."""
+        cut = table.back is not None and known > computed + self.chunk
+        end = computed + self.chunk if cut else known + drafted
         return pages_for(table.settled(end), self.size)
 
     def _idle(self, offer: Offer, table: int) -> int:

@@ -50,7 +50,8 @@ class CacheShape:
             return {self.table: Table(back=self.window, first=self.sinks)}
         rule = self.rule
         packed = Table(back=self.window, lag=rule.lag, group=rule.group)
-        return {self.table: packed, self.recent: Table(back=rule.lag + rule.group, first=rule.first)}
+        recent = Table(back=rule.lag + rule.group, first=rule.first, stride=rule.group)
+        return {self.table: packed, self.recent: recent}
 
     def bytes_per_token(self, dtype: torch.dtype) -> float:
         """groups x dim x bytes a key and a value, for a packed layer codes, scales and minima; of a key alone where

@@ -17,7 +17,7 @@ from workbench.cache.pages import pages_for
 class Table:
     """The pages of `layers`, which a sequence holds in the order of its positions.
 
-    A query at position t reads from them positions p < settled(t + 1) with p > t - back or p < first.
+    A query at position t reads from them positions p < settled(t + 1) with p >= reach(t) or p < first.
     """
 
     layers: tuple[int, ...] = ()
@@ -25,10 +25,14 @@ class Table:
     first: int = 0  # and these first positions, whatever the distance
     lag: int = 0  # positions it receives late
     group: int = 1  # and only whole groups of so many
+    stride: int = 1  # positions fall out of `back` by whole groups of so many, as soon as the last of a group does not:
+    # in the residual of a quantized cache a group is read as long as another table has not received it
 
     def __post_init__(self) -> None:
         if (self.back is not None and self.back < 1) or min(self.first, self.lag) < 0 or self.group < 1:
             raise ValueError(f"back and group must be at least 1, first and lag at least 0: {self}")
+        if self.stride < 1 or (self.stride > 1 and (self.back is None or self.back < self.stride)):
+            raise ValueError(f"stride must be at least 1, and no more than back: {self}")
 
     @property
     def late(self) -> bool:
@@ -41,7 +45,7 @@ class Table:
 
     def reach(self, position: int) -> int:
         """The lowest position, but for the `first` ones, that a query at `position` or later reads."""
-        return 0 if self.back is None else max(0, position - self.back + 1)
+        return 0 if self.back is None else max(0, -((self.back - 1 - position) // self.stride) * self.stride)
 
     def dead(self, computed: int, size: int) -> range:
         """Pages, by their place in the sequence, that no query from position `computed` on reads."""
@@ -68,7 +72,8 @@ class Table:
         full = -(-full // self.group) * self.group + self.lag
         if self.back is None:
             return full
-        return min(full, (self.reach(computed) // size + 1) * size + self.back - 1)
+        beyond = -(-(self.reach(computed) // size + 1) * size // self.stride)  # groups until another page is left
+        return min(full, (beyond - 1) * self.stride + self.back)
 
     def most(self, tokens: int, chunk: int, size: int) -> int:
         """Pages that one sequence of `tokens` needs at once, at most, when a step computes `chunk` of them at most."""
@@ -76,12 +81,14 @@ class Table:
         if self.back is None:
             return pages_for(stop, size)
         front = pages_for(self.first, size)
-        # The longest run of positions that one step touches, laid where it meets the most pages.
+        # The longest run of positions that one step touches, laid where it meets the most pages: at the last multiple
+        # of the stride in the first page behind `first`, or where the text is too short for that, at its end.
         length = min(stop, max(self.back, self.lag + self.group) - 1 - self.lag + chunk)
         if length < 1:
             return 0
-        begin = min(stop - length, front * size + size - 1)
-        return (begin + length - 1) // size + 1
+        latest = front * size + size - self.stride
+        begin = min(-(-(stop - length) // self.stride) * self.stride, latest)
+        return (min(begin + length, stop) - 1) // size + 1
 
 
 def tables_of(layers: Iterable[Mapping[int, Table]]) -> tuple[Table, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 WITH_PEERS = {"peer", "peer_python", "work", "rounds"}
-WITHOUT_PEERS = {"batch", "depth", "prompt", "generate", "mixed", "memory", "cold_start"}
+WITHOUT_PEERS = {"activations", "batch", "depth", "prompt", "generate", "mixed", "memory", "cold_start"}
 
 
 def bench(
@@ -26,6 +26,7 @@ def bench(
     weights: Annotated[
         str, typer.Option(help="dense, int8, int4; beside peers int4-head too, as under int4 a tool keeps its own head")
     ] = "dense",
+    activations: Annotated[str, typer.Option(help="float; with weights int8 also int8, row by row")] = "float",
     lane: Annotated[str, typer.Option(help="auto, eager, inductor, triton or mlir")] = "auto",
     threads: Annotated[int | None, typer.Option(help="torch's present ones unless given")] = None,
     batch: Annotated[list[int] | None, typer.Option(help="sequences at once; 1 and 16 unless given")] = None,
@@ -70,7 +71,7 @@ def bench(
     from workbench.study.bench import bench as run_bench
     from workbench.study.dated_record import write_dated
 
-    settings: dict[str, Any] = {"dtype": dtype, "weights": weights, "lane": lane}
+    settings: dict[str, Any] = {"dtype": dtype, "weights": weights, "activations": activations, "lane": lane}
     with lanes_told(), stages(not quiet) as tell:
         record = run_bench(
             model, _works(batch, depth, prompt, generate, mixed), settings=settings, threads=threads,

@@ -1,4 +1,4 @@
-"""`workbench kernels list | check | bench | show`: the operators, lane by lane."""
+"""`workbench kernels list | check | bench | show | ahead`: the operators, lane by lane."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from compiled_kernels.stages import Stages
 
 STEP = "decode_step"
-OF_STEP = {"model", "dtype", "weights", "head_weights", "rows", "page_size"}
+OF_STEP = {"model", "dtype", "weights", "head_weights", "activations", "rows", "page_size"}
 app = typer.Typer(
     help="Operators on their lanes: list them, check them, time them, see what compilers make of them.",
     no_args_is_help=True,
@@ -100,6 +100,7 @@ def show(
     dtype: Annotated[str, typer.Option(help="decode_step's: auto, float32 or bfloat16")] = "auto",
     weights: Annotated[str, typer.Option(help="decode_step's: dense, int8 or int4")] = "dense",
     head_weights: Annotated[str | None, typer.Option(help="decode_step's: as the weights unless given")] = None,
+    activations: Annotated[str, typer.Option(help="decode_step's: float; with weights int8 also int8")] = "float",
     rows: Annotated[int, typer.Option(help="decode_step's: sequences that decode, 1, 2, 4, ...")] = 1,
     page_size: Annotated[int, typer.Option(help="decode_step's: tokens a page")] = 64,
     as_json: AsJson = False,
@@ -111,7 +112,8 @@ def show(
     with lanes_told():
         if operator == STEP:
             _refuse(given(context) & {"case"}, f"{STEP} has a --model and no cases")
-            name, told, found = _step(lane, model, dtype, weights, head_weights, rows, page_size)
+            stored = weights, head_weights, activations
+            name, told, found = _step(lane, model, dtype, *stored, rows, page_size)
         else:
             _refuse(given(context) & OF_STEP, f"only {STEP} has such")
             name, told, found = _operator(operator, lane or "inductor", case, overview=stage is None)
@@ -130,6 +132,30 @@ def show(
         print(found.stages[chosen].text)
 
 
+@app.command(epilog="Example: `workbench kernels ahead --target aarch64 --operator linear`")
+def ahead(
+    target: Annotated[str, typer.Option(help="another processor: aarch64")] = "aarch64",
+    operator: Operator = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the kernels of lane mlir for a processor that is not here: which are portable, and why others are not."""
+    from compiled_kernels.cases import known, suites
+    from compiled_kernels.mlir import ahead as ahead_of_time
+    from workbench.study import kernel_tables
+
+    with lanes_told():
+        known("target", target, ahead_of_time.TARGETS)
+        rows = []
+        names = [suite.operator for suite in suites()] if operator is None else [operator]
+        with Progress(total=len(names), desc="compiling", unit="operator", disable=as_json) as bar:
+            for name in names:
+                bar.set_description(name)
+                rows += [asdict(row) for row in ahead_of_time.rows(name, target)]
+                bar.update()
+    print_json(rows) if as_json else kernel_tables.show_ahead(rows, target, console())
+    raise typer.Exit(1 if any(row["status"] == "failed" for row in rows) else 0)
+
+
 def _operator(operator: str, lane: str, case: str | None, overview: bool) -> tuple[str, dict[str, Any], Stages]:
     """The case's name, what is told of it, and its stages."""
     from compiled_kernels.cases import case_of, suite_of
@@ -145,7 +171,14 @@ def _operator(operator: str, lane: str, case: str | None, overview: bool) -> tup
 
 
 def _step(
-    lane: str | None, model: str, dtype: str, weights: str, head_weights: str | None, rows: int, page_size: int
+    lane: str | None,
+    model: str,
+    dtype: str,
+    weights: str,
+    head_weights: str | None,
+    activations: str,
+    rows: int,
+    page_size: int,
 ) -> tuple[str, dict[str, Any], Stages]:
     from compiled_kernels.lanes import Lane
     from workbench.model.quantized import WeightFormat
@@ -158,8 +191,10 @@ def _step(
     for name, value in (("rows", rows), ("page-size", page_size)):
         if value < 1:
             raise WorkbenchError(f"--{name} {value}: must be at least 1")
-    found = decode_step_stages(model, dtype, WeightFormat.of(weights, head_weights), rows, page_size)
-    name = f"{model}, rows {rows}, weights {weights}, pages of {page_size}"
+    format = WeightFormat.of(weights, head_weights, activations=activations)
+    found = decode_step_stages(model, dtype, format, rows, page_size)
+    stored = weights if activations == "float" else f"{weights}, activations {activations}"
+    name = f"{model}, rows {rows}, weights {stored}, pages of {page_size}"
     told = {"operator": STEP, "lane": str(Lane.MLIR), "case": name, "artifact": found.artifact, "note": found.note}
     return name, {**told, "stages": sizes(found)}, found
 

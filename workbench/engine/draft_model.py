@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,16 +16,27 @@ from workbench.engine.plan import Span, StepPlan
 from workbench.model.spec import ModelSpec
 from workbench.request import Request, Sequence
 from workbench.sampling.admitted import Admitted, admit
-from workbench.sampling.filters import Filter, History
+from workbench.sampling.filters import Filter, History, Temperature
 from workbench.sampling.samplers import Draw, drawn, uniform
 from workbench.sampling.verify import DRAFT, NO_DRAFT, Draft
 
 
-class Several(Protocol):
-    """Several greedy steps in one call: what follows each sequence's next token to be computed, and what follows that,
-    `steps` times, by sequence; the first of these are `known`."""
+class Drawing(NamedTuple):
+    """How a sequence's tokens are drawn: from the softmax of logits over `temperature`, each by a number in [0, 1)."""
 
-    def __call__(self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], /) -> list[list[int]]: ...
+    temperature: float
+    uniforms: list[float]
+
+
+class Several(Protocol):
+    """Several steps in one call: what follows each sequence's next token to be computed, and what follows that, `steps`
+    times, by sequence; the first of these are `known`, the others the likeliest or, where a sequence has a `Drawing`,
+    drawn. A sequence's tokens end early where the draft is unsure of the next (see `ModelDrafts`). Where anything is
+    drawn the steps' logits [step, sequence, vocab] come too, valid until the next call."""
+
+    def __call__(
+        self, sequences: Many[Sequence], steps: int, known: Many[Many[int]], draws: Many[Drawing | None], /
+    ) -> tuple[list[list[int]], Tensor]: ...
 
 
 @dataclass
@@ -35,6 +46,11 @@ class ModelDrafts:
 
     `holdings` own the pages that `executor` computes on. A sequence for which there are none left has no draft. With
     `coupled` a token is drawn with the very number that the target will draw with, so that both tend to agree.
+
+    A draft ends before the first position at which the probability of the draft's likeliest token, filtered as the
+    request says, is below `confidence_threshold`. That loses nothing: whether a position is proposed hangs on the
+    tokens before it alone, so what is proposed there is still distributed as the probabilities it is judged by. (To
+    leave a token out because *it* came out unlikely would not do: those that are left would be likelier than that.)
     """
 
     spec: ModelSpec
@@ -42,6 +58,7 @@ class ModelDrafts:
     holdings: Holdings
     chunk: int  # tokens that a step computes at most
     coupled: bool = False
+    confidence_threshold: float = 0.0
     several: Several | None = None
     _followed: dict[str, _Followed] = field(default_factory=dict, repr=False)
 
@@ -51,9 +68,9 @@ class ModelDrafts:
             for sequence, count in zip(sequences, counts, strict=True)
         }
         followed = [self._follow(sequence) for sequence in sequences if wanted[sequence.request_id] > 0]
-        plain = self.several is not None and all(each.way.plain for each in followed)
-        mine = self._caught_up(followed, wanted, 2 if plain else 1)
-        if plain and mine:
+        together = self.several is not None and all(each.plainly for each in followed)
+        mine = self._caught_up(followed, wanted, 2 if together else 1)
+        if together and mine:
             self._at_once(mine, wanted)
         else:
             self._one_by_one(mine, wanted)
@@ -78,7 +95,9 @@ class ModelDrafts:
 
     def _one_by_one(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
         for place in range(max((wanted[each.name] for each in mine), default=0)):
-            ready = [each for each in mine if wanted[each.name] > place]
+            ready = [each for each in mine if wanted[each.name] > place and not each.unsure]
+            if not ready:
+                break
             plan = StepPlan(0, tuple(Span(each.own, each.own.computed, 1, True) for each in ready))
             self._choose(ready, self.executor.forward(plan))
             for each in ready:
@@ -96,11 +115,16 @@ class ModelDrafts:
         known = [each.own.token_ids[each.known - back + 1 :] for each in mine]
         steps = back - 1 + max(wanted[each.name] for each in mine)
         steps = min(steps, *(self.spec.context - each.own.computed for each in mine))
-        found = self.several([each.own for each in mine], steps, known)
-        for each, tokens in zip(mine, found, strict=True):
+        draws = [each.drawing(back, steps, self._use) for each in mine]
+        found, logits = self.several([each.own for each in mine], steps, known, draws)
+        for row, (each, tokens) in enumerate(zip(mine, found, strict=True)):
             drafted = tokens[back - 1 : back - 1 + wanted[each.name]]
+            if each.draws and drafted:
+                each.drawn_from(logits[back - 1 : back - 1 + len(drafted), row])
             each.own.token_ids += drafted
-            each.own.computed = len(each.own.token_ids) - 1
+            # Where it was unsure of what comes next, the last of them was computed to find that out.
+            unsure = len(tokens) < min(steps, back - 1 + wanted[each.name])
+            each.own.computed = len(each.own.token_ids) - (not unsure)
 
     def _caught_up(self, followed: list[_Followed], wanted: Mapping[str, int], last: int) -> list[_Followed]:
         """Those with pages for all that the target knows and for what is `wanted`, once the draft has computed all of
@@ -135,8 +159,12 @@ class ModelDrafts:
             self.forget(idle)
         return True
 
+    @property
+    def _use(self) -> bytes:
+        return b"" if self.coupled else DRAFT
+
     def _choose(self, ready: list[_Followed], logits: Tensor) -> None:
-        """Append a token to each, and note what it was drawn from."""
+        """Append a token to each, and note what it was drawn from; none to those who are unsure of it."""
         groups: dict[tuple[Filter, ...], list[int]] = {}
         for row, each in enumerate(ready):
             groups.setdefault(each.way.filters, []).append(row)
@@ -144,12 +172,19 @@ class ModelDrafts:
             left = (logits if len(rows) == len(ready) else logits[rows]).float()
             for rule in filters:
                 left = rule(left, [ready[row].history for row in rows])
+            if self.confidence_threshold:
+                likeliest = left.double().softmax(-1).amax(-1).tolist()
+                for row, probability in zip(rows, likeliest, strict=True):
+                    ready[row].unsure = not probability >= self.confidence_threshold
+                if not (sure := [place for place, row in enumerate(rows) if not ready[row].unsure]):
+                    continue
+                if len(sure) < len(rows):
+                    left, rows = left[sure], [rows[place] for place in sure]
             drawing = [place for place, row in enumerate(rows) if ready[row].draws]
             tokens = left.argmax(-1).tolist() if len(drawing) < len(rows) else [0] * len(rows)
             if drawing:
                 chances = (left if len(drawing) == len(rows) else left[drawing]).double().softmax(-1)
-                use = b"" if self.coupled else DRAFT
-                found = drawn(chances, [ready[rows[place]].uniform(use) for place in drawing])
+                found = drawn(chances, [ready[rows[place]].uniform(self._use) for place in drawing])
                 for place, token, row in zip(drawing, found, chances, strict=True):
                     tokens[place] = token
                     ready[rows[place]].chances.append(row)
@@ -166,6 +201,7 @@ class _Followed:
     way: Admitted
     known: int = 0
     chances: list[Tensor] = field(default_factory=list)
+    unsure: bool = False  # of the token after those drafted
 
     @property
     def name(self) -> str:
@@ -179,6 +215,25 @@ class _Followed:
     def history(self) -> History:
         return History(self.own.request.prompt_ids, self.own.output_ids)
 
+    @property
+    def plainly(self) -> bool:
+        """Tell whether its tokens are the largest, or drawn, of logits that a temperature alone has changed."""
+        way = self.way
+        return way.sampler is not None and not way.own_filters and all(isinstance(f, Temperature) for f in way.filters)
+
+    def drawing(self, back: int, steps: int, use: bytes) -> Drawing | None:
+        """Return how it is drawn in a call of so many steps, `back` of which, less one, give what is known."""
+        if not self.draws:
+            return None
+        uniforms = [0.0] * (back - 1) + [self.uniform(use, ahead) for ahead in range(steps - back + 1)]
+        return Drawing(self.way.request.sampling.temperature, uniforms)
+
+    def drawn_from(self, logits: Tensor) -> None:
+        """Note what its drafted tokens were drawn from: [drafted, vocab]."""
+        for rule in self.way.filters:
+            logits = rule(logits, ())
+        self.chances = list(logits.double().softmax(-1))
+
     def keep_to(self, token_ids: list[int]) -> None:
         """What was drafted and did not come to stand is forgotten; all else is as in `token_ids`."""
         own, same = self.own, self.known
@@ -186,10 +241,11 @@ class _Followed:
             same += 1
         own.token_ids[same:] = token_ids[same:]
         own.computed = min(own.computed, same, len(token_ids) - 1)
-        self.known, self.chances = len(token_ids), []
+        self.known, self.chances, self.unsure = len(token_ids), [], False
 
-    def uniform(self, use: bytes) -> float:
-        return uniform(self.way.request.sampling.seed, len(self.own.token_ids) - self.own.prompt_length, use)
+    def uniform(self, use: bytes, ahead: int = 0) -> float:
+        position = len(self.own.token_ids) - self.own.prompt_length + ahead
+        return uniform(self.way.request.sampling.seed, position, use)
 
     def draft(self) -> Draft:
         return Draft(tuple(self.own.token_ids[self.known :]), torch.stack(self.chances) if self.chances else None)

@@ -8,7 +8,7 @@ from workbench.engine.draft_model import ModelDrafts
 from workbench.engine.drafts import Drafts, Proposer
 from workbench.engine.executors import MlirExecutor
 from workbench.engine.lookup import LookupDrafts
-from workbench.engine.mlir_drafts import GreedySteps
+from workbench.engine.mlir_drafts import DraftSteps
 from workbench.engine.runner import Runner
 from workbench.engine.speculation import DraftModel, PromptLookup
 from workbench.errors import WorkbenchError
@@ -34,17 +34,19 @@ def drafts_of(
         draft = load(settings.model, dtype=settings.dtype, lane=settings.lane or lane)
         check_same_tokens(settings.model, draft.tokenizer, draft.model.spec, tokenizer, spec)
         proposer = ModelDrafts(
-            draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.max_num_batched_tokens,
-            coupled=settings.accept == "match", several=_several(draft, settings.num_speculative_tokens),
+            draft.model.spec, draft.executor, draft.cache.holdings, draft.scheduler.limits.chunk,
+            coupled=settings.accept == "match", confidence_threshold=settings.confidence_threshold,
+            several=_several(draft, settings),
         )  # fmt: skip
     return Drafts(proposer, settings.num_speculative_tokens, spec.context, settings.length, settings.accept)
 
 
-def _several(draft: Runner, most: int) -> GreedySteps | None:
+def _several(draft: Runner, settings: DraftModel) -> DraftSteps | None:
     """The call for several tokens, where the draft decodes by compiled steps."""
-    if not isinstance(draft.executor, MlirExecutor) or GreedySteps.problem(draft.model, draft.store):
+    if not isinstance(draft.executor, MlirExecutor) or DraftSteps.problem(draft.model, draft.store):
         return None
-    return GreedySteps(draft.model, draft.store, most + 1)
+    most, least = settings.num_speculative_tokens + 1, settings.confidence_threshold
+    return DraftSteps(draft.model, draft.store, most, least)
 
 
 def check_same_tokens(

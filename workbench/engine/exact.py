@@ -19,10 +19,13 @@ from workbench.cache.tables import tables_of
 from workbench.engine.packing import pack
 from workbench.engine.plan import Span, StepPlan
 from workbench.model.layers import Angles, Block
+from workbench.model.parts import Linear
+from workbench.model.quantized import Activations
 from workbench.model.transformer import Transformer
 from workbench.request import Request, Sequence
 
 ROOM = 2  # times the error of the modules themselves: another order of summation, another place to round
+FLIPPED = 0.25  # of what activations in INT8 change: a number between two INT8 values may become either
 ROUNDINGS = 8  # of numbers as large as the logits, where the modules happen to be exact
 SPARE = 2  # pools have this many times the pages that the sequence holds
 
@@ -62,16 +65,23 @@ def decode_of_one(model: Transformer, held: Held, context: int, seed: int = 0) -
 
 def expected(model: Transformer, store: KVStore, plan: StepPlan) -> tuple[Tensor, float]:
     """The exact logits of the plan's rows, [sample, vocab] in float64, and how far another way of computing them may
-    be away: `ROOM` times the error that the modules make on the lane eager in their own precision, and a rounding."""
+    be away: `ROOM` times the error that the modules make on the lane eager in their own precision, and a rounding; with
+    activations in INT8 also `FLIPPED` of what these change."""
     higher = torch.float32 if model.dtype.itemsize < 4 else torch.float64
     exact = _eager(model, store, plan, higher).double()
     plain = _eager(model, store, plan, model.dtype).double()
     rounding = ROUNDINGS * torch.finfo(model.dtype).eps * (1 + exact.abs().max().item())
+    if model.format.activations != "float":
+        unquantized = _eager(model, store, plan, higher, "float").double()
+        rounding += FLIPPED * (unquantized - exact).abs().max().item()
     return exact, ROOM * (plain - exact).abs().max().item() + rounding
 
 
-def _eager(model: Transformer, store: KVStore, plan: StepPlan, dtype: torch.dtype) -> Tensor:
-    """Logits by the modules as written, on the lane eager in `dtype`. Weights are cast a block at a time."""
+def _eager(
+    model: Transformer, store: KVStore, plan: StepPlan, dtype: torch.dtype, activations: Activations | None = None
+) -> Tensor:
+    """Logits by the modules as written, on the lane eager in `dtype`, with the model's own activations unless given.
+    Weights are cast a block at a time."""
     batch = pack(plan, store.page_size, model.device)
     own = KVStore(store.shapes, store.pages, store.page_size, dtype, str(model.device))
     for table in range(len(store.tables)):
@@ -87,6 +97,8 @@ def _eager(model: Transformer, store: KVStore, plan: StepPlan, dtype: torch.dtyp
         for part in made.modules():
             if "lane" in vars(part):
                 vars(part)["lane"] = Lane.EAGER
+            if isinstance(part, Linear) and activations is not None:
+                part.activations = activations
         return made if dtype == model.dtype else made.to(dtype)
 
     x = here(model.norm)(model.hidden(batch, own, run)[batch.sample_rows])

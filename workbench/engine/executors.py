@@ -15,6 +15,7 @@ from workbench.engine.alike import Watch
 from workbench.engine.buckets import bucket_for, check_bucket_for
 from workbench.engine.captured import CapturedExecutor
 from workbench.engine.compiled import CompiledExecutor, settled
+from workbench.engine.contention import StepThreads
 from workbench.engine.evicting import EvictingExecutor, Evictor
 from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import MlirStep, step_problem, store_problem
@@ -28,7 +29,12 @@ from workbench.errors import WorkbenchError
 from workbench.model.transformer import Transformer
 
 Unit = Literal["block", "step"]
-FEW_TOKENS = 256  # in a step: up to here rows of the compiled step were quicker than blocks, from here on no slower
+# Tokens of a step that go through the compiled step as rows. A call takes FEW_ROWS[-1] of them, with the weights read
+# anew: one call was quicker than blocks in panels in every case measured (0.5 to 0.9 of their time at 64 tokens), a
+# second about even (0.9 to 1.1 at 128), from a third on it loses (1.0 to 1.3 at 192). Demo and shape:smollm2-135m,
+# float32 and bfloat16, v3, v4 and v4+bf16 alike (experiments/LOG.md, 2026-11-22).
+FEW_TOKENS = 128
+FEW_TOKENS_BESIDE_OTHERS = 256  # where blocks are not in panels: up to here rows were quicker than Inductor's
 FEW_ROWS = (8, 16, 32, 64)
 
 
@@ -71,12 +77,13 @@ class MlirExecutor:
     """Steps of decodes, and of few tokens, as one compiled function a bucket. All others go block by block where the
     model's weights are in panels (see prefill.py); otherwise `rest` carries them out."""
 
-    def __init__(self, model: Transformer, store: KVStore, rest: Executor):
-        self.model, self.store = model, store
-        self.rest = PrefillExecutor(model, store, self._rows) if all_in_panels(model) else rest
+    def __init__(self, model: Transformer, store: KVStore, rest: Executor, threads: StepThreads | None = None):
+        self.model, self.store, self.threads = model, store, threads or StepThreads()
+        panels = all_in_panels(model)
+        self.rest = PrefillExecutor(model, store, self._rows) if panels else rest
         self.steps: dict[int, MlirStep] = {}
         self.checks: dict[int, MlirStep] = {}  # rows may be of one sequence
-        self.few_tokens = FEW_TOKENS
+        self.few_tokens = FEW_TOKENS if panels else FEW_TOKENS_BESIDE_OTHERS
         self.few: RowsExecutor | None = None
         self.kernel_seconds: float | None = None
         self._made, self._watch = 0, Watch(model)
@@ -102,17 +109,17 @@ class MlirExecutor:
         count, steps = len(plan.spans), self.checks if together else self.steps
         rows = check_bucket_for(count) if together else bucket_for(count + plan.padding)
         if rows not in steps:
-            steps[rows] = MlirStep(self.model, self.store, rows, together)
+            steps[rows] = MlirStep(self.model, self.store, rows, together, self.threads)
             self._made += 1
         with torch.inference_mode():
             logits = steps[rows](plan)
             self.kernel_seconds = steps[rows].seconds
             # A slice where every sequence samples, which is nearly always: a selection would copy all logits.
             sampled = [row for row, span in enumerate(plan.spans) if span.logit_rows]
-            return logits[:count] if len(sampled) == count else logits[sampled]
+            return logits[:count] if len(sampled) == count else logits.index_select(0, torch.tensor(sampled))
 
     def _rows(self) -> RowsExecutor:
-        self.few = self.few or RowsExecutor(self.model, self.store, FEW_ROWS)
+        self.few = self.few or RowsExecutor(self.model, self.store, FEW_ROWS, self.threads)
         return self.few
 
     def _as_rows(self, plan: StepPlan) -> Tensor:
@@ -130,12 +137,14 @@ def executor_for(
     unit: Unit = "block",
     batch_invariant: bool = False,
     fell_back: Callable[[str], None] = lambda why: None,
+    threads: StepThreads | None = None,
 ) -> Executor:
     """What runs `model`, whose modules are on `lanes.blocks`. A model on the lane mlir that its compiled step cannot
     carry out decodes by its modules, on the same lane. Raises WorkbenchError where only the step is on that lane, and
-    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`."""
+    for `batch_invariant` (see invariant.py) where the model or its cache cannot keep it. `fell_back` as in `Vetted`;
+    `threads` runs compiled steps."""
     if batch_invariant:
-        return RowsExecutor(model, store)
+        return RowsExecutor(model, store, threads=threads)
     if model.device.type == "cuda" and model.lane is Lane.TRITON:
         return CapturedExecutor(model, store)
     if model.lane is Lane.INDUCTOR:
@@ -149,16 +158,26 @@ def executor_for(
     problem = step_problem(model.spec)
     if problem and model.lane is not Lane.MLIR:
         raise WorkbenchError(f"lane mlir: decodes no step of {model.spec.name}: {problem}")
-    return blocks if problem else MlirExecutor(model, store, blocks)
+    return blocks if problem else MlirExecutor(model, store, blocks, threads)
 
 
-def evicting(model: Transformer, store: KVStore, lanes: Lanes, fast: Executor, evictor: Evictor | None) -> Executor:
-    """`fast`, and where the queries of a step are to be seen the model's blocks, on the lanes that carry them out."""
+def evicting(
+    model: Transformer,
+    store: KVStore,
+    lanes: Lanes,
+    fast: Executor,
+    evictor: Evictor | None,
+    fell_back: Callable[[str], None] = lambda why: None,
+) -> Executor:
+    """`fast`, and where the queries of a step are to be seen the model's blocks, on the lanes that carry them out. They
+    are compiled for themselves, and so vetted for themselves where others are (`fell_back` as in `Vetted`)."""
     if evictor is None:
         return fast
     seen, layers = observed(store)
     if model.lane is Lane.INDUCTOR:
         blocks: Executor = CompiledExecutor(model, seen, lanes.reads, "block", lanes.blocks)
+        if not lanes.vetted:
+            blocks = Vetted(model, blocks, lambda: EagerExecutor(model, seen), fell_back)
     else:
         blocks = EagerExecutor(model, seen)
     return EvictingExecutor(fast, blocks, layers, evictor)

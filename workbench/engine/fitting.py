@@ -15,27 +15,36 @@ from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import step_problem
 from workbench.errors import WorkbenchError
 from workbench.model.own_parts import mask_of, score_of
+from workbench.model.quantized import WeightFormat
 from workbench.model.spec import AnyAttention, ModelSpec
+from workbench.model.transformer import DENSE
 
 
-def fitted(lanes: Lanes, spec: ModelSpec, auto: bool) -> Lanes:
-    """`lanes` as far as they can carry out `spec`.
+def fitted(lanes: Lanes, spec: ModelSpec, auto: bool, format: WeightFormat = DENSE) -> Lanes:
+    """`lanes` as far as they can carry out `spec` with weights and activations of `format`.
 
     Under `auto` what a lane cannot do is done by the next that can, and the reason says so; a lane that was asked for
     raises WorkbenchError instead.
     """
     if not auto:
         # Without a step the lane mlir decodes by the blocks' operators, which are its own too.
-        if problem := _blocks_problem(lanes.blocks, spec):
+        if problem := _format_problem(lanes.blocks, format) or _blocks_problem(lanes.blocks, spec):
             raise WorkbenchError(f"lane {str(lanes.blocks)!r} cannot carry out this model: {problem}")
         return lanes
-    if problem := _blocks_problem(lanes.blocks, spec):
+    if problem := _format_problem(lanes.blocks, format) or _blocks_problem(lanes.blocks, spec):
         return Lanes.one(Lane.EAGER, f"auto: not {lanes.blocks}: {problem}")
     if lanes.reads is not lanes.blocks and (problem := _blocks_problem(lanes.reads, spec)):
         lanes = replace(lanes, reads=lanes.blocks, reason=f"auto: not {lanes.reads}: {problem}")
     if lanes.decode is Lane.MLIR and (problem := step_problem(spec)):
         lanes = replace(lanes, decode=lanes.blocks, reason=f"auto: not mlir: {problem}")
     return lanes
+
+
+def _format_problem(lane: Lane, format: WeightFormat) -> str | None:
+    """Why `lane` has no products of this format; None where it has."""
+    if format.activations == "int8" and (gap := known_gap("linear_w8a8", lane, "")):
+        return f"linear_w8a8 (activations: int8) has no lane {lane}: {gap.reason}"
+    return None
 
 
 def _blocks_problem(lane: Lane, spec: ModelSpec) -> str | None:

@@ -24,6 +24,7 @@ from workbench.engine.lanes import Lanes
 from workbench.engine.mlir_step import step_problem, store_problem
 from workbench.engine.plan import Span, StepPlan
 from workbench.engine.rounds import CLEARLY, timed
+from workbench.engine.trial import tried_of
 from workbench.model.parts import Linear
 from workbench.model.transformer import Transformer
 
@@ -66,7 +67,7 @@ def lay_out(model: Transformer, lanes: Lanes, held: Held, auto: bool, kept: Reme
     if found is None:
         found, quiet = _tried(model, in_panels, held, lanes.blocks)
         if quiet:
-            kept.add(key, found._asdict())
+            kept.add(key, {**found._asdict(), **tried_of(model, held)})
     if found.problem:
         return replace(lanes, reason=f"{lanes.reason}; weights row by row: {found}")
     _take(model, True, Lane.MLIR)
@@ -94,7 +95,7 @@ def _key(model: Transformer, held: Held) -> str:
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "model": model.spec.model_dump(mode="json"),
-        "weights": [model.format.blocks, model.format.head, model.format.group, str(model.dtype)],
+        "weights": [*model.format.named, str(model.dtype)],
         "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.shapes]],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
@@ -128,8 +129,8 @@ def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
     if linear.format == "int8":
         values, scales = torch.zeros(out, width, dtype=torch.int8), torch.ones(out)
         panels = to_panels(values)
-        ours = lambda: compiled_kernels.linear_int8(x, panels, scales, None, Lane.MLIR)  # noqa: E731
-        torchs = lambda: compiled_kernels.linear_int8(x, values, scales, None, Lane.EAGER)  # noqa: E731
+        ours = lambda: linear.product(x, panels, scales, None, Lane.MLIR)  # noqa: E731
+        torchs = lambda: linear.product(x, values, scales, None, Lane.EAGER)  # noqa: E731
     else:
         panels = to_panels(weight)
         ours = lambda: compiled_kernels.linear(x, panels, None, Lane.MLIR)  # noqa: E731
@@ -154,6 +155,19 @@ def _wrong(model: Transformer, lanes: Lanes, held: Held) -> str:
         if not away <= bound:
             return f"logits of a {name} are {away:.2g} away from exact ones, {bound:.2g} is allowed"
     return ""
+
+
+def remembered_layouts(kept: Remembered | None = None) -> list[dict[str, Any]]:
+    """Return every choice of a layout that is remembered, newest last: `chosen` is panels or rows, `reason` says why;
+    `valid` says whether machine, versions and code are still those it was made with. Damaged entries are left out."""
+    named, choices = ("model", "weights", "cache", "threads", "cpu", "here", "date"), []
+    for entry in (kept or Remembered(directory() / FILE)).load().values():
+        found = _sound(entry)
+        if found is None or not all(name in entry for name in named):
+            continue
+        chosen = {"chosen": "rows" if found.problem else "panels", "reason": str(found)}
+        choices.append({**{name: entry[name] for name in named}, **chosen, "valid": entry["here"] == machine()})
+    return choices
 
 
 def _sound(found: Any) -> Found | None:

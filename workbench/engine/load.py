@@ -64,6 +64,7 @@ def load(
     weights: str = "dense",
     head_weights: str | None = None,
     weight_group: int = 64,
+    activations: str = "float",
     lane: str = "auto",
     compile: Unit = "block",
     device: str = "cpu",
@@ -99,7 +100,8 @@ def load(
 
     `dtype` is `float32`, `bfloat16`, `float16` or `auto` (what the files say; bfloat16 for shapes); `weights` and
     `head_weights` (as `weights` unless given) are `dense`, `int8` or `int4` in groups of `weight_group` columns; `lane`
-    is `eager`, `inductor`, `triton`, `mlir` or `auto` (see trial.py); `compile` is what Inductor
+    is `eager`, `inductor`, `triton`, `mlir` or `auto` (see trial.py); `activations` are `float` or, where weights are
+    `int8`, `int8`: each row of what is multiplied is quantized as it comes; `compile` is what Inductor
     compiles at once, a `block` or a whole decode `step`; `seed` is for random weights; `attention` is what changes in
     the model's attention, as in an experiment (`{"window": 128, "sinks": 4}`). `cache` says how keys and values are
     kept: `dense`, `int8`, `int4`, `fp8`, or settings as in an experiment's `cache:` (see cache/format.py); `prefix` is
@@ -132,7 +134,7 @@ def load(
     if problem := excluded(batch_invariant, evicts is not None, not isinstance(speculate, NoSpeculation)):
         raise WorkbenchError(problem)
     limits = Limits(max_num_seqs, max_num_batched_tokens, chunk_tokens, chunked_prefill)
-    format, place = WeightFormat.of(weights, head_weights, weight_group), _device(device)
+    format, place = WeightFormat.of(weights, head_weights, weight_group, activations), _device(device)
     kept, lanes = cache_format(cache), resolve_lanes(lane, place.type)
     source = _source(str(model), AttentionPart.of(attention))
     format.check(source.spec)
@@ -140,7 +142,7 @@ def load(
     if batch_invariant:
         lanes = invariant(lanes, lane, source.spec, place.type)
     else:
-        lanes = fitted(lanes, source.spec, auto=lane == AUTO)
+        lanes = fitted(lanes, source.spec, lane == AUTO, format)
     with told_if_long(f"loading the weights of {model}", tell):
         state = source.state(torch_dtype, seed)
         transformer = Transformer.from_state(source.spec, state, lanes.blocks, format).to(place)
@@ -278,7 +280,7 @@ def _pages_that_fit(
 ) -> tuple[int, ...]:
     """Pages of each table for every sequence at full context (of a window, what it sees; with a `policy`, its budget),
     or as many as the memory set aside holds."""
-    tables, chunk = tables_of(shape.tables for shape in shapes), limits.max_num_batched_tokens
+    tables, chunk = tables_of(shape.tables for shape in shapes), limits.chunk
     page_bytes = [
         page_size * sum(shapes[layer].table_bytes(number, dtype) for layer in table.layers)
         for number, table in enumerate(tables)

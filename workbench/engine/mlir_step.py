@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import cast
@@ -24,6 +23,7 @@ from workbench.cache.quantized import QuantizedLayer
 from workbench.cache.shapes import CacheShape
 from workbench.cache.store import KVStore
 from workbench.engine.angles import Angles
+from workbench.engine.contention import StepThreads
 from workbench.engine.packing import LEAST_TABLE, pack
 from workbench.engine.plan import StepPlan
 from workbench.errors import WorkbenchError
@@ -55,12 +55,20 @@ FEW = 8  # with fewer rows times groups a thread, the context is split among thr
 class MlirStep:
     """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
 
-    def __init__(self, model: Transformer, store: KVStore, rows: int, together: bool = False):
-        """With `together` several rows may be of one sequence, each with its own length."""
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        rows: int,
+        together: bool = False,
+        threads: StepThreads | None = None,
+    ):
+        """With `together` several rows may be of one sequence, each with its own length. `threads` runs the step."""
         check_step(model, store)
         self.model, self.store, self.seconds = model, store, 0.0  # of the last call's compiled code
         shape = step_shape(model, store.page_size, rows, store.shapes, together)
         self.step = DecodeStep(shape, step_tensors(model, store))
+        self._name, self._threads = f"{'check' if together else 'decode'} {rows}", threads or StepThreads()
         self._angles = {turn: Angles(cast(RotaryTable, model.rotary[turn])) for turn in self.step.angles}
         self._ids = torch.zeros(rows, dtype=torch.long)
         # Written to through numpy: a small step is over before torch has made a handful of small tensors.
@@ -85,9 +93,7 @@ class MlirStep:
         for turn, mine in step.angles.items():
             for part, angle in zip(mine, self._angles[turn](positions), strict=True):
                 part[:rows] = angle
-        began = time.perf_counter()
-        step()
-        self.seconds = time.perf_counter() - began
+        self.seconds = self._threads.run(self._name, step)
         return self.model.capped(step.logits)
 
     @property
@@ -131,7 +137,7 @@ def step_shape(
         eps=model.spec.norm_eps,
         kind=TYPES[model.dtype],
         layers=tuple(_layer(block, cache[i], model.turns[i]) for i, block in enumerate(blocks)),
-        head=_weight(model.format.head, model.dtype, model.format.group),
+        head=_head(model),
         size=page_size,
         held=max(LEAST_TABLE, pages_for(model.spec.context, page_size)),
         chunks=threads if rows * groups < FEW * threads else 1,
@@ -210,7 +216,13 @@ def _packing(cache: CacheShape) -> Packing:
 
 def _stored(linear: Linear) -> Weight:
     weight = _weight(linear.format, linear.weight.dtype, linear.group, linear.bias is not None)
-    return replace(weight, panels=in_panels(linear.weight))
+    return replace(weight, panels=in_panels(linear.weight), w8a8=linear.activations == "int8")
+
+
+def _head(model: Transformer) -> Weight:
+    format = model.format
+    weight = _weight(format.head, model.dtype, format.group)
+    return replace(weight, w8a8=format.activations_of(format.head) == "int8")
 
 
 def _weight(format: Format, dtype: torch.dtype, group: int, bias: bool = False) -> Weight:

@@ -12,8 +12,10 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from compiled_kernels import Lane
+from compiled_kernels.linear_w8a8.quantize import quantize_rows
 from compiled_kernels.paged_attention.reference import attend
 from workbench.batch import TokenBatch
+from workbench.errors import WorkbenchError
 from workbench.model.latent_spec import LatentAttention
 from workbench.model.layers import attention_module
 from workbench.model.quantized import WeightFormat
@@ -23,11 +25,24 @@ from workbench.model.transformer import Transformer
 from workbench.user_parts import load
 
 
+class Weights(dict[str, Tensor]):
+    """A model's dense state, and whether rows that enter its products are rounded to INT8 first."""
+
+    int8_rows = False
+
+    def entering(self, x: Tensor) -> Tensor:
+        if not self.int8_rows:
+            return x
+        values, scales = quantize_rows(x)
+        return values * scales[:, None].to(x.dtype)
+
+
 @torch.inference_mode()
 def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Every position's logits for ids [token], computed in `dtype` (the model's own unless given)."""
     spec = model.spec
-    w = model.dense_state(dtype or model.dtype)
+    w = Weights(model.dense_state(dtype or model.dtype))
+    w.int8_rows = model.format.activations == "int8"
     x = w["embedding.weight"][ids]
     if spec.embedding_scale != 1:  # as the model has it, in its own type
         x = x * torch.tensor(spec.embedding_scale, dtype=model.dtype).to(x.dtype)
@@ -40,18 +55,19 @@ def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) ->
         made = (_feedforward if kind.experts is None else _mixture)(h, w, at + "feedforward.", kind)
         x = x + (_norm(made, w[at + "feedforward_post_norm.weight"], *_style(spec)) if kind.post_norms else made)
     x = _norm(x, w["norm.weight"], *_style(spec))
+    x = w.entering(x) if model.format.head == "int8" else x
     logits = x @ w["embedding.weight" if spec.tied else "head.weight"].T
     return spec.final_softcap * torch.tanh(logits / spec.final_softcap) if spec.final_softcap else logits
 
 
-def _attention(h: Tensor, w: dict[str, Tensor], at: str, a: AnyAttention, spec: ModelSpec) -> Tensor:
+def _attention(h: Tensor, w: Weights, at: str, a: AnyAttention, spec: ModelSpec) -> Tensor:
     """Normed rows [token, width] of a whole text -> what attention adds to them [token, width]."""
     if isinstance(a, LatentAttention):
         return _latent(h, w, at, a, a.rotary or spec.rotary)
     return (_grouped if a.module is None else _own)(h, w, at, a, spec)
 
 
-def _grouped(h: Tensor, w: dict[str, Tensor], at: str, a: Attention, spec: ModelSpec) -> Tensor:
+def _grouped(h: Tensor, w: Weights, at: str, a: Attention, spec: ModelSpec) -> Tensor:
     qkv = rearrange(_linear(h, w, at + "qkv"), "token (head dim) -> token head dim", dim=a.dim)
     q, k, v = qkv.split([a.heads, a.groups, a.groups], dim=1)
     if a.qk_norm:
@@ -66,7 +82,7 @@ def _grouped(h: Tensor, w: dict[str, Tensor], at: str, a: Attention, spec: Model
     return _linear(rearrange(mixed, "token head dim -> token (head dim)"), w, at + "output")
 
 
-def _latent(h: Tensor, w: dict[str, Tensor], at: str, a: LatentAttention, rotary: Rotary) -> Tensor:
+def _latent(h: Tensor, w: Weights, at: str, a: LatentAttention, rotary: Rotary) -> Tensor:
     """As published: every head's keys and values are made from the latents (DeepSeek-V2, 2024, section 2.1)."""
     query, latent, key = _linear(h, w, at + "down").split([a.down - a.dim, a.latent, a.rope_dim], dim=-1)
     if a.query_latent is not None:
@@ -126,8 +142,10 @@ class _WholeText:
         return attend(q, self.k, self.v, 0, scale, mask, softcap, sink_logits, score)
 
 
-def _own(h: Tensor, w: dict[str, Tensor], at: str, a: Attention, spec: ModelSpec) -> Tensor:
+def _own(h: Tensor, w: Weights, at: str, a: Attention, spec: ModelSpec) -> Tensor:
     """The same by an attention module of the user's own: only its cache and its batch are plain."""
+    if w.int8_rows:
+        raise WorkbenchError("activations: int8 and a custom attention module: the oracle knows no such rows")
     module = attention_module(a, spec.width, Lane.EAGER, WeightFormat(), *_style(spec), h.dtype)
     mine = {name.removeprefix(at): values for name, values in w.items() if name.startswith(at)}
     module.load_state_dict(mine, strict=False)
@@ -149,12 +167,12 @@ def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: to
     return ids[len(prompt_ids) :]
 
 
-def _feedforward(h: Tensor, w: dict[str, Tensor], at: str, kind: LayerKind) -> Tensor:
+def _feedforward(h: Tensor, w: Weights, at: str, kind: LayerKind) -> Tensor:
     gate, up = _linear(h, w, at + "gate_up").chunk(2, dim=-1)
     return _linear(_gated(gate, up, kind.gate), w, at + "down")
 
 
-def _mixture(h: Tensor, w: dict[str, Tensor], at: str, kind: LayerKind) -> Tensor:
+def _mixture(h: Tensor, w: Weights, at: str, kind: LayerKind) -> Tensor:
     """One token after another, each through its own experts."""
     assert kind.experts is not None
     rows = []
@@ -197,7 +215,8 @@ def _norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (weight + offset)
 
 
-def _linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
+    x = x if name.endswith("router") else w.entering(x)  # a router stays dense
     out = x @ w[name + ".weight"].T
     return out + w[name + ".bias"] if name + ".bias" in w else out
 

@@ -15,7 +15,7 @@ Nobody starves under any of them. `fcfs` serves in order of arrival. Under the o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, ClassVar, Literal
@@ -29,23 +29,39 @@ from workbench.shown import Brief
 Steps = Annotated[int, Field(ge=1)]
 
 
-class _Part(Brief, BaseModel):
+class BuiltIn(Brief, BaseModel):
+    """A policy that says in parts what it would say of a state in which everybody decodes: such a state is decided
+    without an entry for each (see `Scheduler.plan`)."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
     steady: ClassVar[bool] = True
     padded: ClassVar[bool] = False
 
+    def __call__(self, state: State) -> Wishes:
+        decodes, prefills = parted(state.running)
+        return serve(state, self.turns(state, prefills), self.keep(state), decodes)
 
-class FCFS(_Part):
+    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
+        """Yield `prefills` and those that wait, in the order in which they are served."""
+        return chain(prefills, state.waiting)
+
+    def keep(self, state: State) -> Sequence[Entry] | None:
+        """Return those that run in the order in which they hold on to their pages; None for that of arrival. It
+        depends on who runs, on nothing that changes of them, and on whether the oldest of them is overdue."""
+        return None
+
+    def head(self, state: State) -> tuple[Entry | None, str]:
+        """Return who begins next where everybody decodes; and why not yet, where that is the policy's doing."""
+        return next(iter(self.turns(state, [])), None), ""
+
+
+class FCFS(BuiltIn):
     """First come, first served: decodes, then prefills in the tokens that are left (Sarathi-Serve's mixed steps)."""
 
     kind: Literal["fcfs"] = "fcfs"
 
-    def __call__(self, state: State) -> Wishes:
-        decodes, prefills = parted(state.running)
-        return serve(state, chain(prefills, state.waiting), decodes=decodes)
 
-
-class PrefillFirst(_Part):
+class PrefillFirst(BuiltIn):
     """Prefills before decodes, which get what is left of the step: the first token comes soon, the others may stall."""
 
     kind: Literal["prefill_first"] = "prefill_first"
@@ -54,10 +70,10 @@ class PrefillFirst(_Part):
     def __call__(self, state: State) -> Wishes:
         decodes, prefills = parted(state.running)
         late, others = overdue(state, self.patience, decodes)
-        return serve(state, chain(prefills, state.waiting), decodes=late, after=others)
+        return serve(state, self.turns(state, prefills), decodes=late, after=others)
 
 
-class DecodeFirst(_Part):
+class DecodeFirst(BuiltIn):
     """As long as anything decodes nobody is prefilled, but for who has been here for `patience` steps: even gaps
     between tokens, and a first token that comes late."""
 
@@ -68,57 +84,66 @@ class DecodeFirst(_Part):
         decodes, prefills = parted(state.running)
         if not decodes:
             return serve(state, chain(prefills, state.waiting))
-        late = heapq.merge(
-            overdue(state, self.patience, prefills)[0], waiting_overdue(state, self.patience), key=_order
-        )
+        late = self.turns(state, prefills)
         first = next(late, None)
         wishes = serve(state, () if first is None else chain((first,), late), decodes=decodes)
         if first is not None or not state.waiting:
             return wishes
-        head = state.waiting[0]
-        words = f"{len(decodes)} sequences decode, and it has waited {state.step - head.since} of {self.patience} steps"
+        head, words = self._not_yet(state, len(decodes))
         return replace(wishes, tokens=(*wishes.tokens, (head.id, 0)), because={head.id: words})
 
+    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
+        """As far as they are overdue."""
+        late = overdue(state, self.patience, prefills)[0]
+        return heapq.merge(late, waiting_overdue(state, self.patience), key=_order)
 
-class ShortestPrompt(_Part):
+    def head(self, state: State) -> tuple[Entry | None, str]:
+        first = next(self.turns(state, []), None)
+        return (first, "") if first is not None or not state.waiting else self._not_yet(state, len(state.running))
+
+    def _not_yet(self, state: State, decodes: int) -> tuple[Entry, str]:
+        head = state.waiting[0]
+        waited = state.step - head.since
+        return head, f"{decodes} sequences decode, and it has waited {waited} of {self.patience} steps"
+
+
+class ShortestPrompt(BuiltIn):
     """Short prompts are admitted and prefilled first."""
 
     kind: Literal["shortest_prompt"] = "shortest_prompt"
     patience: Steps = 1000
 
-    def __call__(self, state: State) -> Wishes:
-        decodes, prefills = parted(state.running)
-        return serve(state, in_turn(state, self.patience, prefills, _todo), decodes=decodes)
+    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
+        return in_turn(state, self.patience, prefills, _todo)
 
 
-class Priority(_Part):
+class Priority(BuiltIn):
     """The smaller `Request.priority`, the sooner; the largest gives way first when pages run out."""
 
     kind: Literal["priority"] = "priority"
     patience: Steps = 1000
 
-    def __call__(self, state: State) -> Wishes:
-        decodes, prefills = parted(state.running)
-        behind = in_turn(state, self.patience, prefills, _priority)
+    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
+        return in_turn(state, self.patience, prefills, _priority)
+
+    def keep(self, state: State) -> Sequence[Entry]:
         first = spared(state, self.patience, state.running)
         keep = sorted(state.running, key=_priority)  # stable: in order of arrival where it is equal
         if first is not None:
             keep.remove(first)
             keep.insert(0, first)
-        return serve(state, behind, keep, decodes)
+        return keep
 
 
-class Fair(_Part):
+class Fair(BuiltIn):
     """Next comes the tenant for whom the fewest tokens were computed, with its oldest request (the virtual token
     counter of Sheng et al., 2024)."""
 
     kind: Literal["fair"] = "fair"
     patience: Steps = 1000
 
-    def __call__(self, state: State) -> Wishes:
-        decodes, prefills = parted(state.running)
-        behind = sharing(state, self.patience, self._by_tenant(state))
-        return serve(state, chain(prefills, behind), decodes=decodes)
+    def turns(self, state: State, prefills: list[Entry]) -> Iterator[Entry]:
+        return chain(prefills, sharing(state, self.patience, self._by_tenant(state)))
 
     def _by_tenant(self, state: State) -> Iterator[Entry]:
         queues = state.tenants()

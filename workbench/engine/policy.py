@@ -21,7 +21,7 @@ A policy of your own, in a file of your own (`schedule.policy: {path: mine.py:lo
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -146,7 +146,7 @@ class State:
     """What is to be decided on. Page counts and cached tokens are worked out when they are first asked for."""
 
     step: int
-    running: tuple[Entry, ...]  # in order of arrival, as are those that wait
+    running: Sequence[Entry]  # in order of arrival, as are those that wait
     waiting: tuple[Entry, ...]
     free: Counts  # pages that can be had once all that run have theirs: negative where pages will be lacking
     needs: Mapping[str, Counts]  # by id: pages it must be given before its next tokens are computed
@@ -198,6 +198,7 @@ class State:
         every = (*self.running, *self.waiting)
         return replace(
             self,
+            running=tuple(self.running),
             needs={entry.id: self.needs[entry.id] for entry in every},
             gives={entry.id: self.gives[entry.id] for entry in self.running},
             cached={entry.id: self.cached[entry.id] for entry in self.waiting},

@@ -9,7 +9,6 @@ that was computed before.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import cast
@@ -25,6 +24,7 @@ from workbench.cache.store import KVStore
 from workbench.engine.alike import Watch
 from workbench.engine.angles import Angles
 from workbench.engine.buckets import DECODE_BUCKETS
+from workbench.engine.contention import StepThreads
 from workbench.engine.mlir_step import check_step, step_shape, step_tensors
 from workbench.engine.packing import pack
 from workbench.engine.plan import Span, StepPlan
@@ -38,10 +38,16 @@ class RowsExecutor:
     """Steps as calls of a bucket of rows. A sequence's tokens go through in order, and packed layers settle what each
     call makes old enough before it."""
 
-    def __init__(self, model: Transformer, store: KVStore, buckets: tuple[int, ...] = DECODE_BUCKETS):
+    def __init__(
+        self,
+        model: Transformer,
+        store: KVStore,
+        buckets: tuple[int, ...] = DECODE_BUCKETS,
+        threads: StepThreads | None = None,
+    ):
         """`buckets` are the numbers of rows that are compiled for, ascending. The last is the most of a call: with 64
-        rows, reading the weights anew for each call is little beside multiplying with them."""
-        self.buckets = buckets
+        rows, reading the weights anew for each call is little beside multiplying with them; `threads` runs it."""
+        self.buckets, self._threads = buckets, threads or StepThreads()
         self.model, self.store = model, store
         self.kernel_seconds: float | None = None
         self._angles = {turn: Angles(cast(RotaryTable, table)) for turn, table in enumerate(model.rotary)}
@@ -71,7 +77,7 @@ class RowsExecutor:
         found: list[list[Tensor]] = [[] for _ in plan.spans]  # of each span, what its sampled rows are
         for places, spans in self._calls(plan):
             batch = pack(replace(plan, spans=spans), self.store.page_size, self.model.device)
-            rows = self._hidden(batch, plan.padding)[batch.sample_rows]
+            rows = self._hidden(batch, plan.padding).index_select(0, batch.sample_rows)
             for place, mine in zip(places, rows.split([span.logit_rows for span in spans]), strict=True):
                 found[place].append(mine)
         return self.logits(torch.cat([rows for span in found for rows in span]))
@@ -106,15 +112,17 @@ class RowsExecutor:
         rows = batch.rows
         step.x[:rows], step.x[rows:] = self.model.embed(batch.ids), 0
         of_row = torch.repeat_interleave(batch.span_starts.diff().long())
-        later = batch.span_starts[1:][of_row] - 1 - torch.arange(rows)  # tokens of its span after each row's
-        step.lengths[:rows], step.lengths[rows:] = batch.context_lengths[of_row] - later, 1
+        last = batch.span_starts[1:].index_select(0, of_row) - 1
+        later = last - torch.arange(rows)  # tokens of its span after each row's
+        step.lengths[:rows] = batch.context_lengths.index_select(0, of_row) - later
+        step.lengths[rows:] = 1
         for mine, table in zip(step.tables, batch.page_tables, strict=True):
-            mine[:rows, : table.shape[1]] = table[of_row]
+            mine[:rows, : table.shape[1]] = table.index_select(0, of_row)
             mine[rows:, 0] = 0
         for turn, mine in step.angles.items():
             for part, angle in zip(mine, self._angles[turn](batch.positions), strict=True):
                 part[:rows] = angle
-        self._run(step)
+        self._run("blocks", step)
         return step.x[:rows]
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -123,17 +131,16 @@ class RowsExecutor:
             return x.new_empty(0, self.model.spec.vocab)
         step = self._step("head", len(x))
         step.x[: len(x)], step.x[len(x) :] = x, 0
-        self._run(step)
+        self._run("head", step)
         logits = step.logits[: len(x)]
         if not self.model.spec.final_softcap:
             return logits
         # torch's vectorized functions treat the end of their input otherwise: rows are capped one by one.
         return torch.stack([self.model.capped(row.clone()) for row in logits])
 
-    def _run(self, step: DecodeStep) -> None:
-        began = time.perf_counter()
-        step()
-        self.kernel_seconds = (self.kernel_seconds or 0.0) + time.perf_counter() - began
+    def _run(self, part: str, step: DecodeStep) -> None:
+        seconds = self._threads.run(f"{part} {step.shape.rows}", step)
+        self.kernel_seconds = (self.kernel_seconds or 0.0) + seconds
 
     def _step(self, part: str, rows: int) -> DecodeStep:
         key = part, next(size for size in self.buckets if size >= rows)

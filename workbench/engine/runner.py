@@ -18,6 +18,7 @@ from workbench.engine import intake, runner_shown
 from workbench.engine.apart import forward_apart, rows_of
 from workbench.engine.books import Books
 from workbench.engine.cache import Cache
+from workbench.engine.contention import StepThreads
 from workbench.engine.drafts import Drafts
 from workbench.engine.excluded import excluded
 from workbench.engine.executors import Unit, evicting, executor_for
@@ -38,7 +39,7 @@ from workbench.request import FinishReason, Request
 from workbench.sampling.choose import Chooser
 from workbench.sampling.verify import Draft
 from workbench.shown import Shown, Table
-from workbench.trace.events import Event, Finished
+from workbench.trace.events import Event, Finished, ThreadsChanged
 
 
 class Runner(Shown):
@@ -82,15 +83,17 @@ class Runner(Shown):
         limits = limits or Limits()
         self.clock, self._sleep, self.now = clock, sleep, 0.0
         self.cache = Cache.of(
-            model, limits.max_num_batched_tokens, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
+            model, limits.chunk, lambda: self.now, page_size=page_size, pages=pages, cache=cache,
             cache_dtype=cache_dtype, page_orders=page_orders, prefix=prefix, offload=offload, evict=evict,
             set_back=set_back,
         )  # fmt: skip
         self.store = self.cache.store
         self.scheduler = Scheduler(self.cache.holdings, limits, model.spec.context, policy_from(policy))
         self.lanes = lanes or Lanes.one(model.lane, "the model's")
-        fast = executor_for(model, self.store, self.lanes, compile, batch_invariant, self._fell_back)
-        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor)
+        self._changes: list[tuple[int, str]] = []  # of threads, in the step under way
+        threads = StepThreads(lambda *change: self._changes.append(change))
+        fast = executor_for(model, self.store, self.lanes, compile, batch_invariant, self._fell_back, threads)
+        self.executor = evicting(model, self.store, self.lanes, fast, self.cache.evictor, self._fell_back)
         chooser = Chooser(model.spec.vocab)
         self.instruments = Instruments(model, self.store, self.scheduler.pools, clock, note)
         tell = self.instruments.tell
@@ -270,6 +273,9 @@ class Runner(Shown):
             self.served.computed(plan, read, now)
         times = StepTimes(began, drafted - began, planned, computed)
         compiles, kernels = self.executor.compiles, self.executor.kernel_seconds
+        for threads, reason in self._changes:
+            self.instruments.tell(ThreadsChanged(self.clock(), step=plan.step, threads=threads, reason=reason))
+        self._changes.clear()
         stepped = self.instruments.step(whole, pages, times, accepted, compiles, kernels)
         if box is not None:
             box.append(stepped)

@@ -26,6 +26,8 @@ def table(runner: Runner) -> Table:
     weights = str(model.dtype).removeprefix("torch.")
     if model.format.blocks != "dense":
         weights += f", {model.format.blocks} in its products"
+    if model.format.activations != "float":
+        weights += f", with activations in {model.format.activations}"
     pages = [f"{pool.used} of {pool.pages}" for pool in queues.pools]
     formats = dict.fromkeys(str(shape.format) for shape in store.shapes)
     rows = [

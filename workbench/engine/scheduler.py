@@ -6,6 +6,7 @@ model or a simulated one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
@@ -16,8 +17,8 @@ from workbench.engine.granting import Granting
 from workbench.engine.lawful import Lawful, ask, lawful, name_of
 from workbench.engine.limits import Limits, Refusal, check_fits
 from workbench.engine.plan import Decision, Span, StepPlan
-from workbench.engine.policies import FCFS
-from workbench.engine.policy import Policy, Wishes
+from workbench.engine.policies import FCFS, BuiltIn, DecodeFirst, Fair, PrefillFirst, Priority, ShortestPrompt
+from workbench.engine.policy import Policy, State, Wishes
 from workbench.engine.queue import Queue
 from workbench.engine.tenants import Tenants
 from workbench.engine.trials import with_drafts
@@ -26,6 +27,8 @@ from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Sequence
 
 MOST_ASKED = 8  # times before one step: each time somebody gave up pages and nobody got on
+
+IN_PARTS = (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
 
 __all__ = ["Limits", "Refusal", "Scheduler"]
 
@@ -60,6 +63,12 @@ class Scheduler:
         self._steps = 0
         self._batch = 0  # the rows of a padded batch, until its last has ended
         self._told = ("", "")  # who was last told to wait, and why
+        self._named: list[Sequence] = []  # who ran when `_one_each` was made
+        self._late = False  # and whether the oldest of them was overdue
+        self._one_each: tuple[tuple[str, int], ...] = ()
+        # A class that somebody made from one of ours may say anything, and is asked.
+        mine = self.policy
+        self._in_parts: BuiltIn | None = mine if isinstance(mine, BuiltIn) and type(mine) in IN_PARTS else None
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -108,7 +117,7 @@ class Scheduler:
                 decisions.append(Decision(sequence.request_id, "evicted", reason))
         self.families.join(self._steps, decisions)
         wishes: list[Wishes] = []
-        spans, faults = self._steady(), ()
+        spans, faults = self._steady(decisions, wishes), ()
         if spans is None:
             spans, faults = self._decided(decisions, wishes)
         if not spans and not faults:
@@ -164,24 +173,72 @@ class Scheduler:
             self._queue.add(*heirs)
         return self.holdings.end(sequence, broken=reason is FinishReason.ERROR)
 
-    def _steady(self) -> tuple[Span, ...] | None:
-        """The step in which everybody decodes, where there is nothing to decide and the policy would say the same."""
+    def _steady(self, decisions: list[Decision], wishes: list[Wishes]) -> tuple[Span, ...] | None:
+        """The step in which everybody decodes, where the policy would say so and nobody can begin; None for any other.
+        What comes of it is what `_decided` gives, without an entry or a wish of each that decodes."""
         running, holdings, limits = self.running, self.holdings, self.limits
         if not running or len(running) > limits.max_num_batched_tokens or not getattr(self.policy, "steady", False):
             return None
-        if self.waiting and (len(running) < limits.max_num_seqs or self._queue.changed):
+        asks = bool(self.waiting) and (len(running) < limits.max_num_seqs or self._queue.changed)
+        if asks and self._in_parts is None:
             return None
-        spans, new = [], tuple.__new__  # without Span's own constructor: there are as many as sequences
+        spans, uncovered, new = [], [], tuple.__new__  # without Span's own constructor: there are as many as sequences
         for sequence in running:
-            known = len(sequence.token_ids)
-            if known - sequence.computed != 1:
+            known, computed = len(sequence.token_ids), sequence.computed
+            if known - computed != 1:
                 return None
-            if known - sequence.evicted > sequence.covered and (missing := holdings.missing(sequence)) is not None:
+            if known - sequence.evicted > sequence.covered:
+                uncovered.append(sequence)
+            spans.append(new(Span, (sequence, computed, 1, True, None, ())))
+        if asks:
+            return tuple(spans) if self._nobody_begins(uncovered, decisions, wishes) else None
+        for sequence in uncovered:
+            if (missing := holdings.missing(sequence)) is not None:
                 if holdings.short(missing) is not None:
                     return None
                 holdings.take(sequence)
-            spans.append(new(Span, (sequence, sequence.computed, 1, True, None, ())))
         return tuple(spans)
+
+    def _nobody_begins(
+        self, uncovered: list[Sequence], decisions: list[Decision], wishes: list[Wishes]
+    ) -> bool:
+        """Where everybody decodes, whether all have pages and who is next in line has none: then pages are taken, and
+        it is told why it waits. Nothing has happened where this is not so."""
+        policy, running, limits = self._in_parts, self.running, self.limits
+        if self.holdings.budget is not None or len(running) >= limits.max_num_batched_tokens:
+            return False
+        if policy is None or any([sequence.followers for sequence in running]):
+            return False
+        by_id = self._queue.by_id
+        state = self._views.state(self._steps, running, by_id, uncovered)
+        if min(state.free) < 0:
+            return False
+        head, because = policy.head(state)
+        if head is None or not because and limits.max_num_seqs - len(running) >= head.seats and state.fits(head):
+            return False
+        named = self._names(policy, state)
+        wishes.append(Wishes((*named, (head.id, 0)), (), {head.id: because} if because else {}))
+        step = Granting(self.holdings, limits, self._views, running, self._queue, decisions)
+        step.lengths = dict.fromkeys(running, 1)
+        if len(uncovered) > 1:
+            places = {name: place for place, (name, _) in enumerate(named)}
+            uncovered.sort(key=lambda sequence: places[sequence.request_id])
+        for sequence in uncovered:
+            self._views.forget_offers()
+            self.holdings.take(sequence)
+        self._admit([(by_id[head.id], 0)], wishes[-1].because, step)
+        self._queue.changed = False
+        return True
+
+    def _names(self, policy: BuiltIn, state: State) -> tuple[tuple[str, int], ...]:
+        """A token for each that runs, in the order in which they keep their pages; made anew only where that may be
+        another one than at the last step (see `BuiltIn.keep`)."""
+        late = state.step - self.running[0].since >= getattr(policy, "patience", math.inf)
+        if self._named != self.running or late != self._late:
+            kept = policy.keep(state)
+            ids = [each.request_id for each in self.running] if kept is None else [entry.id for entry in kept]
+            self._named, self._late, self._one_each = [*self.running], late, tuple([(name, 1) for name in ids])
+        return self._one_each
 
     def _padding(self, spans: tuple[Span, ...]) -> int:
         if not getattr(self.policy, "padded", False):
@@ -197,7 +254,7 @@ class Scheduler:
             return (), ()
         name, by_id = name_of(self.policy), self._queue.by_id
         step = Granting(self.holdings, self.limits, self._views, self.running, self._queue, decisions)
-        state = self._views.state(self._steps, self.running, self.waiting, by_id)
+        state = self._views.state(self._steps, self.running, by_id)
         wishes.append(ask(self.policy, state))
         found = lawful(wishes[-1], state, by_id, name)
         decisions += found.strays

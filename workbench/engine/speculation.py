@@ -47,12 +47,17 @@ class PromptLookup(_Speculation):
 
 
 class DraftModel(_Speculation):
-    """A small model of the same tokenizer: `demo-draft`, or a folder, on the target's device, in `dtype`, on `lane`."""
+    """A small model of the same tokenizer: `demo-draft`, or a folder, on the target's device, in `dtype`, on `lane`.
+
+    It stops proposing for a sequence before the first token of which it is unsure: where the probability of its own
+    likeliest one is below `confidence_threshold` (transformers' `assistant_confidence_threshold`; llama.cpp's
+    `draft-p-min` stops before that token as we do). 0 never stops. Outputs stay what they are: see `ModelDrafts`."""
 
     kind: Literal["draft"] = "draft"
     model: str = "demo-draft"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     lane: str | None = None  # None is the target's
+    confidence_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
 def _named(value: Any) -> Any:

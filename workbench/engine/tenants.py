@@ -39,10 +39,12 @@ class Tenants:
         self._live[tenant] -= 1
 
     def served(self, live: Iterable[Sequence]) -> Counter[str]:
-        served = self._ended.copy()
+        served = Counter[str]()
+        dict.update(served, self._ended)  # a Counter's own goes through all it has
         here: dict[str, int] = {}
         for sequence in live:
             tenant = sequence.request.tenant
             here[tenant] = here.get(tenant, 0) + sequence.computed_tokens
-        served.update(here)  # which adds
+        for tenant, tokens in here.items():
+            served[tenant] += tokens
         return served

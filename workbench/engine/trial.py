@@ -182,7 +182,7 @@ def _key(model: Transformer, lanes: Lanes, held: Held, unit: Unit) -> str:
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "model": model.spec.model_dump(mode="json"),
-        "weights": [model.format.blocks, model.format.head, model.format.group, str(model.dtype)],
+        "weights": [*model.format.named, str(model.dtype)],
         "lanes": [lanes.decode, lanes.blocks],
         "cache": [held.page_size, str(held.dtype), [repr(shape) for shape in held.shapes]],
         "unit": unit,
@@ -192,20 +192,27 @@ def _key(model: Transformer, lanes: Lanes, held: Held, unit: Unit) -> str:
 
 def _entry(found: Trial, model: Transformer, held: Held, unit: Unit) -> dict[str, Any]:
     """What is remembered: the trial, and what a reader of `workbench doctor` is told it was of."""
-    kinds = dict.fromkeys(str(shape.format) for shape in held.shapes)
     return {
         "chosen": str(found.chosen),
         "seconds": {str(lane): value for lane, value in found.seconds.items()},
         "refused": {str(lane): why for lane, why in found.refused.items()},
         "untried": {str(lane): why for lane, why in found.untried.items()},
-        "model": model.spec.name,
-        "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}",
-        "cache": f"{', '.join(kinds)} {str(held.dtype).removeprefix('torch.')}",
         "unit": unit,
+        "rule": RULE,
+        **tried_of(model, held),
+    }
+
+
+def tried_of(model: Transformer, held: Held) -> dict[str, Any]:
+    """Return what a trial was of, where and when, as `workbench doctor` tells it."""
+    kinds = dict.fromkeys(str(shape.format) for shape in held.shapes)
+    return {
+        "model": model.spec.name,
+        "weights": f"{model.format.blocks} {str(model.dtype).removeprefix('torch.')}{_activations(model)}",
+        "cache": f"{', '.join(kinds)} {str(held.dtype).removeprefix('torch.')}",
         "threads": torch.get_num_threads(),
         "cpu": cpu_model(),
         "here": machine(),
-        "rule": RULE,
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
     }
 
@@ -222,6 +229,11 @@ def _trial(found: Any) -> Trial | None:
         return None
     sound = chosen in seconds and all(0 < value < math.inf for value in seconds.values())
     return Trial(chosen, seconds, refused, untried) if sound else None
+
+
+def _activations(model: Transformer) -> str:
+    kind = model.format.activations
+    return "" if kind == "float" else f", activations {kind}"
 
 
 def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from workbench.cache.holdings import Holdings
 from workbench.cache.pages import NULL_PAGE
@@ -28,6 +29,32 @@ class _Worked(dict):
     def __missing__(self, key: str) -> Any:
         value = self[key] = self._work(key)
         return value
+
+
+class _Unseen(Many[Entry]):
+    """Entries that are made when the first of them is looked at, while the state they are of lasts."""
+
+    def __init__(self, count: int, make: Callable[[], tuple[Entry, ...]]):
+        self._count, self._make = count, make
+        self._made: tuple[Entry, ...] | None = None
+
+    def _entries(self) -> tuple[Entry, ...]:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries())
+
+    @overload
+    def __getitem__(self, place: int) -> Entry: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, place: int | slice) -> Entry | tuple[Entry, ...]:
+        return self._entries()[place]
 
 
 class Views:
@@ -83,30 +110,26 @@ class Views:
         self._offers.clear()
         self._lacks.clear()
 
-    def state(self, step: int, running: list[Sequence], waiting: list[Sequence], by_id: dict[str, Sequence]) -> State:
+    def state(
+        self,
+        step: int,
+        running: list[Sequence],
+        by_id: dict[str, Sequence],
+        uncovered: Iterable[Sequence] | None = None,
+    ) -> State:
+        """What a policy decides on. Where `uncovered` is given, those of `running` that may lack pages, entries of
+        those that run are not made before the policy looks at one."""
         self.forget_offers()
         holdings, limits = self.holdings, self.limits
+        entries: Many[Entry]
+        if uncovered is None:
+            entries, uncovered = self._entries(running), self.uncovered
+        else:
+            entries = _Unseen(len(running), lambda: self._entries(running))
         free = [pool.available for pool in holdings.pools]
-        entries, fixed, evicts, new = [], self._fixed, holdings.budget is not None, tuple.__new__
-        self.uncovered.clear()
-        self.decode = 0
-        if len(fixed) > len(running):
-            self._fixed = fixed = {sequence: fixed[sequence] for sequence in running if sequence in fixed}
-        for sequence in running:
-            known, computed = len(sequence.token_ids), sequence.computed
-            if known - sequence.evicted > sequence.covered:
-                self.uncovered.add(sequence)
-                if missing := holdings.missing(sequence):
-                    free = [pages - count for pages, count in zip(free, missing, strict=True)]
-            if evicts or sequence.followers:
-                entries.append(self._entry(sequence, True))
-                continue
-            if sequence not in fixed:
-                entry = self._entry(sequence, True)
-                fixed[sequence] = entry[:KNOWN], entry[RUNS:]
-            head, tail = fixed[sequence]
-            entries.append(new(Entry, head + (known, computed, known - computed) + tail))
-            self.decode += known - computed == 1
+        for sequence in uncovered:
+            if missing := holdings.missing(sequence):
+                free = [pages - count for pages, count in zip(free, missing, strict=True)]
         served = _Worked(lambda tenant: total()[tenant])
         totals: list[Counter[str]] = []
 
@@ -116,7 +139,7 @@ class Views:
             return totals[0]
 
         return State(
-            step, tuple(entries), self._queue.entries(), tuple(free),
+            step, entries, self._queue.entries(), tuple(free),
             needs=MappingProxyType(_Worked(lambda name: self._needs(by_id[name]))),
             gives=MappingProxyType(_Worked(lambda name: self._gives(by_id[name]))),
             cached=MappingProxyType(_Worked(lambda name: self._cached(by_id[name]))),
@@ -124,6 +147,27 @@ class Views:
             max_num_seqs=limits.max_num_seqs, budget=limits.max_num_batched_tokens, chunk=limits.chunk,
             whole=not limits.chunked_prefill, queue=self._queue,
         )  # fmt: skip
+
+    def _entries(self, running: list[Sequence]) -> tuple[Entry, ...]:
+        entries, fixed, evicts, new = [], self._fixed, self.holdings.budget is not None, tuple.__new__
+        self.uncovered.clear()
+        self.decode = 0
+        if len(fixed) > len(running):
+            self._fixed = fixed = {sequence: fixed[sequence] for sequence in running if sequence in fixed}
+        for sequence in running:
+            known, computed = len(sequence.token_ids), sequence.computed
+            if known - sequence.evicted > sequence.covered:
+                self.uncovered.add(sequence)
+            if evicts or sequence.followers:
+                entries.append(self._entry(sequence, True))
+                continue
+            if sequence not in fixed:
+                entry = self._entry(sequence, True)
+                fixed[sequence] = entry[:KNOWN], entry[RUNS:]
+            head, tail = fixed[sequence]
+            entries.append(new(Entry, head + (known, computed, known - computed) + tail))
+            self.decode += known - computed == 1
+        return tuple(entries)
 
     def _entry(self, sequence: Sequence, runs: bool) -> Entry:
         request, known, computed = sequence.request, len(sequence.token_ids), sequence.computed

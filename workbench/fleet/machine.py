@@ -42,7 +42,7 @@ class Machine:
         pools = tuple(PagePool(pages, self.page_size) for pages in self.pages)
         rooms = tuple(PagePool(PLACES * pages, self.page_size) for pages in self.pages) if self.arrives else ()
         index = PrefixIndex(pools, self.tables, self.ttl, clock, rooms) if self.prefix else None
-        holdings = Holdings(pools, self.tables, self.limits.max_num_batched_tokens, index, rooms)
+        holdings = Holdings(pools, self.tables, self.limits.chunk, index, rooms)
         return Scheduler(holdings, self.limits, self.context, self.policy)
 
     @property
@@ -73,7 +73,7 @@ def machine_of(
     spec, context = sizes.spec, context or sizes.spec.context
     room = memory_share * gpus * hardware.memory - sizes.weight_bytes if cache_bytes is None else cache_bytes
     page_bytes = tuple(round(each * page_size) for each in sizes.token_bytes)
-    wanted = [table.most(context, limits.max_num_batched_tokens, page_size) for table in sizes.tables]
+    wanted = [table.most(context, limits.chunk, page_size) for table in sizes.tables]
     whole = sum(pages * each for pages, each in zip(wanted, page_bytes, strict=True))
     counts = tuple(int(each * room // whole) if pages is None else pages for each in wanted)
     if min(counts) < 1:

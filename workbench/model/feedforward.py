@@ -37,7 +37,7 @@ class GatedFeedForward(nn.Module):
     def __init__(self, kind: LayerKind, width: int, lane: Lane, format: WeightFormat):
         super().__init__()
         self.lane, self.gate = lane, kind.gate
-        stored = lane, format.blocks, format.group
+        stored = lane, format.blocks, format.group, format.activations_of(format.blocks)
         self.gate_up = Linear(width, 2 * kind.hidden, kind.feedforward_bias, *stored)
         self.down = Linear(kind.hidden, width, kind.feedforward_bias, *stored)
 

@@ -30,7 +30,7 @@ class LatentAttention(nn.Module):
         self.lane = lane
         self.scale = (spec.plain_dim + spec.rope_dim) ** -0.5 if spec.scale is None else spec.scale
         self.mask, self.score = mask_of(spec), score_of(spec)
-        stored = lane, format.blocks, format.group
+        stored = lane, format.blocks, format.group, format.activations_of(format.blocks)
         self.down = Linear(width, spec.down, spec.input_bias, *stored)
         if spec.query_latent is not None:
             self.query_norm = Norm(spec.query_latent, spec.norm_eps, lane)

@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.lane = lane
         self.scale = spec.dim**-0.5 if spec.scale is None else spec.scale
         self.mask, self.score = mask_of(spec), score_of(spec)
-        stored = lane, format.blocks, format.group
+        stored = lane, format.blocks, format.group, format.activations_of(format.blocks)
         self.qkv = Linear(width, (spec.heads + 2 * spec.groups) * spec.dim, spec.input_bias, *stored)
         self.output = Linear(spec.heads * spec.dim, width, spec.output_bias, *stored)
         self.query_norm = Norm(spec.dim, eps, lane, offset) if spec.qk_norm else None

@@ -98,7 +98,7 @@ def smaller_from(parts: tuple[TableBytes, ...], others: tuple[TableBytes, ...], 
         return peak_bytes(parts, tokens, chunk, page_size) < peak_bytes(others, tokens, chunk, page_size)
 
     tables = [part.table for part in (*parts, *others)]
-    period = math.lcm(page_size, *(table.group for table in tables))
+    period = math.lcm(page_size, *(each for table in tables for each in (table.group, table.stride)))
     # Beyond `high` a table takes, one period further on, its bytes of a period more, or no more where it has a window.
     high = max((table.back or 0) + table.lag + table.group for table in tables) + chunk + 2 * page_size
     growing, fixed = ([part for part in both if part.table.back is None] for both in (parts, others))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 import compiled_kernels
 from compiled_kernels import Lane
 from compiled_kernels.blocked import from_panels, in_panels, refusal, to_panels
-from workbench.model.quantized import Format, dequantize
+from workbench.model.quantized import Activations, Format, dequantize
 
 
 class Norm(nn.Module):
@@ -36,10 +38,21 @@ class Norm(nn.Module):
 
 class Linear(nn.Module):
     """[token, width] -> [token, out]. The matrix is stored as `format`: dense, int8 or int4 (see quantized.py), row by
-    row or, after `lay_out`, in panels (see compiled_kernels/blocked/layout.py)."""
+    row or, after `lay_out`, in panels (see compiled_kernels/blocked/layout.py). With `activations` of int8, which wants
+    a matrix of int8, rows of x are quantized as they come."""
 
-    def __init__(self, width: int, out: int, bias: bool, lane: Lane, format: Format = "dense", group: int = 64):
+    def __init__(
+        self,
+        width: int,
+        out: int,
+        bias: bool,
+        lane: Lane,
+        format: Format = "dense",
+        group: int = 64,
+        activations: Activations = "float",
+    ):
         super().__init__()
+        self.activations: Activations = activations
         self.width, self.group, self.lane = width, group, lane
         self.format: Format = format
         stored, scales = _storage(width, out, format, group)
@@ -50,8 +63,14 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.scales is None:
             return compiled_kernels.linear(x, self.weight, self.bias, self.lane)
-        product = compiled_kernels.linear_int8 if self.format == "int8" else compiled_kernels.linear_int4
-        return product(x, self.weight, self.scales, self.bias, self.lane)
+        return self.product(x, self.weight, self.scales, self.bias, self.lane)
+
+    @property
+    def product(self) -> Callable[..., Tensor]:
+        """The operator of a matrix that is not dense."""
+        if self.format == "int4":
+            return compiled_kernels.linear_int4
+        return compiled_kernels.linear_w8a8 if self.activations == "int8" else compiled_kernels.linear_int8
 
     def lay_out(self, panels: bool) -> None:
         """Keep the matrix in panels from now on, where its size and format allow that, or row by row again."""

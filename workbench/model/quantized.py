@@ -15,28 +15,49 @@ from workbench.model.spec import LayerKind, ModelSpec
 
 Format = Literal["dense", "int8", "int4"]
 FORMATS: tuple[Format, ...] = ("dense", "int8", "int4")
+Activations = Literal["float", "int8"]
+ACTIVATIONS: tuple[Activations, ...] = ("float", "int8")
 DENSE = ("router.weight", "_bias")  # matrices by shape that are no product, or that choose
 
 
 @dataclass(frozen=True)
 class WeightFormat:
     """How the matrices of the blocks and of the head are stored: `dense` in the model's type, `int8` with one scale an
-    output row, `int4` with one for each `group` columns of a row. A tied embedding is stored as the head is."""
+    output row, `int4` with one for each `group` columns of a row. A tied embedding is stored as the head is.
+
+    `activations` are what is multiplied with them: `float` in the model's type, or `int8`, each row quantized as it
+    comes and multiplied as integers, wherever the matrix is int8 (see compiled_kernels/linear_w8a8)."""
 
     blocks: Format = "dense"
     head: Format = "dense"
     group: int = 64
+    activations: Activations = "float"
 
     @classmethod
-    def of(cls, blocks: str, head: str | None = None, group: int = 64) -> WeightFormat:
-        """`head` is as the blocks unless given. Raises WorkbenchError for a format that is not known."""
+    def of(cls, blocks: str, head: str | None = None, group: int = 64, activations: str = "float") -> WeightFormat:
+        """`head` is as the blocks unless given. Raises WorkbenchError for a format that is not known, and for
+        activations in INT8 where the blocks' weights are not."""
         head = blocks if head is None else head
         for name in (blocks, head):
             if name not in FORMATS:
                 raise WorkbenchError(f"unknown weight format {name!r}; known: {', '.join(FORMATS)}")
+        if activations not in ACTIVATIONS:
+            raise WorkbenchError(f"unknown activations {activations!r}; known: {', '.join(ACTIVATIONS)}")
+        if activations == "int8" and blocks != "int8":
+            raise WorkbenchError(f"activations: int8 want weights in int8, not {blocks}; set weights: int8 too")
         if group < 2 or group % 2:
             raise WorkbenchError(f"weight group of {group}: INT4 groups are even, 32 or 64 as a rule")
-        return cls(blocks, head, group)  # type: ignore[arg-type]
+        return cls(blocks, head, group, activations)  # type: ignore[arg-type]
+
+    def activations_of(self, matrix: Format) -> Activations:
+        """What is multiplied with a matrix stored so."""
+        return self.activations if matrix == "int8" else "float"
+
+    @property
+    def named(self) -> tuple[str | int, ...]:
+        """What tells this format from others, for the keys of what is remembered."""
+        activations = () if self.activations == "float" else (f"activations {self.activations}",)
+        return self.blocks, self.head, self.group, *activations
 
     def check(self, spec: ModelSpec) -> None:
         """Raises WorkbenchError where INT4 groups do not divide a matrix's columns."""

@@ -47,7 +47,7 @@ class Transformer(nn.Module):
         self.norm = Norm(spec.width, spec.norm_eps, lane, spec.norm_offset)
         # A tied model has one matrix: the embedding where it is dense, the head where it is quantized.
         self.embedding = _unfilled(spec.vocab, spec.width) if self._plain_embedding else None
-        stored = lane, format.head, format.group
+        stored = lane, format.head, format.group, format.activations_of(format.head)
         self.head = None if self._shared_embedding else Linear(spec.width, spec.vocab, False, *stored)
         turns = turns_of(spec)
         self.rotary = nn.ModuleList(RotaryTable(*turn) for turn in turns)

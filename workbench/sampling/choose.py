@@ -82,7 +82,7 @@ class Chooser:
         rows = [row for asked in together for row in asked.rows]
         sampler = together[0].way.sampler
         try:
-            filtered = scores[rows]
+            filtered = _rows_of(scores, rows)
             histories = [history for asked in together for history in asked.histories]
             for rule in together[0].way.filters:
                 filtered = rule(filtered, histories)
@@ -90,7 +90,8 @@ class Chooser:
             tokens = {}
             if sampler is not None and (alone := [asked for asked in together if not len(asked.draft)]):
                 place = {row: i for i, row in enumerate(rows)}
-                mine = filtered if len(alone) == len(rows) else filtered[[place[asked.rows.start] for asked in alone]]
+                wanted = [place[asked.rows.start] for asked in alone]
+                mine = filtered if len(alone) == len(rows) else _rows_of(filtered, wanted)
                 found = sampler.choose_rows(mine, [asked.uniform(0) for asked in alone])
                 tokens = {asked.number: token for asked, token in zip(alone, found, strict=True)}
         except Exception as error:
@@ -111,6 +112,11 @@ class Chooser:
         if known is None or known.request is not sequence.request:
             known = self._admitted[sequence.request_id] = admit(sequence.request, self.vocab)
         return known
+
+
+def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
+    """A copy of these rows. torch's `scores[rows]` wakes all threads for a single row (2.13), and waits for them."""
+    return scores.index_select(0, torch.tensor(rows, device=scores.device))
 
 
 def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[Choice]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,25 +21,30 @@ Tokens = tuple[int, ...]
 Table = Mapping[Tokens, Sequence[float]]  # the distribution of the next token, by as many of the last ones as it knows
 Rule = Callable[[int], Tensor]  # the target's row at a drafted position
 Judge = Callable[[Draft, Rule, list[float]], tuple[int, Tensor]]
+Proposes = Callable[[Sequence[float], int], bool]  # whether a draft goes on, by its distribution and the token drawn
 
 
-def joint(target: Table, draft: Table | None, drafted: int, rule: Judge = judge) -> dict[Tokens, float]:
-    """Return the distribution of `drafted` + 1 tokens when `drafted` of them are proposed and `rule` judges them.
+def always(row: Sequence[float], token: int) -> bool:
+    return True
+
+
+def joint(
+    target: Table, draft: Table | None, drafted: int, rule: Judge = judge, proposes: Proposes = always
+) -> dict[Tokens, float]:
+    """Return the distribution of `drafted` + 1 tokens when at most `drafted` are proposed and `rule` judges them.
 
     Args:
         target: the target's distributions, by beginning (or by its last tokens, for a target that knows only those).
         draft: the draft's; None is a draft that is certain, of token 0 each time.
         rule: as `workbench.sampling.verify.judge`, which it is unless given.
+        proposes: a draft ends before the first token of which it says no.
     """
     vocab = range(_size(target))
     found: dict[Tokens, float] = dict.fromkeys(itertools.product(vocab, repeat=drafted + 1), 0.0)
-    for path in itertools.product(vocab, repeat=drafted) if draft else [(0,) * drafted]:
-        rows = [_row(draft, path[:i]) for i in range(drafted)] if draft else []
-        weight = math.prod(row[token] for row, token in zip(rows, path, strict=True)) if draft else 1.0
-        if weight == 0:
-            continue
-        proposed = Draft(path, torch.tensor(rows, dtype=torch.float64) if draft else None)
-        for cells in itertools.product(range(CELLS), repeat=drafted):
+    for path, weight in _paths(draft, drafted, proposes) if draft else [((0,) * drafted, 1.0)]:
+        rows = [_row(draft, path[:i]) for i in range(len(path))] if draft else []
+        proposed = Draft(path, torch.tensor(rows, dtype=torch.float64) if rows else None)
+        for cells in itertools.product(range(CELLS), repeat=len(path)):
             standing, left = rule(
                 proposed,
                 lambda i, path=path: torch.tensor(_row(target, path[:i]), dtype=torch.float64),
@@ -47,10 +52,25 @@ def joint(target: Table, draft: Table | None, drafted: int, rule: Judge = judge)
             )
             for token in vocab:
                 begun = (*path[:standing], token)
-                chance = weight * float(left[token] / left.sum()) / CELLS**drafted
+                chance = weight * float(left[token] / left.sum()) / CELLS ** len(path)
                 for rest in itertools.product(vocab, repeat=drafted - standing):
                     found[begun + rest] += chance * follow(target, begun, rest)
     return found
+
+
+def _paths(draft: Table, most: int, proposes: Proposes, path: Tokens = ()) -> Iterator[tuple[Tokens, float]]:
+    """Yield all drafts that go on from `path`, and how probable each is from there."""
+    if len(path) == most:
+        yield path, 1.0
+        return
+    ends, row = 0.0, _row(draft, path)
+    for token, chance in enumerate(row):
+        if not proposes(row, token):
+            ends += chance
+        elif chance:
+            yield from ((whole, chance * weight) for whole, weight in _paths(draft, most, proposes, (*path, token)))
+    if ends:
+        yield path, ends
 
 
 def plain(target: Table, tokens: int) -> dict[Tokens, float]:

@@ -49,8 +49,10 @@ def comma_separated(record: Mapping[str, Any]) -> str:
 
 def heading(record: Mapping[str, Any]) -> str:
     settings = record["settings"]
+    activations = settings.get("activations", "float")
+    weights = settings.get("weights", "dense") + ("" if activations == "float" else f", activations {activations}")
     return (
-        f"{record['model']['name']}, weights {settings.get('weights', 'dense')}, lane {settings['lane_used']}, "
+        f"{record['model']['name']}, weights {weights}, lane {settings['lane_used']}, "
         f"{settings['threads']} threads, median of {settings['repetitions']} repetitions, "
         f"{record['environment']['cpu']['model']}, {record['date']}"
     )

@@ -13,6 +13,7 @@ from compiled_kernels import lane_problems
 from compiled_kernels.lanes import NO_LEVEL
 from compiled_kernels.level import level_here, machine_level
 from workbench.engine.lanes import resolve_lanes
+from workbench.engine.layout import remembered_layouts
 from workbench.engine.load import SHIPPED
 from workbench.engine.rounds import CLEARLY
 from workbench.engine.trial import remembered_trials
@@ -30,6 +31,7 @@ EXTRAS = {
 TOLD = (
     "model", "weights", "cache", "unit", "threads", "cpu", "chosen", "seconds", "refused", "untried", "date", "valid",
 )  # fmt: skip
+LAID_OUT = ("model", "weights", "cache", "threads", "cpu", "chosen", "reason", "date", "valid")
 
 
 def findings() -> dict:
@@ -42,6 +44,7 @@ def findings() -> dict:
         "auto_lane": {
             "tries": list(dict.fromkeys((auto.decode, auto.blocks))),
             "reason": auto.reason,
+            "layouts": [{name: entry[name] for name in LAID_OUT} for entry in remembered_layouts()],
             "trials": [{name: entry[name] for name in TOLD} for entry in remembered_trials()],
         },
         "extras": {
@@ -84,6 +87,8 @@ def show(found: dict, console: Console) -> None:
         console.print(_chosen(trials))
     elif others:
         console.print(Text("nothing was tried yet: the first run of a model does"))
+    if layouts := found["auto_lane"]["layouts"]:
+        console.print(_laid_out(layouts))
     console.print(
         Text(
             f"Python {surroundings['python']}, torch {surroundings['packages']['torch']}, "
@@ -103,7 +108,19 @@ def _chosen(trials: list[dict]) -> Table:
             if lane != each["chosen"]:
                 slower = eager < CLEARLY * seconds
                 others.append(f"{lane}: {'clearly slower than eager' if slower else 'not clearly quicker'}")
-        when = each["date"] if each["valid"] else f"{each['date']}; with other code or versions: tried again"
         cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], times)
-        table.add_row(*map(Text, (*cells, "; ".join(others), when)))
+        table.add_row(*map(Text, (*cells, "; ".join(others), _when(each))))
     return table
+
+
+def _laid_out(layouts: list[dict]) -> Table:
+    """How the weights of a model that the lane mlir decodes lie in memory, and why."""
+    table = Table("model", "weights", "cache", "threads", "layout of weights", "why", "tried (UTC)")
+    for each in layouts:
+        cells = (each["model"], each["weights"], each["cache"], str(each["threads"]), each["chosen"], each["reason"])
+        table.add_row(*map(Text, (*cells, _when(each))))
+    return table
+
+
+def _when(tried: dict) -> str:
+    return tried["date"] if tried["valid"] else f"{tried['date']}; with other code or versions: tried again"

@@ -20,7 +20,7 @@ from workbench.errors import WorkbenchError, explain
 from workbench.files import UnreadableText, read_bytes, read_yaml
 from workbench.fleet.settings import Executor, RealExecutor
 from workbench.model.composition import AttentionPart
-from workbench.model.quantized import Format
+from workbench.model.quantized import Activations, Format, WeightFormat
 from workbench.request import SamplingParameters, UserPart
 from workbench.shown import Brief, Shown, Table, differing
 from workbench.study import yaml_text
@@ -46,8 +46,21 @@ class ModelPart(Part):
     weights: Format = "dense"  # of the products' matrices
     head_weights: Format | None = None  # of the output head; None is as `weights`
     weight_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64  # columns that share a scale in int4
+    activations: Activations = "float"  # what int8 weights are multiplied with; int8: each row quantized as it comes
     device: str = "cpu"
     seed: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def format(self) -> WeightFormat:
+        return WeightFormat.of(self.weights, self.head_weights, self.weight_group, self.activations)
+
+    @model_validator(mode="after")
+    def _activations_are_for_int8(self) -> ModelPart:
+        try:
+            assert self.format
+        except WorkbenchError as error:
+            raise ValueError(str(error)) from None
+        return self
 
 
 class CachePart(Brief, CacheFormat):

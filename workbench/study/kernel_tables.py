@@ -70,6 +70,24 @@ def show_bench(record: Mapping[str, Any], console: Console) -> None:
         console.print(Text(told, style="dim"), soft_wrap=True)
 
 
+def show_ahead(rows: Sequence[Mapping[str, Any]], target: str, console: Console) -> None:
+    """A line a case with its status at each level whose text was compiled, then each reason."""
+    levels = list(dict.fromkeys(row["level"] for row in rows))
+    table = _table("operator", "case", *(f"text of {level}" for level in levels))
+    cases: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        cases.setdefault((row["operator"], row["case"]), {})[row["level"]] = row["status"]
+    for told, status in cases.items():
+        table.add_row(*told, *(status.get(level, "") for level in levels))
+    console.print(table)
+    reasons = Counter((row["status"], row["operator"], row["level"], row["reason"]) for row in rows if row["reason"])
+    for (status, operator, level, reason), count in reasons.items():
+        told = f"{status}  {operator}, text of {level}, {count} {'case' if count == 1 else 'cases'}: {reason}"
+        console.print(Text(told, style="red" if status == "failed" else "dim"), soft_wrap=True)
+    total = Counter(row["status"] for row in rows)
+    console.print(f"for {target}: {', '.join(f'{count} {status}' for status, count in total.items())}")
+
+
 def show_stages(told: Mapping[str, Any], console: Console) -> None:
     console.print(Text(f"{told['operator']} {told['case']} on {told['lane']}", style="bold"))
     console.print(Text(f"artifact {told['artifact']} ({told['note']})"), soft_wrap=True)

@@ -153,19 +153,25 @@ def _anew(experiment: Experiment, cost: StepCost, hardware: Hardware) -> dict[st
 
 
 def _drafts_gain(experiment: Experiment, sizes: Sizes, hardware: Hardware, here: Here) -> float:
-    """Times the tokens a second of decode that drafts would give if all stood, contexts left out."""
+    """Times the tokens a second of decode that drafts would give if all stood, contexts left out. Drafts that stop
+    where the draft is unsure are as long as is best for them, with the token that was not proposed computed too."""
     speculate = experiment.speculate
     if isinstance(speculate, NoSpeculation):
         return 1.0
     rows, more = experiment.schedule.max_num_seqs, speculate.num_speculative_tokens
     target = cost_of(sizes)
-    step = seconds([target([(0, 1)] * rows, rows)], hardware)
-    check = seconds([target([(0, more + 1)] * rows, rows * (more + 1))], hardware)
+    step, proposing = seconds([target([(0, 1)] * rows, rows)], hardware), 0.0
+    stops = isinstance(speculate, DraftModel) and speculate.confidence_threshold > 0
     if isinstance(speculate, DraftModel):
         small = experiment.model_copy(update={"model": ModelPart(name=speculate.model, dtype=speculate.dtype)})
         each = sizes_of(small)
-        check += more * seconds([cost_of(each)([(0, 1)] * rows, rows)], here(each, spec_of(small)[1]))
-    return (more + 1) * step / check
+        proposing = seconds([cost_of(each)([(0, 1)] * rows, rows)], here(each, spec_of(small)[1]))
+
+    def gain(drafted: int) -> float:
+        check = seconds([target([(0, drafted + 1)] * rows, rows * (drafted + 1))], hardware)
+        return (drafted + 1) * step / (check + min(more, drafted + 1) * proposing)
+
+    return max(map(gain, range(more + 1) if stops else [more]))
 
 
 def chunks(cost: StepCost, prompt: int, most: int) -> list[Cost]:

@@ -132,6 +132,7 @@ def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, 
         weights=model.weights,
         head_weights=model.head_weights,
         weight_group=model.weight_group,
+        activations=model.activations,
         lane=experiment.lane,
         compile=experiment.compile,
         batch_invariant=experiment.batch_invariant,
@@ -197,6 +198,7 @@ def _model_figures(runner: Runner) -> dict:
         "parameters": spec.parameters,
         "dtype": dtype,
         "weights": runner.model.format.blocks,
+        "activations": runner.model.format.activations,
         "weight_bytes": runner.model.weight_bytes,
     }
 

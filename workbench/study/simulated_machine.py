@@ -18,7 +18,6 @@ from workbench.fleet.settings import SimulatedExecutor
 from workbench.fleet.work import StepTimes
 from workbench.model.cost import StepCost
 from workbench.model.memory import weight_bytes
-from workbench.model.quantized import WeightFormat
 from workbench.study.cache_of import spec_of, store_of
 from workbench.study.capacity import page_bytes
 from workbench.study.ceilings import ceilings_for
@@ -34,7 +33,7 @@ def sizes_of(experiment: Experiment) -> Sizes:
     model, cache = experiment.model, experiment.cache
     store = store_of(spec, cache, dtype)
     weights = weight_bytes(
-        spec, DTYPES[dtype].itemsize, WeightFormat.of(model.weights, model.head_weights, model.weight_group)
+        spec, DTYPES[dtype].itemsize, model.format
     )
     return Sizes(spec, weights, store.tables, tuple(size / cache.page_size for size in page_bytes(store)))
 

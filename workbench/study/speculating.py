@@ -53,7 +53,7 @@ def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findi
     for row in rows:
         tell(f"how predictable the texts are: {row['variant']}")
         row |= _by_text(runners[row["variant"]], asked[row["variant"]], runs, checks, row)
-    _compare(rows, variants, runs)
+    _compare(rows, variants, runs, checks)
     tables = {"runs": [{k: v for k, v in run.items() if k != "token_ids"} for run in runs], "checks": checks}
     return Findings(rows, about, tables)
 
@@ -206,7 +206,22 @@ TOLD = (
 )  # fmt: skip
 
 
-def _compare(rows: list[dict[str, Any]], variants: dict[str, Experiment], runs: list[dict[str, Any]]) -> None:
+def _tokens_a_check(row: dict[str, Any], settings: Any, checks: list[dict[str, Any]]) -> float:
+    """Return the tokens that a check gives by the chance that a token stands: of as many drafted as are asked for or,
+    where the draft stops on its own, as each check had."""
+    if not getattr(settings, "confidence_threshold", 0):
+        return tokens_a_check(row["chance"], row["num_speculative_tokens"])
+    load = int(next(iter(row["tokens_per_s"])))
+    mine = [check["drafted"] for check in checks if (check["variant"], check["load"]) == (row["variant"], load)]
+    return math.fsum(tokens_a_check(row["chance"], drafted) for drafted in mine) / len(mine)
+
+
+def _compare(
+    rows: list[dict[str, Any]],
+    variants: dict[str, Experiment],
+    runs: list[dict[str, Any]],
+    checks: list[dict[str, Any]],
+) -> None:
     """Beside each row that speculates, what it is against the one of the same temperature that does not."""
     for row in rows:
         plain = next(
@@ -219,7 +234,7 @@ def _compare(rows: list[dict[str, Any]], variants: dict[str, Experiment], runs: 
         row["speed_up_alone"] = row["speed_up"][first]
         row["cost"] = row["step_ms"] / plain["step_ms"]
         if row["chance"] is not None:
-            given = tokens_a_check(row["chance"], row["num_speculative_tokens"])
+            given = _tokens_a_check(row, variants[row["variant"]].speculate, checks)
             row["predicted_speed_up"] = speed_up(given, row["checked_share"], row["cost"])
         row["loses_from"] = next((int(load) for load, times in row["speed_up"].items() if times < 1), None)
         outputs = [

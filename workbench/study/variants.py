@@ -21,7 +21,7 @@ def every_variant(experiment: Experiment) -> dict[str, Experiment]:
 def reference_of(experiment: Experiment) -> Experiment:
     """The same model in float32 as it was trained, with a dense cache and dense weights, on the lane eager."""
     values = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
-    values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None}
+    values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None, "activations": "float"}
     kept = {"page_size", "pages"}
     values["cache"] = {name: value for name, value in values["cache"].items() if name in kept}
     values["attention"] = {}

@@ -11,7 +11,6 @@ from workbench.errors import WorkbenchError
 from workbench.fleet.settings import RealExecutor
 from workbench.model.cost import Cost, StepCost
 from workbench.model.memory import memory
-from workbench.model.quantized import WeightFormat
 from workbench.study.cache_of import parts_of, spec_of, store_of
 from workbench.study.ceilings import ceilings_for
 from workbench.study.experiment import Experiment
@@ -70,7 +69,7 @@ class Served:
         tokens = min(spec.context, max(prompt + output for prompt, output in self.lengths))
         found = memory(
             spec, parts_of(store_of(spec, cache, dtype)), tokens, self.at_once, DTYPES[dtype].itemsize,
-            WeightFormat.of(model.weights, model.head_weights, model.weight_group),
+            model.format,
             self.experiment.schedule.max_num_batched_tokens, cache.page_size,
         )  # fmt: skip
         return found.total_bytes - found.cache_bytes + min(found.cache_bytes, CACHE_MEMORY)

@@ -121,6 +121,16 @@ class SetBack(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadsChanged(Event):
+    """Compiled steps run on another number of threads after this step, and why (see engine/contention.py)."""
+
+    kind: ClassVar[str] = "threads_changed"
+    step: int = 0
+    threads: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(Event, Shown):
     """The end of a request; `text` is what was still held back, `output_text` the whole."""
 

@@ -16,6 +16,7 @@ from workbench.trace.events import (
     SetBack,
     Stepped,
     Submitted,
+    ThreadsChanged,
     Verified,
 )
 
@@ -114,7 +115,8 @@ class Recorder:
         return rows
 
     def decisions(self) -> list[dict]:
-        """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (set_back)."""
+        """One row a decision of the scheduler (`kind` planned), one a set-back that came of it (set_back), one a change
+        of threads (threads_changed), whose action is how many."""
         return [
             {
                 "time": e.time,
@@ -122,12 +124,22 @@ class Recorder:
                 "request_id": e.request_id,
                 "sample": e.sample,
                 "kind": e.kind,
-                "action": e.action if isinstance(e, Planned) else "set_back",
+                "action": _action(e),
                 "reason": e.reason,
             }
             for e in self.events
-            if isinstance(e, (Planned, SetBack))
+            if isinstance(e, (Planned, SetBack, ThreadsChanged))
         ]
+
+
+def _action(event: Planned | SetBack | ThreadsChanged) -> str:
+    match event:
+        case Planned():
+            return event.action
+        case SetBack():
+            return "set_back"
+        case ThreadsChanged():
+            return str(event.threads)
 
 
 def _asked(event: Formed) -> Iterator[dict]:

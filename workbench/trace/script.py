@@ -70,6 +70,8 @@ class Script:
             batches[row["step"]].append(SpanNote(row["sequence"], row["start"], row["tokens"], row["drafted"]))
         actions: dict[int, list[Action]] = defaultdict(list)
         for row in decisions:
+            if row["kind"] == "threads_changed":  # the clock's doing, not the scheduler's
+                continue
             actions[row["step"]].append(Action(row_name(dict(row)), row["action"], row["reason"]))
         steps = (
             Step(number, times[number], tuple(batches[number]), tuple(asked[number]), tuple(actions[number]))

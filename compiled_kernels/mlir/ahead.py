@@ -1,0 +1,161 @@
+"""Kernels compiled ahead of time for AArch64, without such a machine: what of their MLIR text is portable.
+
+The text of a level is compiled as it is. That of `v3` suits NEON: its 16 vectors of 256 bits are the 32 vectors of
+128 bits that AArch64 has. torch-mlir brings LLVM's x86 backend alone, so it goes as far as LLVM IR, and llvmlite,
+whose LLVM has every backend, takes it from there.
+"""
+
+# The stubs of these optional packages, where installed, do not list what they export.
+# pyright: reportAttributeAccessIssue=false, reportMissingImports=false
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiled_kernels.cases import Case, Suite, suite_of, suites
+from compiled_kernels.lanes import Lane, LaneError, lane_problems
+from compiled_kernels.level import Level, held_to, levels_here
+from compiled_kernels.mlir.compile import OPT_LEVEL, run_passes
+from compiled_kernels.mlir.llvm_ir import llvm_ir
+from compiled_kernels.mlir.obey import Processor
+from compiled_kernels.mlir.pipeline import passes_to_llvm
+
+TARGETS = {"aarch64": ("aarch64-linux-gnu", Processor("generic", ("+neon",), "neoverse-n1"))}
+NO_LLVM = "llvmlite, whose LLVM has the AArch64 backend, is not installed: pip install llvmlite"
+INTRINSIC = r"llvm\.x86\.[\w.]+"
+# What C's library and OpenMP's give on any machine; a call of anything else is code that LLVM could not make itself.
+OPENMP = ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier")
+LIBC = ("malloc", "free", "memcpy", "memset", "memmove", "expf", "logf", "sinf", "cosf", "tanhf", "erff")
+PROVIDED = frozenset((*OPENMP, *LIBC))
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One module for one target: `code` is a relocatable ELF object, `calls` the symbols it needs."""
+
+    triple: str
+    llvm_ir: str = field(repr=False)
+    assembly: str = field(repr=False)
+    code: bytes = field(repr=False)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        called = re.findall(r"^\s+bl?\s+([A-Za-z_]\w*)", self.assembly, re.MULTILINE)
+        defined = set(re.findall(r"^([A-Za-z_]\w*):", self.assembly, re.MULTILINE))
+        return tuple(sorted(set(called) - defined))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case of an operator, its text written for `level`: `status` is `portable`, `x86` (the text names x86's own
+    instructions) or `failed`. `multiply_adds` counts NEON's, of four numbers each."""
+
+    operator: str
+    case: str
+    level: str
+    status: str
+    reason: str = ""
+    bytes: int = 0
+    multiply_adds: int = 0
+    calls: tuple[str, ...] = ()
+
+
+def problem() -> str | None:
+    """Why nothing can be compiled for another processor here; None where it can."""
+    if wrong := lane_problems()[Lane.MLIR]:
+        return wrong
+    try:
+        import llvmlite.binding  # noqa: F401
+    except ImportError:
+        return NO_LLVM
+    return None
+
+
+def rows(operator: str | None = None, target: str = "aarch64") -> Iterator[Row]:
+    """A row for each operator that has kernels on lane mlir, each of its types, and each level whose text this machine
+    makes. Raises LaneError for an unknown operator, and where nothing can be compiled here."""
+    if wrong := problem():
+        raise LaneError(f"ahead of time: {wrong}")
+    for suite in suites() if operator is None else (suite_of(operator),):
+        for case in _one_of_each_type(suite):
+            for level in levels_here():
+                with held_to(level):
+                    row = _row(suite, case, level, target)
+                if row is not None:
+                    yield row
+
+
+def compile_ahead(text: str, lowered_from: str = "vector", target: str = "aarch64") -> Artifact:
+    """Machine code of a module for `target`, through the same passes as at level v3, in which bfloat16 is rounded by
+    integers. Raises LaneError where the text names x86's instructions, and where LLVM does not compile it."""
+    if wrong := problem():
+        raise LaneError(f"ahead of time: {wrong}")
+    if named := x86_intrinsics(text):
+        raise LaneError(f"ahead of time: the text names {', '.join(named)}, which only x86 has")
+    triple, processor = TARGETS[target]
+    llvm = run_passes(text, passes_to_llvm(lowered_from, Level.V3), processor)
+    return _emitted(llvm_ir(llvm), triple, processor)
+
+
+def x86_intrinsics(text: str) -> tuple[str, ...]:
+    """The instructions of x86 that a text asks for by name."""
+    return tuple(sorted(set(re.findall(INTRINSIC, text))))
+
+
+def _one_of_each_type(suite: Suite) -> list[Case]:
+    """The first case of each element type, timed ones before others."""
+    ordered = sorted(suite.cases, key=lambda case: not case.timed)
+    return list({case.arguments["dtype"]: case for case in reversed(ordered)}.values())[::-1]
+
+
+def _row(suite: Suite, case: Case, level: Level, target: str) -> Row | None:
+    from compiled_kernels.mlir.show import stages
+
+    told = suite.operator, case.name, str(level)
+    try:
+        made = stages(suite.operator, case).stages
+    except LaneError as error:
+        if "has no stages on lane mlir" in str(error):
+            return None
+        return Row(*told, "failed", str(error))
+    lowered_from = "bufferized" if "bufferized" in made else "vector"
+    if named := x86_intrinsics(made[lowered_from]):
+        return Row(*told, "x86", f"names {', '.join(named)}")
+    try:
+        artifact = compile_ahead(made[lowered_from], lowered_from, target)
+    except LaneError as error:
+        return Row(*told, "failed", str(error))
+    missing = [name for name in artifact.calls if name not in PROVIDED]
+    reason = f"calls {', '.join(missing)}, which no library here provides" if missing else ""
+    added = len(re.findall(r"\bfmla\s+v\d+\.4s", artifact.assembly))
+    return Row(*told, "failed" if missing else "portable", reason, len(artifact.code), added, artifact.calls)
+
+
+@functools.cache
+def _backends() -> Any:
+    from llvmlite import binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    return binding
+
+
+def _emitted(text: str, triple: str, processor: Processor) -> Artifact:
+    binding = _backends()
+    try:
+        module = binding.parse_assembly(text)
+        module.triple = triple
+        machine = binding.Target.from_triple(triple).create_target_machine(
+            cpu=processor.cpu, features=",".join(processor.features), opt=OPT_LEVEL, reloc="pic"
+        )
+        module.data_layout = str(machine.target_data)
+        module.verify()
+        builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=OPT_LEVEL))
+        builder.getModulePassManager().run(module, builder)
+        return Artifact(triple, str(module), machine.emit_assembly(module), machine.emit_object(module))
+    except RuntimeError as error:
+        told = " ".join(str(error).split())[:300]
+        raise LaneError(f"ahead of time: LLVM does not compile this for {triple}: {told}") from None

@@ -1,0 +1,163 @@
+"""What `native_errors` does to file descriptor 2: LLVM's words are kept, everybody else's pass, and it is put back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compiled_kernels.mlir.native_errors import native_errors
+
+MISSING = "JIT session error: Symbols not found: [ {} ]\n"
+LLVMS = ("Could not compile kernel: ", "Failed to materialize symbols: { (main, { f }) }\n")
+others = st.lists(st.text("abc :[]{}", min_size=1, max_size=20).filter(str.strip).map("of others: {}\n".format))
+symbols = st.lists(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), min_size=1, max_size=4)
+
+
+def same_file() -> tuple[int, int]:
+    """What descriptor 2 leads to."""
+    found = os.fstat(2)
+    return found.st_dev, found.st_ino
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(said=others, lists=st.lists(symbols, max_size=3), order=st.randoms(use_true_random=False))
+def test_others_words_pass_in_order_and_llvms_are_kept(
+    capfd: pytest.CaptureFixture[str], said: list[str], lists: list[list[str]], order
+) -> None:
+    capfd.readouterr()
+    lines = [(True, line) for line in said]
+    for each in lists:
+        lines.insert(order.randint(0, len(lines)), (False, MISSING.format(", ".join(each))))
+    with native_errors() as heard:
+        for _, line in lines:
+            os.write(2, line.encode())
+    assert heard.text == "".join(line for _, line in lines)
+    assert capfd.readouterr().err == "".join(line for passes, line in lines if passes)
+    llvms = [line for passes, line in lines if not passes]
+    wanted = [symbol for line in llvms for symbol in line.split("[ ")[1].split(" ]")[0].split(", ")]
+    assert heard.missing == tuple(dict.fromkeys(wanted))
+
+
+def test_all_that_llvm_says_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    with native_errors() as heard:
+        for words in LLVMS:
+            os.write(2, f"{words.strip()}\n".encode())
+    assert capfd.readouterr().err == "" and all(words.strip() in heard.text for words in LLVMS)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, None])
+def test_descriptor_2_is_put_back(error: type[BaseException] | None, capfd: pytest.CaptureFixture[str]) -> None:
+    before, open_before = same_file(), descriptors()
+    for _ in range(3):
+        try:
+            with native_errors():
+                assert same_file() != before
+                os.write(2, b"within\n")
+                if error is not None:
+                    raise error("planted")
+        except BaseException as raised:
+            assert type(raised) is error
+    assert same_file() == before and descriptors() == open_before
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "within\n" * 3 + "after\n"
+
+
+def test_what_python_had_not_written_yet_goes_where_it_was_meant_to(capfd: pytest.CaptureFixture[str]) -> None:
+    """sys.stderr may hold a line back: it is no word of LLVM's, nor may it come out of order."""
+    with os.fdopen(os.dup(2), "w", buffering=4096) as kept:
+        mine, sys.stderr = sys.stderr, kept
+        try:
+            sys.stderr.write("before\n")
+            with native_errors() as heard:
+                os.write(2, b"within\n")
+        finally:
+            sys.stderr = mine
+    assert heard.text == "within\n" and capfd.readouterr().err == "before\nwithin\n"
+
+
+def test_one_within_another_gives_each_its_own_words(capfd: pytest.CaptureFixture[str]) -> None:
+    """As when compiling calls code that compiles; it must not wait for itself either."""
+    before = same_file()
+
+    def nested() -> None:
+        with native_errors() as outer:
+            os.write(2, MISSING.format("outer_one").encode())
+            with native_errors() as inner:
+                os.write(2, MISSING.format("inner_one").encode() + b"another's\n")
+            os.write(2, MISSING.format("outer_two").encode())
+        found.extend([outer.missing, inner.missing])
+
+    found: list[tuple[str, ...]] = []
+    ran = threading.Thread(target=nested, daemon=True)
+    ran.start()
+    ran.join(30)
+    assert not ran.is_alive(), "it waits for itself"
+    assert found == [("outer_one", "outer_two"), ("inner_one",)]
+    assert same_file() == before and capfd.readouterr().err == "another's\n"
+
+
+def test_two_threads_hear_nothing_of_each_other(capfd: pytest.CaptureFixture[str]) -> None:
+    before, heard, start = same_file(), {}, threading.Barrier(2)
+
+    def compiles(name: str) -> None:
+        start.wait(30)
+        for number in range(20):
+            with native_errors() as said:
+                time.sleep(0.001)  # the other thread's turn
+                os.write(2, MISSING.format(f"{name}{number}").encode() + f"line {name}{number}\n".encode())
+            heard[name, number] = said.missing
+
+    threads = [threading.Thread(target=compiles, args=(name,)) for name in "ab"]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert heard == {(name, n): (f"{name}{n}",) for name in "ab" for n in range(20)}
+    assert same_file() == before
+    wanted = sorted(f"line {name}{n}" for name in "ab" for n in range(20))
+    assert sorted(capfd.readouterr().err.splitlines()) == wanted
+
+
+def test_nothing_that_another_thread_writes_meanwhile_is_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    done = threading.Event()
+    count = 0
+
+    def writes() -> None:
+        nonlocal count
+        while not done.is_set():
+            os.write(2, f"line {count}\n".encode())
+            count += 1
+
+    writer = threading.Thread(target=writes)
+    writer.start()
+    for _ in range(50):
+        with native_errors():
+            os.write(2, MISSING.format("a").encode())
+    done.set()
+    writer.join(60)
+    # A line may wait for the end of the block it was written in: none is lost, doubled or torn.
+    lines = capfd.readouterr().err.splitlines()
+    assert sorted(lines, key=lambda line: int(line.split()[1])) == [f"line {i}" for i in range(count)]
+
+
+def test_a_process_without_standard_error_compiles_all_the_same() -> None:
+    program = (
+        "import os, sys; os.close(2); sys.stderr = None\n"
+        "from compiled_kernels.mlir.native_errors import native_errors\n"
+        "with native_errors() as said: pass\n"
+        "assert said.text == '' and said.missing == ()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2], timeout=300)
+
+
+def descriptors() -> int:
+    """How many files are open."""
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,114 @@
+"""Steps in which everybody decodes are decided without entries and wishes of each: as they are with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine import many_histories
+from tests.engine.history import POLICIES
+from workbench.cache.holdings import Holdings
+from workbench.cache.pages import PagePool
+from workbench.cache.tables import Table
+from workbench.engine.limits import Limits
+from workbench.engine.plan import StepPlan
+from workbench.engine.policies import FCFS, BuiltIn, Priority
+from workbench.engine.policy import State, Wishes
+from workbench.engine.scheduler import Scheduler
+from workbench.request import Request, SamplingParameters, Sequence
+
+KNOWN = [name for name in POLICIES if name != "wild"]
+
+
+def everything(plan: StepPlan | None) -> Any:
+    """What was decided, with the number of every page."""
+    if plan is None:
+        return None
+    spans = [(s.sequence.request_id, *s[1:], [list(pages) for pages in s.sequence.pages]) for s in plan.spans]
+    moves = (plan.moves.saves, plan.moves.copies, plan.moves.loads)
+    return plan.step, spans, plan.decisions, [list(each) for each in moves], plan.padding, plan.wishes
+
+
+def played(seed: int, policy: str, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int]:
+    """Every plan of a history, and how many of them were made in parts."""
+    plans: list[Any] = []
+    made = 0
+    plan, nobody = Scheduler.plan, Scheduler._nobody_begins
+
+    def noted(self: Scheduler, *asked: Any) -> StepPlan | None:
+        found = plan(self, *asked)
+        plans.append(everything(found))
+        return found
+
+    def counted(self: Scheduler, *asked: Any) -> bool:
+        nonlocal made
+        found = in_parts and nobody(self, *asked)
+        made += found
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "plan", noted)
+        patch.setattr(Scheduler, "_nobody_begins", counted)
+        patch.setattr(many_histories, "POLICIES", [policy])
+        many_histories.play(seed)
+    return plans, made
+
+
+@pytest.mark.parametrize("policy", dict.fromkeys(KNOWN))
+def test_what_is_decided_in_parts_is_what_the_policy_wishes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over random histories: the same spans, words, wishes, moves and page numbers, step by step."""
+    made = 0
+    for seed in range(40):
+        quick, count = played(seed, policy, True, monkeypatch)
+        plain, _ = played(seed, policy, False, monkeypatch)
+        assert quick == plain
+        made += count
+    assert (made > 80) == policy.startswith("continuous"), "static batches are not decided in parts"
+
+
+@pytest.mark.parametrize("patience", [5, 12, 1000])
+def test_the_oldest_that_becomes_overdue_keeps_its_pages_longest(patience: int) -> None:
+    """Among those that run on and on only the step's number changes, and with it the order of priorities."""
+    told = []
+    for in_parts in (True, False):
+        scheduler = crowded(Priority(patience=patience))
+        if not in_parts:
+            scheduler._in_parts = None
+        told.append([everything(one_step(scheduler)) for _ in range(18)])
+    assert told[0] == told[1]
+
+
+def crowded(policy: BuiltIn) -> Scheduler:
+    """Two that decode for long, the older of them less urgent, and a third with a place and no pages."""
+    scheduler = Scheduler(Holdings((PagePool(9, 8),), (Table(),), 64), Limits(4, 64), 64, policy)
+    for order, length in enumerate((9, 9, 48)):
+        asks = SamplingParameters(max_tokens=20)
+        request = Request(f"r{order}", (1,) * length, asks, priority=(1, 0, 2)[order])
+        scheduler.submit(Sequence.of(request, order))
+    return scheduler
+
+
+def one_step(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.plan()
+    assert plan is not None and len(plan.spans) == 2
+    scheduler.commit(plan, {span.sequence.request_id: 1 for span in plan.spans})
+    return plan
+
+
+@pytest.mark.parametrize("asked_for", [FCFS, Priority])
+def test_a_policy_made_from_one_of_ours_is_asked(asked_for: type[BuiltIn]) -> None:
+    """Whoever changes `__call__` alone has changed what it says."""
+    asked: list[int] = []
+
+    class Mine(asked_for):
+        def __call__(self, state: State) -> Wishes:
+            asked.append(state.step)
+            return super().__call__(state)
+
+    for policy in (Mine(), asked_for()):
+        scheduler = crowded(policy)
+        asked.clear()
+        for _ in range(6):
+            one_step(scheduler)
+        assert len(asked) == (6 if isinstance(policy, Mine) else 0)

@@ -1,0 +1,121 @@
+"""How many threads a compiled step runs on: all, or one where other processes hold the cores.
+
+A step's threads wait for each other dozens of times, and wait by spinning. Beside a process that holds a core they take
+turns on what is left: the one that spins keeps the core from the one it waits for, and a step that takes 0.4 ms alone
+takes 90 ms. One thread takes 0.8 ms in either case. The code gives the same bits on any number of threads.
+
+The rule, for each shape of step:
+
+1. The first step runs on all threads, the second on one, which shows what one thread takes.
+2. Then all threads, until `SLOW_STEPS` steps in a row took more than `SLOWER` times that.
+3. Then one thread, until its steps have lasted `patience` times as long as the slower of those steps (at most
+   `MOST_SECONDS`), and one step on all threads as a probe. All threads stay if it took no longer than one thread's
+   steps did on average; otherwise one thread goes on with twice the patience, up to `MOST_PATIENCE`.
+
+So probes cost at most a 16th of the time at first and a 64th in the end. Patience is the first again after
+`CALM_STEPS` steps in a row on all threads that were not slow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+import torch
+
+SLOWER = 2.0
+SLOW_STEPS = 2
+FIRST_PATIENCE, MOST_PATIENCE = 16, 64
+MOST_SECONDS = 10.0
+CALM_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What the steps of one shape have shown. Seconds are of single steps, but `left` and `total`."""
+
+    steps: int = 0
+    one_thread: float = 0.0  # the least that one thread took since its steps last began
+    slow: tuple[float, ...] = ()  # steps on all threads, in a row, that were slow
+    calm: int = 0  # steps on all threads, in a row, that were not
+    patience: int = FIRST_PATIENCE
+    left: float | None = None  # how long one thread's steps are still to last; None where all threads run
+    total: float = 0.0  # how long one thread's steps have lasted since they last began
+    count: int = 0  # of them
+
+    @property
+    def alone(self) -> bool:
+        """Whether the next step runs on one thread."""
+        return self.steps == 1 or (self.left is not None and self.left > 0)
+
+
+def after_step(state: Contention, seconds: float) -> Contention:
+    """Return the state after the next step took so many seconds."""
+    alone, state = state.alone, replace(state, steps=state.steps + 1)
+    if state.steps == 1:  # it finds nothing in the caches
+        return state
+    if alone:
+        return _after_one(state, seconds)
+    if state.left is not None:
+        return _after_probe(state, seconds)
+    if seconds <= SLOWER * state.one_thread:
+        calm = min(state.calm + 1, CALM_STEPS)
+        return replace(state, slow=(), calm=calm, patience=FIRST_PATIENCE if calm == CALM_STEPS else state.patience)
+    slow = (*state.slow, seconds)
+    if len(slow) < SLOW_STEPS:
+        return replace(state, slow=slow, calm=0)
+    return _held(replace(state, slow=(), calm=0), state.patience, max(slow))
+
+
+def _after_one(state: Contention, seconds: float) -> Contention:
+    # The least of these steps only: the context has grown since those before.
+    least = min(seconds, state.one_thread) if state.count else seconds
+    left = None if state.left is None else state.left - seconds
+    return replace(state, one_thread=least, left=left, total=state.total + seconds, count=state.count + 1)
+
+
+def _after_probe(state: Contention, seconds: float) -> Contention:
+    if seconds * state.count <= state.total:
+        return replace(state, left=None, calm=1)
+    return _held(state, min(2 * state.patience, MOST_PATIENCE), seconds)
+
+
+def _held(state: Contention, patience: int, seconds: float) -> Contention:
+    """One thread from now on: a step on all took so many seconds."""
+    return replace(state, patience=patience, left=min(patience * seconds, MOST_SECONDS), total=0.0, count=0)
+
+
+class StepThreads:
+    """Runs compiled steps on as many threads as the rule says, of those that torch has. `changed` is told, in one line,
+    when steps of a shape go over to one thread and when they go back: (threads, reason)."""
+
+    def __init__(
+        self,
+        changed: Callable[[int, str], None] = lambda threads, reason: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._changed, self._clock = changed, clock
+        self._states: dict[tuple[int, Hashable], Contention] = {}
+
+    def run(self, shape: Hashable, step: Callable[[int], None], steps: int = 1) -> float:
+        """Call `step(threads)`, which computes so many steps of `shape`, and return the seconds it took."""
+        most = torch.get_num_threads()
+        state = self._states.get((most, shape), Contention())
+        threads = 1 if state.alone else most
+        began = self._clock()
+        step(threads)
+        seconds = self._clock() - began
+        if most > 1:
+            now = self._states[most, shape] = after_step(state, seconds / steps)
+            if (now.left is None) != (state.left is None):
+                self._tell(shape, most, seconds / steps, state, now)
+        return seconds
+
+    def _tell(self, shape: Hashable, most: int, seconds: float, state: Contention, now: Contention) -> None:
+        took = f"{shape}: a step on {most} threads took {1000 * seconds:.2f} ms"
+        if now.left is not None:
+            told = f"{took}, one thread {1000 * state.one_thread:.2f}: other processes hold the cores"
+            self._changed(1, f"{told}; tried again after {now.left:.1f} s of steps")
+        else:
+            self._changed(most, f"{took}, one thread {1000 * state.total / state.count:.2f} on average")
