@@ -13,6 +13,7 @@ from torch import Tensor
 
 from compiled_kernels.mlir.ahead import compile_ahead
 from compiled_kernels.mlir.obey import PACKED
+from tests.patience import limit
 
 LINKER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 # Reads every file named in its arguments, calls the kernel on all threads, writes every file.
@@ -72,7 +73,7 @@ class Emulated:
         files = [self.folder / f"argument{i}" for i in range(len(tensors))]
         for file, numbers in zip(files, stored, strict=True):
             file.write_bytes(numbers.view(torch.uint8).numpy().tobytes())
-        subprocess.run([EMULATOR, str(self.program), str(threads), *map(str, files)], check=True, timeout=300)
+        subprocess.run([EMULATOR, str(self.program), str(threads), *map(str, files)], check=True, timeout=limit(300))
         for file, numbers in zip(files, stored, strict=True):
             if numbers.numel():
                 numbers.copy_(torch.frombuffer(bytearray(file.read_bytes()), dtype=numbers.dtype))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compiled_kernels.mlir.native_errors import native_errors
+from tests.patience import limit
 
+MEBIBYTE = bytes(2**20)
 MISSING = "JIT session error: Symbols not found: [ {} ]\n"
 LLVMS = ("Could not compile kernel: ", "Failed to materialize symbols: { (main, { f }) }\n")
 others = st.lists(st.text("abc :[]{}", min_size=1, max_size=20).filter(str.strip).map("of others: {}\n".format))
@@ -27,7 +29,7 @@ def same_file() -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(said=others, lists=st.lists(symbols, max_size=3), order=st.randoms(use_true_random=False))
 def test_others_words_pass_in_order_and_llvms_are_kept(
     capfd: pytest.CaptureFixture[str], said: list[str], lists: list[list[str]], order
@@ -98,7 +100,7 @@ def test_one_within_another_gives_each_its_own_words(capfd: pytest.CaptureFixtur
     found: list[tuple[str, ...]] = []
     ran = threading.Thread(target=nested, daemon=True)
     ran.start()
-    ran.join(30)
+    ran.join(limit(30))
     assert not ran.is_alive(), "it waits for itself"
     assert found == [("outer_one", "outer_two"), ("inner_one",)]
     assert same_file() == before and capfd.readouterr().err == "another's\n"
@@ -108,10 +110,10 @@ def test_two_threads_hear_nothing_of_each_other(capfd: pytest.CaptureFixture[str
     before, heard, start = same_file(), {}, threading.Barrier(2)
 
     def compiles(name: str) -> None:
-        start.wait(30)
+        start.wait(limit(30))
         for number in range(20):
             with native_errors() as said:
-                time.sleep(0.001)  # the other thread's turn
+                hashlib.sha256(MEBIBYTE)  # lets go of the interpreter's lock: the other thread's turn
                 os.write(2, MISSING.format(f"{name}{number}").encode() + f"line {name}{number}\n".encode())
             heard[name, number] = said.missing
 
@@ -119,7 +121,7 @@ def test_two_threads_hear_nothing_of_each_other(capfd: pytest.CaptureFixture[str
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join(limit(60))
     assert heard == {(name, n): (f"{name}{n}",) for name in "ab" for n in range(20)}
     assert same_file() == before
     wanted = sorted(f"line {name}{n}" for name in "ab" for n in range(20))
@@ -142,7 +144,7 @@ def test_nothing_that_another_thread_writes_meanwhile_is_lost(capfd: pytest.Capt
         with native_errors():
             os.write(2, MISSING.format("a").encode())
     done.set()
-    writer.join(60)
+    writer.join(limit(60))
     # A line may wait for the end of the block it was written in: none is lost, doubled or torn.
     lines = capfd.readouterr().err.splitlines()
     assert sorted(lines, key=lambda line: int(line.split()[1])) == [f"line {i}" for i in range(count)]
@@ -155,7 +157,7 @@ def test_a_process_without_standard_error_compiles_all_the_same() -> None:
         "with native_errors() as said: pass\n"
         "assert said.text == '' and said.missing == ()\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2], timeout=300)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2], timeout=limit(300))
 
 
 def descriptors() -> int:

@@ -247,7 +247,8 @@ def test_quantized_weights_stay_within_half_a_step(seed: int, out: int, groups: 
     away = (weight - dequantize_int4(packed, steps)).abs().view(out, groups, group)
     # +8 steps have no code: the far end of the other sign is cut to 7. float16 scales add a part in 2,048.
     assert (away <= steps.float().abs()[..., None] * 1.01).all()
-    assert (away <= steps.float().abs()[..., None] * 0.51).float().mean() > 0.5
+    # Within half a step are all others: at least one of each two, since a group of two may have one of each end.
+    assert (away <= steps.float().abs()[..., None] * 0.51).float().mean() >= 0.5
 
 
 def test_int4_packing_is_exact() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from random import Random
 
@@ -91,10 +92,14 @@ def test_what_a_policy_is_shown_is_what_is_made_anew(monkeypatch: pytest.MonkeyP
     """In random histories, under every policy: entries, orders and tokens served that are kept from step to step."""
     state, shown = Views.state, 0
 
-    def checked(self: Views, step: int, running: list[Sequence], waiting: list[Sequence], by_id: dict) -> State:
+    def checked(
+        self: Views, step: int, running: list[Sequence], by_id: dict, uncovered: Iterable[Sequence] | None = None
+    ) -> State:
         nonlocal shown
-        found = state(self, step, running, waiting, by_id)
-        assert found.running == tuple(self._entry(sequence, True) for sequence in running)
+        found = state(self, step, running, by_id, uncovered)
+        runs = {sequence.order for sequence in running}
+        waiting = sorted((each for each in by_id.values() if each.order not in runs), key=lambda each: each.order)
+        assert tuple(found.running) == tuple(self._entry(sequence, True) for sequence in running)
         assert found.waiting == tuple(self._entry(sequence, False) for sequence in waiting)
         for key in (by_priority, by_todo):
             assert found.by(key) == tuple(sorted(found.waiting, key=key))

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -81,12 +82,12 @@ class Table:
         if self.back is None:
             return pages_for(stop, size)
         front = pages_for(self.first, size)
-        # The longest run of positions that one step touches, laid where it meets the most pages: at the last multiple
-        # of the stride in the first page behind `first`, or where the text is too short for that, at its end.
+        # The longest run of positions that one step touches, laid where it meets the most pages: at the last place in
+        # the first page behind `first` where a stride may begin, or where the text is too short for that, at its end.
         length = min(stop, max(self.back, self.lag + self.group) - 1 - self.lag + chunk)
         if length < 1:
             return 0
-        latest = front * size + size - self.stride
+        latest = front * size + size - math.gcd(self.stride, size)
         begin = min(-(-(stop - length) // self.stride) * self.stride, latest)
         return (min(begin + length, stop) - 1) // size + 1
 
