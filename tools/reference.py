@@ -25,7 +25,8 @@ import workbench
 from workbench import widgets
 from workbench.widgets.knobs.field_comments import comments_of
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "reference"
 MADE = "<!-- made by `python -m tools.reference`; do not edit -->\n\n"
 
 
@@ -141,7 +142,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
     if parameter.default is inspect.Parameter.empty:
         return f"{stars}{parameter.name}{kind}"
     default = getattr(parameter.default, "__name__", None) or repr(parameter.default)
-    default = re.sub(r"<[^>]*>", "...", default)  # no addresses
+    default = re.sub(r"<[^>]*>", "...", default).replace(f"{ROOT}/", "")  # no addresses, no place of this checkout
     return f"{parameter.name}{kind} = {default}" if kind else f"{parameter.name}={default}"
 
 
