@@ -67,8 +67,8 @@ def test_what_passes_is_not_remembered(error: Exception, verdicts: Verdicts, tmp
 def test_other_work_or_another_machine_is_checked_anew(
     verdicts: Verdicts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(*given: Any) -> int:
-        right_lane("rotary", *given, tmp_path)
+    def asked(arguments: dict[str, Any], lanes: tuple[Lane, ...]) -> int:
+        right_lane("rotary", arguments, lanes, tmp_path)
         return len(verdicts.asked)
 
     assert [asked(ARGUMENTS, LANES) for _ in range(2)] == [1, 1]
