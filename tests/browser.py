@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.patience import limit, scale
 from workbench.lab.browser import Browser
 from workbench.lab.needs import lacks_browser, lacks_lab
-from workbench.lab.page import Lab
+from workbench.lab.page import Lab, NotebookPage
 from workbench.lab.server import LabServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,3 +30,16 @@ def lab() -> Iterator[Lab]:
     folders = {"notebooks": ROOT / "notebooks"} if (ROOT / "notebooks").is_dir() else {}
     with LabServer(folders, scale()) as server, Browser() as chromium:
         yield Lab(server, chromium, scale())
+
+
+def pressed(page: NotebookPage, handle: Any, key: str, expression: str) -> str:
+    """Press a key on a slider's handle until the kernel says something else of `expression`; return what it says.
+
+    Pressed again where nothing came of it: a cell that has just run may take the focus before the key arrives.
+    """
+    before = after = page.ask(expression)
+    while after == before:
+        handle.press(key)
+        page.settle()
+        after = page.ask(expression)
+    return after

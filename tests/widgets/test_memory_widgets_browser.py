@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import browser, pressed
 from workbench.lab.page import Lab
 
 pytestmark = browser
@@ -33,10 +33,8 @@ def test_a_slider_a_bar_and_a_point(lab: Lab, tmp_path: Path) -> None:
     calculator = page.widget("wb-memorycalculator")
     before = page.ask("view.found['cache_bytes']")
     handle = calculator.locator(".widget-slider .noUi-handle").first
-    handle.focus()
-    handle.press("ArrowRight")
-    page.settle()
-    assert int(page.ask("view.context")) > 1024 and int(page.ask("view.found['cache_bytes']")) > int(before)
+    assert int(pressed(page, handle, "ArrowRight", "view.context")) > 1024
+    assert int(page.ask("view.found['cache_bytes']")) > int(before)
     bar = calculator.locator("[data-key=int4]")
     bar.click()
     page.settle()

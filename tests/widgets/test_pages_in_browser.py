@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import browser, pressed
 from workbench.lab.page import Lab
 
 pytestmark = browser
@@ -36,10 +36,8 @@ def test_pages_are_scrubbed_and_bars_tell_their_reasons(lab: Lab, tmp_path: Path
 
     shown = page.widget("wb-pagemap")
     handle = shown.locator(".noUi-handle").first
-    handle.focus()
     for _ in range(3):
-        handle.press("ArrowLeft")
-    page.settle()
+        pressed(page, handle, "ArrowLeft", "pages.step")
     assert page.ask("pages.step == pages.snapshots[-1].step - 3, pages.follow") == "(True, False)"
     step = page.ask("pages.step")
     assert f"what step {step} is computed on" in (shown.locator("svg").first.text_content() or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.browser import browser
+from tests.browser import browser, pressed
 from workbench.lab.page import Lab
 
 pytestmark = browser
@@ -31,10 +31,7 @@ def test_a_slider_a_token_and_a_check(lab: Lab, tmp_path: Path) -> None:
     readouts = explorer.locator(".widget-readout").all_inner_texts()
     assert "40" in readouts and explorer.get_by_text("top k 40").count() == 1
     handle = explorer.locator(".noUi-handle").nth(2)  # position, temperature, top k
-    handle.focus()
-    handle.press("ArrowLeft")
-    page.settle()
-    assert page.ask("w.top_k") == "39" and explorer.get_by_text("top k 39").count() == 1
+    assert pressed(page, handle, "ArrowLeft", "w.top_k") == "39" and explorer.get_by_text("top k 39").count() == 1
     explorer.locator("[data-key='t3']").click()
     page.settle()
     assert page.ask("w.position") == "3" and explorer.get_by_text("Position 3:").count() == 1
@@ -52,10 +49,8 @@ def test_a_slider_a_token_and_a_check(lab: Lab, tmp_path: Path) -> None:
     last = int(page.ask("s.check"))
     assert view.get_by_text(f"Check {last} of {last}").count() == 1 and last > 1
     handle = view.locator(".noUi-handle").first
-    handle.focus()
-    handle.press("ArrowLeft")
-    page.settle()
-    assert page.ask("s.check") == str(last - 1) and view.get_by_text(f"Check {last - 1} of {last}").count() == 1
+    assert pressed(page, handle, "ArrowLeft", "s.check") == str(last - 1)
+    assert view.get_by_text(f"Check {last - 1} of {last}").count() == 1
     view.locator("[data-key='k1']").first.click()
     page.settle()
     assert page.ask("s.check") == "1"
