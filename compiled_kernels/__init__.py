@@ -1,4 +1,4 @@
-"""Operators of a decoder model, each with a specification and the lanes that carry it out.
+"""Operators of a decoder model, each with a specification and the backends that carry it out.
 
 A leaf: tensors in, tensors out; it never imports `workbench`.
 """

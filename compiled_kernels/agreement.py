@@ -1,10 +1,11 @@
-"""When a lane is right: row by row, its error against float64 is at most that of the eager lane in the same precision,
-plus a rounding term. A row is what lies along an output's last axis.
+"""The bound within which a backend is right: row by row, its error against float64 is at most that of the eager
+backend in the same precision, plus a rounding term. A row lies along an output's last axis.
 
-The rounding term is `scale` x (`terms` x the epsilon of float32 + the epsilon of the output's type): sums in float32 in
-another order, and one rounding. n additions, each rounded by at most half an epsilon one way or the other, are a random
-walk: of terms of either sign they leave about sqrt(n / 8), of one sign sqrt(n / 12) epsilons of the sum's own size as a
-standard deviation (Higham and Mary, 2019), so that `terms` of sqrt(n) and a small constant are three deviations.
+The rounding term is `scale` x (`terms` x the epsilon of float32 + the epsilon of the output's type): sums in float32
+in another order, and one rounding. n additions, each rounded by at most half an epsilon one way or the other, are a
+random walk: of terms of either sign they leave about sqrt(n / 8), of one sign sqrt(n / 12) epsilons of the sum's own
+size as a standard deviation (Higham and Mary, 2019), so that `terms` of sqrt(n) and a small constant are three
+deviations.
 """
 
 from __future__ import annotations
@@ -26,10 +27,18 @@ if TYPE_CHECKING:
 def disagreement(
     suite: Suite, case: Case, inputs: tuple, lane: Lane, form: Callable[..., Any] | None = None
 ) -> str | None:
-    """What is wrong with `lane` on these inputs, in words; None where it is right.
+    """Compare a backend with the specification on one case.
 
-    `form(*inputs)` stands in for the suite's call on that lane: what a compiler made of it. Otherwise memory that the
-    lane takes from torch is NaN before it writes there.
+    Args:
+        suite: the operator's cases, with its specification in float64.
+        case: the case that `inputs` belong to; its arguments decide the rounding term.
+        inputs: arguments of the operator, as `suite` makes them.
+        backend: the backend under test.
+        form: a compiled form called as `form(*inputs)` in place of the suite's call. Without it, memory that the
+            backend takes from torch is filled with NaN first.
+
+    Returns:
+        The first disagreement in words; None where the backend is right.
     """
     with poisoned() if form is None else nullcontext():
         ours = _outputs(form(*inputs) if form else suite.call(*inputs, lane=lane))
@@ -51,7 +60,8 @@ def disagreement(
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """torch.empty and its kin give NaN (of integers the largest), so that what nobody wrote is seen."""
+    """Fill what torch.empty and its kin return with NaN (integers with the largest), so that memory left unwritten is
+    seen."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operations that are not deterministic: that is not what is asked here

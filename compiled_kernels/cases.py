@@ -1,4 +1,4 @@
-"""One list of cases an operator: for correctness on every lane (see agreement.py), for hypothesis, and for
+"""Cases of every operator: one list for correctness on every backend (see agreement.py), for hypothesis and for
 measurement."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Work:
-    """What a case must move and compute at the least."""
+    """The least that a case must move and compute, in bytes and floating-point operations."""
 
     bytes: int
     flops: int
@@ -32,7 +32,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """`arguments` are what the suite's `inputs` takes; `timed` cases are benchmarks too."""
+    """One input of an operator: `arguments` are those of the suite's `input_maker`; `timed` cases are
+    benchmarks too."""
 
     shape: str
     arguments: Mapping[str, Any]
@@ -41,7 +42,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """`1x576 bfloat16`; what the gap table matches."""
+        """Return `1x576 bfloat16`, the name that the table of gaps matches."""
         return f"{self.shape} {str(self.arguments['dtype']).removeprefix('torch.')}"
 
 
@@ -57,11 +58,14 @@ def _exact(call: Callable[..., Any]) -> Callable[..., Any]:
 class Suite:
     """An operator's cases.
 
-    `inputs(generator, **arguments)` makes the operator's arguments, `call(*inputs, lane=lane)` carries it out and
-    gives what it wrote, `exact(*inputs)` is the same in float64 by the specification. `terms(**arguments)` is how many
-    float32 epsilons of `scale` an output may be off (see agreement.py); `scale(*inputs)`, in float64, how large what is
-    added up for each output is, where that may be larger than the largest of its row. `timed_call` is what is timed,
-    where `call` does more than the operator.
+    Attributes:
+        input_maker: `input_maker(generator, **arguments)` makes the operator's arguments.
+        call: `call(*inputs, lane=lane)` carries it out and gives what it wrote.
+        exact: `exact(*inputs)` is the same in float64 by the specification.
+        rounding_terms: how many float32 epsilons of `scale` an output may be off (see agreement.py).
+        scale: `scale(*inputs)`, in float64, is how large the addends of each output are, where that may be larger than
+            the largest of its row.
+        benchmark_call: the call that is timed, where `call` does more than the operator.
     """
 
     operator: str
@@ -82,19 +86,19 @@ class Suite:
 
 
 def suites() -> tuple[Suite, ...]:
-    """Every operator's, in the order of a block."""
+    """Return every operator's suite, in the order of a block."""
     modules = [importlib.import_module(f"compiled_kernels.{package}.cases") for package in PACKAGES]
     return tuple(suite for module in modules for suite in module.SUITES)
 
 
 def suite_of(operator: str) -> Suite:
-    """The suite of one operator. Raises LaneError for a name that is none."""
+    """Return the suite of one operator. Raises BackendError for an unknown name."""
     every = {suite.operator: suite for suite in suites()}
     return every[known("operator", operator, every)]
 
 
 def case_of(suite: Suite, name: str | None) -> Case:
-    """The case called `name`, or the first that is timed. Raises LaneError for a name that is none."""
+    """Return the case called `name`, or the first that is timed. Raises BackendError for an unknown name."""
     if name is None:
         return next((case for case in suite.cases if case.timed), suite.cases[0])
     every = {case.name: case for case in suite.cases}
@@ -102,7 +106,7 @@ def case_of(suite: Suite, name: str | None) -> Case:
 
 
 def known(kind: str, word: str, words: Iterable[str]) -> str:
-    """`word`, where it is one of `words`; else LaneError with the nearest and all of them."""
+    """Return `word` where it is one of `words`. Raises BackendError with the nearest and all of them otherwise."""
     words = [str(each) for each in words]
     if word in words:
         return word
@@ -112,5 +116,5 @@ def known(kind: str, word: str, words: Iterable[str]) -> str:
 
 
 def random(generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Standard normal numbers, drawn in float32."""
+    """Draw standard normal numbers in float32 and round them to `dtype`."""
     return torch.randn(shape, generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""Every lane held to the specification, over every case, with its gaps listed."""
+"""A check of every backend against the specification, over every case, with its gaps listed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ON_CUDA = (Lane.TRITON,)  # lanes whose kernels are for a GPU, and take tensors 
 
 @dataclass(frozen=True)
 class Row:
-    """One case on one lane: `status` is `ok`, `gap` or `failed`, and `reason` says why it is not ok.
+    """The outcome of one case on one backend: `status` is `ok`, `gap` or `failed`, and `reason` says why it is not ok.
 
-    `form` is how it ran: `as written`, `compiled` (in one graph), `by hand` (a kernel), `interpreted` (a kernel in
-    Triton's interpreter), or nothing. `level` is that of the instruction set (see level.py), or nothing where the
+    `execution` is how it ran: `as written`, `compiled` (in one graph), `by hand` (a kernel), `interpreted` (a kernel
+    in Triton's interpreter), or nothing. `level` is that of the instruction set (see level.py), or nothing where the
     machine has none.
     """
 
@@ -40,12 +40,20 @@ class Row:
 def check(
     lanes: Iterable[Lane] = tuple(Lane), operator: str | None = None, compiled: bool = False, interpret: bool = False
 ) -> Iterator[Row]:
-    """A row for each operator, lane and case, as they are found; a lane that does not work here is a gap. Kernels of
-    the lane mlir are made for, and run at, every level that this machine executes: a row each.
+    """Yield one result for each operator, backend and case, as they are found.
 
-    `compiled` compiles what the lane inductor would (the first time, minutes), else its traced form runs as
-    written. `interpret` runs Triton's kernels in its interpreter where no GPU is at hand, in a process of its own
-    meanwhile; their rows come last. Raises LaneError for an unknown operator.
+    A backend that does not work here is a gap. Kernels of the backend mlir are made for, and run at, every level that
+    this machine executes: a result each.
+
+    Args:
+        lanes: the backends to check.
+        operator: one operator; all unless given.
+        compiled: compile for the backend inductor (minutes the first time); otherwise its traced form runs as written.
+        interpret: run Triton's kernels in its interpreter where no GPU is at hand, in a process of its own meanwhile;
+            their results come last.
+
+    Raises:
+        LaneError: for an unknown operator.
     """
     chosen = suites() if operator is None else (suite_of(operator),)
     asked = tuple(lanes)
@@ -64,7 +72,7 @@ def _at_levels(suite: Suite, lane: Lane, compiled: bool) -> Iterator[Row]:
         return
     for level in levels_here():
         with held_to(level):
-            rows = list(_rows(suite, lane, compiled))  # whoever reads them meanwhile is at no level of ours
+            rows = list(_rows(suite, lane, compiled))  # not a generator: the caller would run at this level meanwhile
         yield from rows
 
 
@@ -84,7 +92,7 @@ def _form(lane: Lane, compiled: bool) -> str:
 
 
 def verdict(suite: Suite, case: Case, lane: Lane, form: Callable[..., Any] | None = None) -> tuple[str, str]:
-    """(status, reason) of one case; `form(*inputs)` is the lane's call, compiled."""
+    """Return (status, reason) of one case; `execution(*inputs)` is the lane's call, compiled."""
     gap = known_gap(suite.operator, lane, case.name)
     if problem := lane_problems()[lane]:
         return "gap", gap.reason if gap else problem
@@ -101,17 +109,17 @@ def _wrong(suite: Suite, case: Case, lane: Lane, form: Callable[..., Any] | None
         return disagreement(suite, case, moved(suite.make(case), device_of(lane)), lane, form)
     except LaneError as error:
         return str(error)
-    except Exception as error:  # whatever a kernel throws is its failure, and the rest goes on
+    except Exception as error:  # any exception is the failure of this kernel; the rest goes on
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def device_of(lane: Lane) -> str:
-    """Where the lane's tensors lie on this machine."""
+    """Return the device on which a backend's tensors lie on this machine."""
     return "cuda" if lane in ON_CUDA and not interpreted() and torch.cuda.is_available() else "cpu"
 
 
 def moved(inputs: tuple, device: str) -> tuple:
-    """The inputs on `device`, laid out there as they are here."""
+    """Return the inputs on `device`, laid out there as they are here."""
     return tuple(
         copied(each, device) if isinstance(each, torch.Tensor) and each.device.type != device else each
         for each in inputs
@@ -119,7 +127,7 @@ def moved(inputs: tuple, device: str) -> tuple:
 
 
 def copied(tensor: torch.Tensor, device: str | torch.device | None = None) -> torch.Tensor:
-    """A copy with the same strides, with what lies between its numbers: a slice of wider rows stays one."""
+    """Return a copy with the same strides, with what lies between its numbers: a slice of wider rows stays one."""
     extents = zip(tensor.shape, tensor.stride(), strict=True)
     reach = 1 + sum((extent - 1) * stride for extent, stride in extents) if tensor.numel() else 0
     stored = tensor.as_strided((reach,), (1,)).to(device or tensor.device, copy=True)

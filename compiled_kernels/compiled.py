@@ -1,4 +1,5 @@
-"""An operator's call as a compiler makes it: what is checked and timed, since it is what runs in a model."""
+"""An operator's call as a compiler makes it: checked and timed in this form, since it is the one that runs
+in a model."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from compiled_kernels.lanes import Lane
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Surroundings in which compiled forms are first called: many graphs of one function, no gradients."""
+    """Set what compiled forms need at their first call: many graphs of one function, no gradients."""
     limits = {"recompile_limit": MOST_GRAPHS, "accumulated_recompile_limit": MOST_GRAPHS}
     with torch.inference_mode(), torch._dynamo.config.patch(limits), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a compiler's advice to its own authors
@@ -24,7 +25,7 @@ def compiling() -> Iterator[None]:
 
 
 def one_call(suite: Suite, lane: Lane) -> Callable[..., Any]:
-    """`suite.call` on `lane` in one graph, as `form(*inputs)`.
+    """Compile `suite.call` on a backend into one graph, as `form(*inputs)`.
 
     Shapes stay symbolic, so that cases share graphs; where that fails a case is compiled for its own shapes.
     """
@@ -39,15 +40,15 @@ def one_call(suite: Suite, lane: Lane) -> Callable[..., Any]:
         with compiling():
             try:
                 return symbolic(*inputs)
-            except Exception:  # whatever a compiler throws; what is wrong with the case itself comes again
+            except Exception:  # any compiler exception; a fault of the case itself is raised again
                 return static(*inputs)
 
     return form
 
 
 def many_calls(suite: Suite, lane: Lane) -> Callable[[list[tuple]], list[Any]]:
-    """Calls on each of a list of inputs, all in one graph, as a model's step holds many operators. The lane eager
-    runs them one after another."""
+    """Compile calls on each of a list of inputs into one graph, as a model's step holds many operators. The backend
+    eager runs them one after another."""
 
     call = suite.timed_call or suite.call
 

@@ -1,4 +1,4 @@
-"""The time that a cache line takes from one core to another, which tells where a machine's cores sit.
+"""The latency of a cache line from one core to another, by which a machine's core placement is recognised.
 
 Two threads hand a number back and forth through one cache line. On a processor of several core complexes, cores of one
 complex hand it over in some 20 ns and those of two in some 100 ns; a virtual machine's cores are moved between such

@@ -1,4 +1,5 @@
-"""What a lane is known not to do, and why. `check` holds this table to the truth: a gap that has closed fails it."""
+"""Known gaps of the backends, with the reason beside each. `check` holds this table to the truth: a gap that has
+closed fails it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from compiled_kernels.lanes import Lane
 
 @dataclass(frozen=True)
 class Gap:
-    """`case` is a pattern of case names, as in a shell. `mended_in` is the file that makes up for what is missing,
-    where one does: such a case is right all the same, and a test of what is missing itself keeps the row."""
+    """One gap: `case` is a pattern of case names, as in a shell. `worked_around_in` is the file that makes up for the
+    gap, where one does: such a case is right all the same, and a test of the gap itself keeps the row."""
 
     operator: str
     lane: Lane
@@ -45,5 +46,5 @@ GAPS: tuple[Gap, ...] = (
 
 
 def known_gap(operator: str, lane: Lane, case: str) -> Gap | None:
-    """The gap that a case falls into on a lane, unless it is mended."""
+    """Return the gap that a case falls into on a backend, unless it is worked around."""
     return next((gap for gap in GAPS if gap.covers(operator, lane, case) and not gap.mended_in), None)

@@ -31,7 +31,7 @@ _graphs = _Graphs()
 
 
 def graph_count() -> int:
-    """Graphs compiled since the process began."""
+    """Return graphs compiled since the process began."""
     return _graphs.count
 
 
@@ -41,11 +41,11 @@ def _of_this_call(guards: Sequence) -> list[bool]:
 
 @functools.cache
 def compiled(function: FunctionType, dynamic: bool, alike: Hashable = None) -> Callable:
-    """`function` compiled, once for the whole process: runners of models alike share what is compiled.
+    """Compile `function` once for the whole process: runners of equal models share the result.
 
-    torch checks at each call that every module and every global it met when it compiled is still the same, which
-    takes a block's call 140 microseconds here. Where `alike` is given (equal only for modules of one structure and
-    type of weights), there is one compilation for each, and only tensors and other arguments are looked at again.
+    torch checks at each call that every module and every global it met when it compiled is still the same, which takes
+    a block's call 140 microseconds here. With a `cache_key` (equal only for modules of one structure and type of
+    weights) there is one compilation for each key, and only tensors and other arguments are looked at again.
     """
     config = torch._dynamo.config
     # Every bucket of rows and every kind of block is one more entry for the same code.
@@ -53,7 +53,7 @@ def compiled(function: FunctionType, dynamic: bool, alike: Hashable = None) -> C
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, MOST_GRAPHS)
     options: dict[str, Any] | None = None
     if alike is not None:
-        # What is compiled is kept by code object: each kind needs one of its own.
+        # Compiled code is kept by code object: each key needs a separate one.
         function = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
         options = {"guard_filter_fn": _of_this_call}
     return torch.compile(function, backend=_graphs, dynamic=dynamic, fullgraph=True, options=options)

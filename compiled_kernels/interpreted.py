@@ -1,4 +1,4 @@
-"""Triton's interpreter, which a process has on or off from its start: that lane's check in a process of its own."""
+"""Triton's interpreter, which a process has on or off from its start: the backend's check in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compiled_kernels.lanes import Lane, LaneError, interpreted
 
 
 def needs_interpreter() -> bool:
-    """Whether Triton is here, and neither a GPU nor the interpreter to run it on."""
+    """Return whether Triton is here, and neither a GPU nor the interpreter to run it on."""
     return bool(importlib.util.find_spec("triton")) and not interpreted() and not torch.cuda.is_available()
 
 

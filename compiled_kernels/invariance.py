@@ -1,4 +1,5 @@
-"""Which operators give a row other bits in other company, by lane, and why: what `batch_invariant` is refused with."""
+"""Operators whose rows depend on the batch composition, by backend, with the reason: `batch_invariant` is refused with
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from compiled_kernels.lanes import Lane
 
 @dataclass(frozen=True)
 class Varies:
-    """The bits of a row of `operator`'s result on `lane` depend on more than the row and its own context."""
+    """The bits of a row of `operator`'s result on this backend depend on more than the row and its own context."""
 
     operator: str
     lane: Lane
@@ -53,7 +54,8 @@ VARIES: tuple[Varies, ...] = (
 
 
 def variance(operator: str, lane: Lane) -> str | None:
-    """Why a row's bits depend on its company; None where they do not. The operator `decode_step` is a whole step."""
+    """Return why a row's bits depend on the batch composition; None where they do not. The operator `decode_step` is a
+    whole step."""
     if operator == "decode_step" and lane is not Lane.MLIR:
         return next(f"{row.operator}: {row.reason}" for row in VARIES if row.lane is lane)
     return next((row.reason for row in VARIES if (row.operator, row.lane) == (operator, lane)), None)

@@ -1,4 +1,4 @@
-"""The ways an operator can be carried out, and which of them work on this machine."""
+"""Backends: the ways an operator can be carried out, and which of them work on this machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from compiled_kernels.level import level_here
 
 
 class Lane(StrEnum):
-    """`eager` runs the specification, or torch's own operation where there is one for all of it; `inductor` is what
+    """A way to carry out an operator.
+
+    `eager` runs the specification, or torch's own operation where there is one for all of it; `inductor` is what
     torch.compile makes of the traced form; `triton` is written by hand, for GPUs; `mlir` is written by hand or lowered
-    from the specification by torch-mlir, for CPUs."""
+    from the specification by torch-mlir, for CPUs.
+    """
 
     EAGER = "eager"
     INDUCTOR = "inductor"
@@ -30,10 +33,10 @@ NO_LEVEL = "its kernels are for x86-64 with AVX2 and FMA, which this machine has
 
 
 class LaneError(RuntimeError):
-    """A lane was asked for explicitly and cannot do the work here; it never falls back."""
+    """Raised where an explicit backend cannot do the work here; it never falls back."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a cell of a notebook shows: one line, as of workbench.errors; `%tb` shows where it came from."""
+        """Return what a cell of a notebook shows: one line, as of workbench.errors; `%tb` shows where it came from."""
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if sys.exc_info()[1] is self or shell is None:
             return [f"\033[31m{type(self).__name__}\033[0m: {self}"]
@@ -41,7 +44,7 @@ class LaneError(RuntimeError):
 
 
 def spoken(part: object) -> str:
-    """What a message calls a mask or a score function: what it says of itself, or its name, but never its address."""
+    """Return the name by which a message calls a mask or a score function: its repr or its name, never its address."""
     told = repr(part)
     if " at 0x" not in told:
         return told
@@ -52,7 +55,7 @@ def spoken(part: object) -> str:
 
 @functools.cache
 def lane_problems() -> dict[Lane, str | None]:
-    """For each lane, why it does not work here; None where it does."""
+    """Return for each backend why it does not work here; None where it does."""
     return {
         Lane.EAGER: None,
         Lane.INDUCTOR: _inductor_problem(),
@@ -62,7 +65,7 @@ def lane_problems() -> dict[Lane, str | None]:
 
 
 def interpreted() -> bool:
-    """Whether Triton kernels run in Triton's interpreter, on any device and slowly (TRITON_INTERPRET=1)."""
+    """Return whether Triton kernels run in Triton's interpreter, on any device and slowly (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -1,4 +1,4 @@
-"""Levels of the x86-64 instruction set: what kernels are generated and compiled for, and how a machine is held to less.
+"""Levels of the x86-64 instruction set, which kernels are generated and compiled for and a machine can be limited to.
 
 | level | has | vector registers |
 |---|---|---|
@@ -32,7 +32,7 @@ _V4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
 class LevelError(ValueError):
-    """WORKBENCH_LEVEL, or a level that was asked for, is none that can be executed here."""
+    """Raised where WORKBENCH_LEVEL, or a level that was asked for, cannot be executed here."""
 
 
 class Level(StrEnum):
@@ -47,30 +47,32 @@ class Level(StrEnum):
 
     @property
     def flags(self) -> frozenset[str]:
-        """The features that /proc/cpuinfo must list."""
+        """Return the features that /proc/cpuinfo must list."""
         added = {Level.V3: _V3, Level.V4: _V4, Level.V4_VNNI: {"avx512_vnni"}, Level.V4_BF16: {"avx512_bf16"}}
         return frozenset().union(*(added[each] for each in Level if each.rank <= self.rank))
 
     @property
     def cpu(self) -> str:
-        """LLVM's name of the processor."""
+        """Return LLVM's name of the processor."""
         return "x86-64-v3" if self is Level.V3 else "x86-64-v4"
 
     @property
     def features(self) -> tuple[str, ...]:
-        """LLVM's names of the features beside that processor; never empty, or LLVM would take the machine's own."""
+        """Return LLVM's names of the features beside that processor; never empty, or LLVM would take the machine's
+        own."""
         added = {Level.V3: "+avx2", Level.V4: "+avx512f", Level.V4_VNNI: "+avx512vnni", Level.V4_BF16: "+avx512bf16"}
         return tuple(added[each] for each in Level if each.rank <= self.rank)
 
 
 def level_of(flags: frozenset[str]) -> Level | None:
-    """The highest level whose features are all among `flags`, in /proc/cpuinfo's words; None where none is."""
+    """Return the highest level whose features are all among `cpuinfo_flags`, in /proc/cpuinfo's words; None where none
+    is."""
     return max((each for each in Level if each.flags <= flags), key=lambda each: each.rank, default=None)
 
 
 @functools.cache
 def machine_level() -> Level | None:
-    """The highest level that this machine executes; None where that is less than AVX2 and FMA, or not x86-64."""
+    """Return the highest level that this machine executes; None where that is less than AVX2 and FMA, or not x86-64."""
     try:
         flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -79,7 +81,8 @@ def machine_level() -> Level | None:
 
 
 def level_here() -> Level | None:
-    """The level that kernels are made for: the machine's, unless it is held to less (`WORKBENCH_LEVEL`, `held_to`).
+    """Return the level that kernels are made for: the machine's, unless it is limited to less (`WORKBENCH_LEVEL`,
+    `limited_to`).
 
     Raises LevelError where WORKBENCH_LEVEL is no level, or more than the machine has.
     """
@@ -87,7 +90,7 @@ def level_here() -> Level | None:
 
 
 def levels_here() -> tuple[Level, ...]:
-    """All levels that can be executed here, the lowest first; none above WORKBENCH_LEVEL."""
+    """Return all levels that can be executed here, the lowest first; none above WORKBENCH_LEVEL."""
     highest = _asked()
     return tuple(each for each in Level if highest is not None and each.rank <= highest.rank)
 

@@ -1,4 +1,4 @@
-"""The operators as a reader meets them: what each computes, where it is written, on which lanes."""
+"""A listing of the operators: the formula of each, its source file, its backends."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def operators() -> list[dict[str, Any]]:
-    """One entry an operator: name, formula, source (of the idea), place, lanes, number of cases and of those timed,
-    and gaps (lane, cases, reason)."""
+    """Return one entry an operator: name, formula, source (of the idea), place, backends, number of cases and of those
+    timed, and gaps (backend, cases, reason)."""
     return [_entry(suite) for suite in suites()]
 
 
@@ -54,5 +54,5 @@ def _gaps(suite: Suite) -> list[dict[str, Any]]:
 
 
 def _first_line(text: str | None) -> str:
-    """The first sentence or line of a docstring, whole."""
+    """Return the first sentence or line of a docstring, whole."""
     return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())

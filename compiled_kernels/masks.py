@@ -1,4 +1,4 @@
-"""Who may look where: predicates over positions that broadcast, True where the query sees the key."""
+"""Attention masks: predicates over positions that broadcast, True where the query sees the key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class Both:
-    """What both masks show."""
+    """The keys that both masks show."""
 
     first: Mask
     second: Mask
@@ -51,9 +51,10 @@ class Both:
 
 
 def band(mask: Mask, lane: str) -> tuple[int, int]:
-    """(window, sinks) of a mask, 0 for no window: the form in which operations known to torch by a schema take masks.
+    """Return (window, sinks) of a mask, 0 for no window: the form in which operations known to torch by a schema take
+    masks.
 
-    Raises LaneError for any other predicate: `lane` cannot carry it out.
+    Raises LaneError for any other predicate: the backend cannot carry it out.
     """
     if isinstance(mask, Causal):
         return 0, 0

@@ -1,4 +1,4 @@
-"""Lanes of one case timed beside each other: in turn, on data from where it comes from in a model, medians.
+"""Backends of one case timed beside each other: in turn, on data from cache or memory as in a model, medians.
 
 A lane is timed as a model runs it, several calls in one compiled graph; the lane eager runs them one by one. One that
 is not correct is not timed.
@@ -43,10 +43,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """`timings` by lane, and for the lanes that were not timed, why: `refused`.
+    """Timings of one case by backend; `refused` says why others were not timed.
 
-    `data` says where the inputs lay: `memory`, in copies read in turn that no cache holds, or `cache`, the
-    same ones again and again, as activations are.
+    `data` says where the inputs lay: `memory`, in copies read in turn that no cache holds, or `cache`, the same ones
+    again and again, as activations are.
     """
 
     data: str
@@ -65,7 +65,20 @@ def measure(
     calls: int = CALLS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Time `lanes` on `case` in interleaved rounds, `budget_seconds` for each."""
+    """Time backends on one case in interleaved rounds.
+
+    Args:
+        suite: the operator's cases.
+        case: the case to time.
+        lanes: the backends; one whose result is wrong is refused, not timed.
+        budget_seconds: time for each backend.
+        cold_bytes: working set from which no cache serves repeated reads.
+        calls: calls in one compiled graph.
+        clock: the clock, for tests.
+
+    Returns:
+        Timings by backend, and the reasons of those refused.
+    """
     inputs = suite.make(case)
     size = working_set(inputs)
     needed = max(1, -(-past_caches // (size * calls)))
@@ -96,9 +109,9 @@ def interleaved(
     budget_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Lane, list[float]]:
-    """Seconds of a run of each way over a group of copies, one sample of each a round.
+    """Time a run of each backend over a group of copies, one sample of each a round, in seconds.
 
-    Each round begins with another way, and no run takes a group that was just taken, by whichever way.
+    Each round begins with another backend, and no run takes a group that was just taken.
     """
     turn = itertools.count()
 
@@ -126,14 +139,15 @@ def interleaved(
 
 
 def working_set(inputs: tuple) -> int:
-    """Bytes of the tensors among `inputs`."""
+    """Return bytes of the tensors among `inputs`."""
     return sum(each.nbytes for each in inputs if isinstance(each, torch.Tensor))
 
 
 def _refusal(
     suite: Suite, case: Case, lane: Lane, form: Callable[[list[tuple]], list[Any]], copies: list[tuple]
 ) -> str:
-    """Why a lane is not timed: it does not work here, it has a gap, or its result is wrong."""
+    """Return why a backend is not timed: it does not work here, it has a gap, or its result is wrong; empty where it
+    is timed."""
     if problem := lane_problems()[lane]:
         return problem
     if lane is Lane.TRITON and interpreted():
@@ -147,13 +161,13 @@ def _refusal(
             outputs = form(copies)
         wrong = (disagreement(suite, case, copies[at], lane, lambda *_, at=at: outputs[at]) for at in (0, -1))
         return next(filter(None, wrong), "")
-    except Exception as error:  # whatever a lane throws is its own fault; the others are timed
+    except Exception as error:  # any exception refuses this backend; the others are timed
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 @contextmanager
 def _quick_calls() -> Iterator[None]:
-    """Compiled forms without their look at the inputs, which were seen before: in a model it is one a step."""
+    """Skip the look of compiled forms at inputs that were seen before: in a model it is one a step."""
     with torch.inference_mode(), torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
         yield
 

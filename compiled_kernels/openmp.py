@@ -1,4 +1,4 @@
-"""Running compiled functions on the threads that torch itself uses: its own OpenMP pool, called directly.
+"""A caller of compiled functions on torch's own OpenMP threads.
 
 A second pool of threads would fight the first one for the same cores; this one is warm between two calls.
 """
@@ -18,7 +18,7 @@ from compiled_kernels.lanes import LaneError
 
 @functools.cache
 def library() -> str:
-    """The path of torch's libgomp."""
+    """Return the path of torch's libgomp."""
     found = sorted(Path(torch.__file__).parent.glob("lib/libgomp*")) or sorted(
         Path(torch.__file__).parent.parent.glob("torch.libs/libgomp*")
     )

@@ -22,13 +22,14 @@ LIBRARY = torch.library.Library("compiled_kernels", "DEF")
 
 @dataclass(frozen=True)
 class Operator:
-    """`forms` are its opaque operations by lane; a lane without one runs plain torch code, or has not this operator."""
+    """An operator: `implementations` are its opaque operations by backend; a backend without one runs plain torch
+    code, or does not have this operator."""
 
     name: str
     forms: Mapping[Lane, Callable[..., Any]]
 
     def form(self, lane: Lane) -> Callable[..., Any]:
-        """The opaque operation of `lane`. Raises LaneError where there is none."""
+        """Return the opaque operation of a backend. Raises LaneError where there is none."""
         if lane not in self.forms:
             known = [each for each in Lane if each in (Lane.EAGER, Lane.INDUCTOR, *self.forms)]
             raise LaneError(f"{self.name} has no lane {lane}; it has {', '.join(known)}")

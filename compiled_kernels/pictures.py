@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SEEN, SELF, PAPER, LINE = "#3b6ea5", "#1d3c5e", "#ffffff", "#d5dbe3"
-GAP_FROM = 8  # cells of at least so many pixels are told apart by lines
+GAP_FROM = 8  # cells of at least so many pixels are separated by lines
 
 
 class Picture(str):
@@ -19,8 +19,8 @@ class Picture(str):
 
 
 def picture(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: int | None = None) -> Picture:
-    """Rows are queries, columns keys, of a text of `tokens`: filled where the query sees the key, dark where it is
-    itself. `cell` is a square's side in pixels; chosen so that the picture is about 256 wide unless given."""
+    """Draw a mask as SVG. Rows are queries, columns keys, of a text of `tokens`: filled where the query sees the key,
+    dark where it is itself. `cell` is a square's side in pixels; unless given, the picture is about 256 wide."""
     if tokens < 1:
         raise ValueError(f"a picture needs at least one token, not {tokens}")
     cell = cell or max(1, min(16, 256 // tokens))
@@ -41,7 +41,7 @@ def picture(mask: Callable[[Tensor, Tensor], Tensor], tokens: int = 16, cell: in
 
 
 def _runs(cells: list[bool]) -> list[tuple[int, int]]:
-    """[start, end) of each run of filled cells."""
+    """Return [start, end) of each run of filled cells."""
     found, start = [], None
     for place, filled in enumerate([*cells, False]):
         if filled and start is None:

@@ -1,4 +1,4 @@
-"""What was measured on this machine, in one plain JSON file that may be deleted at any time."""
+"""A cache of what was measured on this machine, in one plain JSON file that may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ VERSIONS = ("torch", "triton", "torch-mlir")
 
 @dataclass(frozen=True)
 class Remembered:
-    """Entries by key in `file`. A damaged file is as if it had never been; where none can be written, nothing is
-    kept. A reader sees a file whole, whoever writes; writers wait for one another (where the system has file locks),
-    so that none loses another's entry."""
+    """A cache of results: entries by key in `file`. A damaged file counts as empty; where none can be written, nothing
+    is kept. A reader sees a file whole, whoever writes; writers wait for one another (where the system has file
+    locks), so that none loses another's entry."""
 
     file: Path
 
@@ -53,7 +53,7 @@ class Remembered:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """While no other thread or process holds `lock`."""
+    """Hold `lock` against other threads and processes."""
     with lock.open("w") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed, however this ends
@@ -72,14 +72,14 @@ def _write(file: Path, text: str) -> None:
 
 
 def directory() -> Path:
-    """`$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench."""
+    """Return `$WORKBENCH_CACHE_DIR`, or the user's cache directory for the workbench."""
     given = os.environ.get("WORKBENCH_CACHE_DIR")
     return Path(given or platformdirs.user_cache_dir("inference-workbench", appauthor=False))
 
 
 def machine() -> dict[str, str]:
-    """What a measurement depends on: the processor and the level it is held to, the GPU, the compilers' versions and
-    this package's own code."""
+    """Return what a measurement depends on: the processor and its level, the GPU, the compilers' versions and this
+    package's own code."""
     return {
         "cpu": f"{cpu_model()} x {os.cpu_count()}",
         "level": str(level_here()),

@@ -1,4 +1,4 @@
-"""The first lane that carries out an operator rightly on this machine, found without timing any; remembered."""
+"""The first backend that carries out an operator correctly on this machine, found without timing any, and cached."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from compiled_kernels.lanes import Lane, LaneError, lane_problems
 from compiled_kernels.remembered import Remembered, cpu_model, directory, machine
 
 FILE = "right_lanes.json"
-PASSING = (MemoryError, OSError)  # what a lane may throw for want of memory or of disk: nothing to remember it by
+PASSING = (MemoryError, OSError)  # raised for want of memory or of disk: not a reason to cache
 
 
 class RightLane(NamedTuple):
-    """`reason` says when it was checked, and why those before it were not taken."""
+    """A backend and the `reason` for it: when it was checked, and why those before it were not taken."""
 
     lane: Lane
     reason: str
@@ -31,13 +31,20 @@ class RightLane(NamedTuple):
 def right_lane(
     operator: str, arguments: Mapping[str, Any], lanes: Iterable[Lane], folder: Path | None = None
 ) -> RightLane:
-    """Return the first of `lanes`, in order of preference, that agrees with the specification in float64.
+    """Return the first of several backends, in order of preference, that agrees with the specification in float64.
 
-    `arguments` are those of the operator's cases (`Case.arguments`). Each lane is run once, as a kernel by hand and
-    not in a compiled graph: that takes a fraction of a second where timing them takes seconds to a minute. What was
-    found is remembered in `folder`, by default `$WORKBENCH_CACHE_DIR` or the user's cache; not where a lane failed for
-    a reason that passes (`PASSING`).
-    Raises LaneError for an unknown operator and where none of `lanes` is right.
+    Each is run once, as a kernel by hand and not in a compiled graph: that takes a fraction of a second where timing
+    them takes seconds to a minute.
+
+    Args:
+        operator: the operator's name.
+        arguments: those of the operator's cases (`Case.arguments`).
+        lanes: the backends in order of preference.
+        folder: where results are kept, by default `$WORKBENCH_CACHE_DIR` or the user's cache; not where a backend
+            failed for a transient reason (`TRANSIENT_ERRORS`).
+
+    Raises:
+        LaneError: for an unknown operator and where no backend is right.
     """
     lanes, kept = tuple(lanes), Remembered((folder or directory()) / FILE)
     key = _key(operator, arguments, lanes)
@@ -49,7 +56,7 @@ def right_lane(
             problem = lane_problems()[lane] or disagreement(
                 suite, case, moved(suite.make(case), device_of(lane)), lane
             )
-        except Exception as error:  # whatever a lane throws is a reason not to take it
+        except Exception as error:  # any exception is a reason not to take this backend
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             passing = passing or isinstance(error, PASSING)
         if problem:
@@ -85,7 +92,7 @@ def _key(operator: str, arguments: Mapping[str, Any], lanes: tuple[Lane, ...]) -
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as JSON has them: masks and types by what they print."""
+    """Return arguments as JSON has them: masks and types by what they print."""
     return {
         name: value if isinstance(value, (int, float, str, bool, type(None))) else repr(value)
         for name, value in arguments.items()

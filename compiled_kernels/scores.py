@@ -1,4 +1,4 @@
-"""What becomes of a score before the softmax: functions over heads and positions that broadcast.
+"""Score functions, applied before the softmax: over heads and positions that broadcast.
 
 The sense is flex_attention's (Dong et al., 2024): given a score q k, already scaled and capped, its head and the
 positions of its query and key, what is put in its place. Minus infinity hides the key.
@@ -21,10 +21,10 @@ Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ALiBi:
-    """Each head's score falls by its slope for every token between key and query (Press et al., 2022).
+    """ALiBi: each head's score falls by its slope for every token between key and query (Press et al., 2022).
 
-    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ...; where it is none, the heads beyond the
-    next lower power p take every other slope of 2p heads, from the first on, as in the authors' code.
+    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ...; where it is none, the heads beyond the next
+    lower power p take every other slope of 2p heads, from the first on, as in the authors' code.
     """
 
     heads: int
@@ -38,7 +38,7 @@ class ALiBi:
 
 @dataclass(frozen=True)
 class Then:
-    """`first`, and `second` of what it gives."""
+    """One score function after another: `second` of what `first` gives."""
 
     first: Score
     second: Score
@@ -51,8 +51,8 @@ class Then:
 
 
 def biased(score: Score | None, lane: str) -> bool:
-    """Whether scores fall as ALiBi has it: the form in which operations known to torch by a schema take a score
-    function. Raises LaneError for any other: `lane` cannot carry it out."""
+    """Return whether scores fall as in ALiBi: the form in which operations known to torch by a schema take a score
+    function. Raises LaneError for any other: the backend cannot carry it out."""
     if score is None or isinstance(score, ALiBi):
         return score is not None
     raise LaneError(f"paged_attention: lane {lane} knows no score functions but ALiBi, not {spoken(score)}")

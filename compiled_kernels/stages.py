@@ -1,4 +1,4 @@
-"""Every stage between an operator's specification and the code that runs, whichever lane made it."""
+"""Compiler stages between an operator's specification and the code that runs, on any backend."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class Stages:
 
 
 def stages_of(suite: Suite, case: Case | None, lane: Lane) -> Stages:
-    """The stages of one case (the first timed one unless given) on one lane, in the order in which they are made.
+    """Return the stages of one case (the first timed one unless given) on one backend, in the order in which they are
+    made.
 
-    The lane triton is compiled ahead of time for examples of its own, not for cases. Raises LaneError for a case given
-    there, and where the lane has not this operator or does not work here.
+    The backend triton is compiled ahead of time for examples of its own, not for cases. Raises LaneError for a case
+    given there, and where the backend does not have this operator or does not work here.
     """
     if lane is Lane.TRITON:
         if case is not None:

@@ -1,4 +1,4 @@
-"""`python -m experiments NAME`: run `experiments/NAME.yaml`; without a name, what there is."""
+"""Run `experiments/NAME.yaml` by `python -m experiments NAME`; list the experiments without a name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.study.experiment import Experiment
 from workbench.study.run import run
 
 HERE = Path(__file__).resolve().parent
-WIDE = 140  # columns where no terminal is
+WIDE = 140  # columns where stdout is no terminal
 
 
 def names() -> list[str]:
@@ -27,7 +27,7 @@ def main(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change one setting")] = None,
     out: Annotated[Path, typer.Option(help="folder in which the run folder is made")] = Path("runs"),
 ) -> None:
-    """Run one of the project's experiments and show what it found."""
+    """Run one of the project's experiments and show its results."""
     if name is None:
         for each in names():
             print(f"{each:24}{Experiment.read(HERE / f'{each}.yaml').question}")

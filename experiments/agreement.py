@@ -1,10 +1,11 @@
-"""Real against simulated: the same requests computed here, and under a clock with step times fitted to other requests.
+"""Compare real with simulated runs: equal requests computed here, and simulated with step times fitted to other
+requests.
 
     python -m experiments.agreement
 
 Each repetition computes twice: requests with another seed, to whose steps a table is fitted, then the requests
-themselves, which are also simulated with that table. Time is the process's own processor time, pauses left out, so that
-who else uses the machine matters less. Rule, written before the run: TTFT and TPOT, p50 and p90, differ by at most 15%
+themselves, which are also simulated with that table. Time is the process's own processor time without pauses, which
+reduces the effect of other processes. Rule, written before the run: TTFT and TPOT, p50 and p90, differ by at most 15%
 in the median of five repetitions.
 """
 
@@ -37,7 +38,7 @@ REPETITIONS, MOST = 5, 0.15
 
 
 class OwnTime:
-    """Seconds that this process has computed, and those that it would have waited."""
+    """A clock of the seconds that this process has computed, and those that it would have waited."""
 
     def __init__(self) -> None:
         self._waited = 0.0
@@ -50,7 +51,7 @@ class OwnTime:
 
 
 def computed(runner: Runner, experiment: Experiment) -> Recorder:
-    """The experiment's requests on the runner."""
+    """Run the experiment's requests on the runner, and return the recorded events."""
     recorder = Recorder()
     requests = requests_of(experiment, runner.tokenizer, runner.model.spec.vocab)
     runner.instruments.listener = recorder.note
@@ -60,7 +61,7 @@ def computed(runner: Runner, experiment: Experiment) -> Recorder:
 
 
 def simulated(experiment: Experiment, times: StepTimes) -> dict[str, dict]:
-    """The same under a clock whose steps take `times`."""
+    """Simulate the same requests under a clock whose steps take `times`."""
     assert isinstance(experiment.workload, TrafficWorkload)
     clock = experiment.with_("executor={kind: simulated, hardware: h100}")  # of which only the memory is taken
     machine = replace(machine_for(clock), times=times)
@@ -70,7 +71,7 @@ def simulated(experiment: Experiment, times: StepTimes) -> dict[str, dict]:
 
 
 def repetition(runner: Runner, experiment: Experiment, number: int) -> dict[str, dict[str, float]]:
-    """Real and simulated figures of the requests with seed `number`."""
+    """Return real and simulated figures of the requests with seed `number`."""
     asked = experiment.with_(f"workload.seed={number}")
     times = fitted(computed(runner, experiment.with_(f"workload.seed={1000 + number}")).steps())
     recorder = computed(runner, asked)
@@ -85,7 +86,7 @@ def repetition(runner: Runner, experiment: Experiment, number: int) -> dict[str,
 
 
 def verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How far simulated figures are off, in the median of the repetitions, and whether that is within the rule."""
+    """Return the relative error of simulated figures, in the median of the repetitions, and whether the rule holds."""
     off = {f"{name}_{q}": median(row[f"{name}_{q}"]["off"] for row in rows) for name, q in FIGURES}
     return {"off": off, "within": all(abs(each) <= MOST for each in off.values())}
 

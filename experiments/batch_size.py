@@ -1,6 +1,6 @@
-"""Verdicts on the size of a batch: the rules of `batch_size.yaml`; one was changed after a first run (`CHANGED`).
+"""Judge the effect of batch size by the rules of `batch_size.yaml`; one was changed after a first run (`CHANGED`).
 
-So many clients, each of whom asks again when it has its answer, make a batch of that size.
+A closed loop of n clients, each with one request at a time, makes a batch of size n.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict, row_of
 SIZES = ("1", "2", "4", "8", "16", "32", "64")
 CROWD, LIMITED = "64", "64, at most 16"  # the same clients, of whom few are served at once
 SEVERAL, SOME = 2.0, 1.1  # times the tokens a second, as in batching.yaml
-LAST = 1.5  # times the tokens a second of half the batch: what is told of it
-LESS, LONGER = 0.8, 1.25  # of the best throughput and times the best TTFT: what a setting gives up
+LAST = 1.5  # times the tokens a second of half the batch, for the last doubling reported
+LESS, LONGER = 0.8, 1.25  # share of the best throughput, and multiple of the best TTFT, that a setting gives up
 RATE, TTFT, TPOT = "output_tokens_per_s", "ttft_s_p50", "tpot_s_p50"
 _WORK = RuleChange(
     what="requests of 32 tokens in and 48 out instead of 64 in and 32 out",
@@ -65,7 +65,7 @@ def amortised(rows: Rows) -> Verdict:
 
 
 def trade(rows: Rows) -> Verdict:
-    """Both ways of serving more at once: more clients, and a higher limit for the same clients."""
+    """Judge both ways of serving more at once: more clients, and a higher limit for the same clients."""
     load = [row_of(rows, size) for size in SIZES]
     limit = [row_of(rows, name) for name in (CROWD, LIMITED)]
     parted = [_parted(load), _parted(limit)]

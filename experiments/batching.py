@@ -1,4 +1,4 @@
-"""Verdicts on batches: the rules of `batching.yaml`; both were changed after first runs (`CHANGED`)."""
+"""Judge continuous batching by the rules of `batching.yaml`; both were changed after first runs (`CHANGED`)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def joining(rows: Rows) -> Verdict:
 
 
 def amortised(rows: Rows) -> Verdict:
-    """A request's latency is told by the time of its tokens: with its wait, E2EL falls as the queue moves faster."""
+    """Judge latency by the time per output token: E2EL includes the wait, which falls as the queue moves faster."""
     found = [row_of(rows, name) for name in SIZES.values()]
     times = found[-1][RATE] / found[0][RATE]
     grows = all(after[RATE] > before[RATE] for before, after in pairwise(found))

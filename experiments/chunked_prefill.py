@@ -1,7 +1,8 @@
-"""Verdict on a long prompt in the way of others: the rule of `chunked_prefill.yaml`, written before the run.
+"""Judge chunked prefill by the rule of `chunked_prefill.yaml`, written before the run.
 
-Until 2026-11-22 it also judged p99 TTFT of the short requests. One of five comes right behind the long prompt, by
-construction, so that p99 is that one's and the median another's whatever the engine does: that was no test."""
+Until 2026-11-22 it also judged p99 TTFT of the short requests. One of five arrives right behind the long prompt, by
+construction: p99 is that one's and the median another's whatever the engine does, so that was no test.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def judge(rows: Rows) -> list[Verdict]:
 
 
 def chunks(rows: Rows) -> Verdict:
-    """The better of the sizes counts; the price of both is told."""
+    """Judge the better of the chunk sizes, and state the price of both."""
     without, whole = row_of(rows, UNDISTURBED), row_of(rows, WHOLE)
     cut = min((row_of(rows, name) for name in CHUNKED), key=lambda row: row[GAP])
     times = whole[GAP] / cut[GAP]

@@ -1,4 +1,4 @@
-"""The model card, written from what the training left behind: nothing in it is typed in by hand."""
+"""Write the model card from the results of the training, without figures typed by hand."""
 
 from __future__ import annotations
 

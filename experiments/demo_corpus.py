@@ -1,4 +1,4 @@
-"""The text the demo models learn from: the standard library of the Python that runs this.
+"""The training text of the demo models: the standard library of the running Python.
 
 Files are named by their path below the library's folder. One file in twenty, chosen by a hash of that
 name, is held out: no model and no tokenizer ever sees it in training.
@@ -30,7 +30,7 @@ class SourceFile:
         return int(digest, 16) % HELD_OUT_ONE_IN == 0
 
     def text(self) -> str:
-        """The file as text, byte for byte: line ends are not translated."""
+        """Return the file as text, byte for byte: line ends are not translated."""
         return self.path.read_bytes().decode("utf-8")
 
     def sha256(self) -> str:
@@ -42,7 +42,7 @@ def library_folder() -> Path:
 
 
 def source_files(folder: Path | None = None) -> list[SourceFile]:
-    """Every UTF-8 module of the library, by name; installed packages are no part of it."""
+    """List every UTF-8 module of the library, by name; installed packages are excluded."""
     folder = folder or library_folder()
     files = (SourceFile(path.relative_to(folder).as_posix(), path) for path in folder.rglob("*.py"))
     return sorted((file for file in files if _belongs(file)), key=lambda file: file.name)
@@ -67,12 +67,12 @@ def training_files() -> list[SourceFile]:
 
 
 def held_out_files() -> list[SourceFile]:
-    """The modules no training ever sees; every reported bits-per-byte figure is over these."""
+    """List the modules that no training sees; every reported bits-per-byte figure is over these."""
     return [file for file in source_files() if file.held_out]
 
 
 def manifest(files: list[SourceFile] | None = None) -> dict:
-    """What the models were made from, for the model card: every file's size, SHA-256 and side."""
+    """List every file's size, SHA-256 and side of the split, for the model card."""
     files = source_files() if files is None else files
     return {
         "python": platform.python_version(),

@@ -1,6 +1,6 @@
-"""The demo models while they learn: a plain Llama, whole sequences, no cache.
+"""The demo models in training: a plain Llama, whole sequences, no cache.
 
-The parameters carry Hugging Face's names, so a checkpoint is what the workbench loads.
+The parameters carry Hugging Face's names, so that the workbench loads a checkpoint as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TARGET = {
     "hidden_size": 320, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 64, "intermediate_size": 832,
 }  # fmt: skip
-DRAFT = {  # narrow heads, so that there are enough of them: copying what stood before takes two in a row
+DRAFT = {  # narrow heads, to have enough of them: copying earlier text takes two in a row
     "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 32, "intermediate_size": 256,
 }  # fmt: skip
@@ -47,7 +47,7 @@ class Layer(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`x` [seq, token, width] in bfloat16; one pre-norm block."""
+        """Run one pre-norm block on `x` [seq, token, hidden] in bfloat16."""
         seqs, tokens, _ = x.shape
         attn, mlp = self.self_attn, self.mlp
         h = _rms_norm(x, self.input_layernorm.weight, self.eps)
@@ -65,7 +65,7 @@ class Layer(nn.Module):
 
 
 class _Body(nn.Module):
-    """Everything, under the one name Hugging Face puts before it."""
+    """The whole model, under the one name Hugging Face puts before it."""
 
     def __init__(self, config: dict):
         super().__init__()
@@ -75,7 +75,7 @@ class _Body(nn.Module):
 
 
 class Learner(nn.Module):
-    """A Llama of `config` (Hugging Face's keys); forward gives the float32 logits of every position."""
+    """A Llama of `config` (Hugging Face's keys); forward returns the float32 logits of every position."""
 
     def __init__(self, config: dict, seed: int):
         super().__init__()
@@ -90,7 +90,7 @@ class Learner(nn.Module):
         self._seed_weights(seed)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """`ids` [seq, token] -> logits [seq, token, vocab]."""
+        """Return logits [seq, token, vocab] of `ids` [seq, token]."""
         tokens = ids.shape[1]
         cos, sin = self.cos[:tokens], self.sin[:tokens]
         x = F.embedding(ids, self.model.embed_tokens.weight).bfloat16()
@@ -128,7 +128,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _linear(x: Tensor, *matrices: nn.Module) -> Tensor:
-    """One product with all `matrices`, whose outputs stand side by side."""
+    """Multiply by all `matrices` at once, and concatenate the outputs."""
     weights = [matrix.get_parameter("weight").bfloat16() for matrix in matrices]
     return F.linear(x, torch.cat(weights) if len(weights) > 1 else weights[0])
 

@@ -1,4 +1,4 @@
-"""How well a model predicts the held-out modules, in bits a byte, beside what xz makes of them."""
+"""Measure a model on the held-out modules in bits a byte, beside xz."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from workbench.progress import Progress
 
 
 def bits_per_byte(runner: Runner, files: list[SourceFile], progress: bool = True) -> float:
-    """The code length of all files, each alone from its begin token to its end token, over their bytes.
+    """Return the code length of all files, each alone from its begin token to its end token, over their bytes.
 
-    Windows of the model's context, half of them new: no token but a file's first is predicted from less than
-    half a context.
+    Windows have the model's context, half of it new: no token but a file's first is predicted from less than half a
+    context.
     """
     tokenizer, context = runner.tokenizer, runner.model.spec.context
     assert tokenizer is not None
@@ -40,6 +40,6 @@ def bits_per_byte(runner: Runner, files: list[SourceFile], progress: bool = True
 
 
 def xz_bits_per_byte(files: list[SourceFile]) -> float:
-    """`xz -9e` over all files in one stream: the figure a model must beat."""
+    """Compress all files in one stream by `xz -9e`, and return bits a byte: the figure a model must beat."""
     text = b"".join(file.path.read_bytes() for file in files)
     return 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text)

@@ -24,7 +24,7 @@ PIECES = (
 
 
 def train(texts: Iterable[str], entries: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of `entries` ids, control tokens first."""
+    """Train a byte-level BPE tokenizer of `entries` ids, control tokens first."""
     tokenizer = _bytes_in_bytes_out(Tokenizer(models.BPE()))
     trainer = trainers.BpeTrainer(
         vocab_size=entries,
@@ -37,7 +37,10 @@ def train(texts: Iterable[str], entries: int) -> Tokenizer:
 
 
 def bytes_only() -> Tokenizer:
-    """One id a byte, after the same control tokens; for tests, comparison and models without text."""
+    """Make a tokenizer of one id a byte, after the same control tokens.
+
+    It serves tests, comparison and models without text.
+    """
     tokens = [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = _bytes_in_bytes_out(Tokenizer(models.BPE(vocab=vocab, merges=[])))

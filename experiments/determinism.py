@@ -1,5 +1,7 @@
-"""Verdicts on greedy answers: the rules of `determinism.yaml`. That on reproducing was written before the run; that on
-keeping answers by exact input after it (`KEPT_CHANGED`)."""
+"""Judge greedy answers by the rules of `determinism.yaml`.
+
+The rule on reproducing was written before the run, the one on caching answers by exact input after it.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def reproduces(rows: Rows) -> Verdict:
 
 
 def may_be_kept(rows: Rows) -> Verdict:
-    """Whether a kept answer is the one that would be computed, whoever else is being served then."""
+    """Judge whether a cached answer equals the one computed in any batch composition."""
     off = [row for row in rows if not row["batch_invariant"]]
     on = [row for row in rows if row["batch_invariant"]]
     bits = all(row["same_bits"] == 1 and row["varying_bits"] == 1 for row in off)
@@ -113,8 +115,11 @@ def _price(row: Mapping[str, Any]) -> str:
 
 
 def made(tokens: int, bits: int, same: int = 1, mended: bool = True) -> list[dict[str, Any]]:
-    """Rows as a run has them in which varying company gives so many outputs and sets of bits, the same company `same`
-    sets, and the invariant mode one, if it is `mended`: what rules are tried with."""
+    """Return rows as of a run, as examples for the rules.
+
+    With other batch compositions they have `tokens` outputs and `bits` sets of bits, with equal ones `same` sets. The
+    invariant mode has one where it is `mended`.
+    """
     rows = []
     for invariant in (False, True):
         right = invariant and mended

@@ -1,7 +1,8 @@
-"""Verdicts on long prefills in the way of others: the rules of `disaggregation.yaml`.
+"""Judge prefill interference and separate pools by the rules of `disaggregation.yaml`.
 
-What becomes of p99 TTFT as the queue fills was asked here too, by a rule that had been changed after a first run and
-hung on the number of requests; `queue_tail.yaml` asks it now."""
+The growth of p99 TTFT with the queue was asked here too, by a rule that had been changed after a first run and depended
+on the number of requests; `queue_tail.yaml` asks it now.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from workbench.study.verdict import Rows, RuleChange, Verdict, row_of
 
 STALL, SOME = 3.0, 1.2  # times as long a gap
-KEPT = 0.9  # share of requests that get what was promised
+KEPT = 0.9  # share of requests that meet the SLO
 GAP = "longest_gap_s_p99"
 WHOLE, CHUNKED = "whole prompts", "chunks of 512"
 SPLIT = ("4 for prompts and 4", "5 for prompts and 3")
@@ -51,7 +52,7 @@ def chunks(rows: Rows) -> Verdict:
 
 
 def separate(rows: Rows) -> Verdict:
-    """Interference is what decodes wait for besides their own steps; separate pools are worth it if they serve more."""
+    """Judge separate pools: decodes should wait for their own steps only, and the pools should serve a higher load."""
     whole, cut = row_of(rows, WHOLE), row_of(rows, CHUNKED)
     split = max((row_of(rows, name) for name in SPLIT), key=served)
     times = whole[GAP] / split[GAP]
@@ -77,7 +78,7 @@ def separate(rows: Rows) -> Verdict:
 
 
 def served(row: Mapping[str, Any]) -> float:
-    """The highest of the loads up to which all are served as promised; 0 where not even the lightest is."""
+    """Return the highest load up to which all loads meet the SLO; 0 where the lightest does not."""
     most = 0.0
     for point in row["curve"]:
         if point["goodput_share"] < KEPT:

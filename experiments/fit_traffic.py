@@ -1,11 +1,11 @@
-"""Fits the generators of workbench/traffic to the public traces, and prints their parameters as Python.
+"""Fit the traffic generators to the public traces, and print their parameters as Python.
 
     python -m experiments.fit_traffic azure azure_llm_inference_2023_conv.csv > workbench/traffic/azure_table.py
     python -m experiments.fit_traffic mooncake mooncake_conversation.jsonl > workbench/traffic/mooncake_table.py
 
-Lengths become tables of quantiles, outputs one table for each quarter of the prompts; times a Poisson process with a
-rate for every five minutes; Mooncake's shared prefixes a tree: a request is new, goes on where the latest request with
-its longest shared prefix ended, or shares a part of one.
+Lengths become tables of quantiles, outputs one table for each quarter of the prompts. Times become a Poisson process
+with a rate for every five minutes. Mooncake's shared prefixes become a tree: a request is new, continues the latest
+request with its longest shared prefix, or shares a part of one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ SOURCES = {
 
 
 def table(values: Iterable[float], steps: int) -> list[int]:
-    """The quantiles at equal distances; the ends so that the first and the last part keep their means, for a few long
-    texts carry much of a trace's tokens."""
+    """Return quantiles at equal distances.
+
+    The ends are chosen so that the first and the last part keep their means: a few long texts carry much of a trace's
+    tokens.
+    """
     ordered = sorted(values)
     inner = quantiles(ordered, n=steps, method="inclusive")
     part = max(1, len(ordered) // steps)
@@ -37,7 +40,7 @@ def table(values: Iterable[float], steps: int) -> list[int]:
 
 
 def rates(arrivals: Sequence[Arrival]) -> list[int]:
-    """How many come in each period; of the last, which is cut short, as many as would have."""
+    """Count arrivals in each period; the last period, which is cut short, is scaled to full length."""
     end = arrivals[-1].time
     counts = [0] * (int(end // WIDTH) + 1)
     for arrival in arrivals:
@@ -47,7 +50,7 @@ def rates(arrivals: Sequence[Arrival]) -> list[int]:
 
 
 def by_quarter(arrivals: Sequence[Arrival]) -> list[list[int]]:
-    """Outputs of each quarter of the prompts, the shortest prompts first."""
+    """Return output lengths of each quarter of the prompts, the shortest prompts first."""
     ordered = sorted(arrivals, key=lambda arrival: arrival.prompt_tokens)
     size = len(ordered) / QUARTERS
     parts = [ordered[round(i * size) : round((i + 1) * size)] for i in range(QUARTERS)]
@@ -65,13 +68,16 @@ def azure(arrivals: Sequence[Arrival]) -> dict[str, object]:
 
 
 def mooncake(arrivals: Sequence[Arrival]) -> dict[str, object]:
-    """`GROWTH`: tokens that a turn adds to its conversation beyond the last turn's prompt and output. Shared parts are
-    given in thousandths of the earlier prompt's blocks; all of them is the same prompt once more."""
+    """Fit Mooncake's conversations.
+
+    `GROWTH`: tokens that a turn adds to its conversation beyond the last turn's prompt and output. Shared parts are
+    given in thousandths of the earlier prompt's blocks; all of them is the same prompt once more.
+    """
     latest: dict[int, Arrival] = {}
     new: list[Arrival] = []
     ages, growth, part_ages, parts, part_more = [], [], [], [], []
     for arrival in arrivals:
-        shared = sum(block in latest for block in arrival.blocks)  # a block's name tells all that came before it
+        shared = sum(block in latest for block in arrival.blocks)  # a block's name identifies its whole prefix
         parent = latest[arrival.blocks[shared - 1]] if shared > 1 else None
         if parent is None:
             new.append(arrival)

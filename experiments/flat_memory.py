@@ -1,4 +1,4 @@
-"""Whether the memory of a process stays where it is: what is resident after a collection and a heap trim, over time."""
+"""Check that a process's resident memory, after a collection and a heap trim, does not grow over time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from workbench.engine import heap
 from workbench.study.memory import resident_bytes
 
 MIB = 2**20
-WARM_UP = 0.3  # of the requests: until every kernel was compiled, and every buffer has its size
-MOST = 4.0  # MiB that a run may grow by after the warm-up: allocators leave a few pieces behind
-FEWEST = 9  # samples after the warm-up that are judged
+WARM_UP = 0.3  # share of the requests, until every kernel is compiled and every buffer has its size
+MOST = 4.0  # MiB a run may grow by after the warm-up, for fragmentation of the heap
+FEWEST = 9  # samples needed after the warm-up
 
 
 @dataclass(frozen=True)
 class Flatness:
-    """`slope` is that of the line through the samples after the warm-up, in MiB a thousand requests, and `grown` what
-    the whole run would grow by with it; `difference` is the median of their last third less that of their first, in
-    MiB; `flat` is None where they are too few to tell."""
+    """The judgement of memory samples.
+
+    `slope` is that of the line through the samples after the warm-up, in MiB a thousand requests; `grown` is the growth
+    of the whole run by it. `difference` is the median of their last third less that of their first, in MiB. `flat` is
+    None where samples are too few.
+    """
 
     samples: int
     slope: float
@@ -30,7 +33,7 @@ class Flatness:
 
 
 def resident() -> float | None:
-    """MiB of this process in memory, without what could be given back."""
+    """Return the resident MiB of this process, after freeing unused memory."""
     gc.collect()
     heap.trim()
     found = resident_bytes()
@@ -38,8 +41,11 @@ def resident() -> float | None:
 
 
 def judge(samples: Sequence[tuple[int, float]], requests: int) -> Flatness:
-    """`samples` are MiB by how many of the `requests` had ended. Flat is what grows by no more than `MOST`, neither by
-    its slope over all requests nor from its first third to its last."""
+    """Judge samples of (finished requests, MiB).
+
+    Memory is flat if it grows by at most `MAX_GROWTH_MIB`, both by its slope over all requests and from its first third
+    to its last.
+    """
     kept = [(ended, size) for ended, size in samples if ended >= WARM_UP * requests]
     if len(kept) < FEWEST:
         return Flatness(len(kept), 0.0, 0.0, 0.0, None)

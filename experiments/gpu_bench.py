@@ -1,8 +1,9 @@
-"""Triton's kernels and the whole model on one GPU: `python -m experiments.gpu_bench [--quick]`; at most ten minutes.
+"""Benchmark Triton's kernels and the whole model on one GPU: `python -m experiments.gpu_bench [--quick]`.
 
-(a) every kernel against its specification in float64, (b) each timed case beside torch's own form and the card's
+(a) Every kernel against its specification in float64, (b) each timed case beside torch's own form and the card's
 measured ceilings, (c) decode and prefill of `shape:llama-3.1-8b` beside transformers. Every part is a process of its
-own, so that one that breaks, hangs or spoils the device leaves the others their results; it needs no network.
+own, so that one that breaks, hangs or spoils the device leaves the others their results. It takes at most ten minutes
+and needs no network.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PARTS = {"kernels": 110, "model dense": 160, "model int8": 95, "model int4": 95}
 
 
 def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
-    """The rows of one part, measured in this process."""
+    """Yield the rows of one part, measured in this process."""
     from experiments import gpu_kernels, gpu_models
 
     kind, _, what = part.partition(" ")
@@ -44,7 +45,7 @@ def rows_of(part: str, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 class Part:
-    """A part under way in a process of its own, which leaves a line a row."""
+    """A part running in a process of its own, which writes a line a row."""
 
     def __init__(self, name: str, quick: bool, folder: Path):
         self.name, self.began = name, time.monotonic()
@@ -56,7 +57,7 @@ class Part:
             )
 
     def finished(self, seconds: float) -> dict[str, Any]:
-        """Its rows after `seconds` at most, and what went wrong."""
+        """Wait for at most `seconds`, and return the part's rows and its error."""
         error = None
         try:
             if code := self._process.wait(max(1.0, seconds)):
@@ -72,7 +73,7 @@ class Part:
 
 
 def play(quick: bool, tell=print) -> list[dict[str, Any]]:
-    """All parts: the checks at once, then each of the others alone."""
+    """Run all parts: the checks at once, then each of the others alone."""
     began = time.monotonic()
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -91,13 +92,13 @@ def play(quick: bool, tell=print) -> list[dict[str, Any]]:
 
 
 def faults(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Its rows that failed or broke, and the part itself where it did."""
+    """Return rows that failed or broke, and the part itself where it did."""
     bad = [row for row in part["rows"] if row.get("status") == "failed" or "error" in row]
     return [*bad, *([part] if "error" in part else [])]
 
 
 def told(part: dict[str, Any]) -> str:
-    """One line about a part."""
+    """Describe a part in one line."""
     rows = part["rows"]
     bad = [row for row in faults(part) if row is not part]
     line = f"{part['part']}: {len(rows)} rows, {len(bad)} of them failed"
@@ -113,7 +114,7 @@ def main(
     part: Annotated[str | None, typer.Option(hidden=True)] = None,
     rows: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Check and measure lane triton on the GPU of this machine, and record it."""
+    """Check and measure backend triton on the GPU of this machine, and record it."""
     import torch
 
     if not torch.cuda.is_available():

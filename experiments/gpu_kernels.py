@@ -1,4 +1,4 @@
-"""Each Triton kernel on a GPU: held to its specification, then timed beside torch's form and the card's ceilings."""
+"""Check each Triton kernel on a GPU against its specification, then time it beside torch and the card's ceilings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CONTEXTS = [(1, 4096), (1, 32_768), (16, 4096), (64, 4096)]
 
 
 def checked(operator: str) -> Iterator[Row]:
-    """(a) Every case of one operator on the device, against the specification in float64."""
+    """Check every case of one operator on the device against the specification in float64 (part a)."""
     for row in check((Lane.TRITON,), operator):
         yield asdict(row)
 
 
 def kernels(quick: bool) -> Iterator[Row]:
-    """(b) The timed cases, and those of Llama 3.1 8B, beside torch's own forms and the card's ceilings."""
+    """Time the marked cases, and those of Llama 3.1 8B, beside torch's own forms and the card's ceilings (part b)."""
     repetitions = 10 if quick else 50
     limits = ceilings(repetitions)
     yield {"part": "ceilings", **limits}
@@ -65,7 +65,7 @@ def timed_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
 
 
 def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
-    """Products, attention and the choice of tokens at the shapes of Llama 3.1 8B."""
+    """Yield products, attention and token selection at the shapes of Llama 3.1 8B."""
     for operator, bits, more in (("linear_int8", 8, {}), ("linear_int4", 4, {"group": 64})):
         for tokens in (1, 512) if quick else (1, 4, 16, 64, 512, 2048):
             for out, width in MATRICES:
@@ -87,7 +87,7 @@ def llama_cases(quick: bool) -> Iterator[tuple[Suite, Case]]:
 
 
 def torch_form(operator: str, inputs: tuple) -> Form | None:
-    """torch's own way to the same result; products with a dense weight, attention over keys that lie in order."""
+    """Return torch's own way to the same result: products with a dense weight, attention over contiguous keys."""
     x, *rest = inputs
     if operator == "rms_norm":
         return lambda: F.rms_norm(x, (x.shape[1],), rest[0], rest[1])
@@ -102,7 +102,10 @@ def torch_form(operator: str, inputs: tuple) -> Form | None:
 
 
 def dense_attention(inputs: tuple) -> Form | None:
-    """scaled_dot_product_attention for contexts of one length, whole prompts or single tokens; None for others."""
+    """Return scaled_dot_product_attention for contexts of one length, whole prompts or single tokens;
+
+    None for others.
+    """
     q, keys, values, table, starts, lengths, scale = inputs[:7]
     seqs, context = len(lengths), int(lengths[0])
     span = int(starts[1])

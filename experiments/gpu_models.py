@@ -1,4 +1,4 @@
-"""A whole model on a GPU: lane triton through the runner, and transformers beside it, in turn in one process."""
+"""Measure a whole model on a GPU: backend triton through the runner, in turn with transformers in one process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from experiments.gpu_timing import Row, ceilings, or_error, spread
 MODEL = "shape:llama-3.1-8b"
 PROMPT, OUTPUT, LONG_PROMPT = 128, 64, 2048
 TURNS = 3  # of each engine, in turn
-Turn = Callable[[int], Row]  # one run, by the number of its turn: tokens, seconds, and what else is known of it
+Turn = Callable[[int], Row]  # one run, by its number: tokens, seconds and further figures
 
 
 def models(weights: str, beside: bool, quick: bool) -> Iterator[Row]:
-    """Decode and prefill with `weights`; where that is asked for, `beside` transformers in bfloat16."""
+    """Measure decode and prefill with `weights`; with `beside`, also transformers in bfloat16."""
     works = [("decode", batch) for batch in batches(quick)] + [("prefill", 1)]
     engines: dict[str, Callable[[str, int], Turn]] = {"workbench": Ours(weights, quick).work}
     if beside:
@@ -34,8 +34,10 @@ def models(weights: str, beside: bool, quick: bool) -> Iterator[Row]:
 def _in_turn(
     engines: dict[str, Callable[[str, int], Turn]], work: str, batch: int, weights: str, limits: Row
 ) -> Iterator[Row]:
-    """A row an engine: medians of `TURNS` runs, after one that captures and compiles. One that breaks leaves the
-    others their rows."""
+    """Yield a row an engine: medians of `TURNS` runs, after one that captures and compiles.
+
+    An engine that breaks leaves the others their rows.
+    """
     turns: dict[str, Turn] = {}
     found: dict[str, list[Row]] = {}
     broken: dict[str, str] = {}
@@ -57,7 +59,9 @@ def _in_turn(
 
 
 def rated(runs: list[Row], limits: Row) -> Row:
-    """Medians and spread over an engine's runs; shares of what the card does where bytes and FLOPs are known."""
+    """Return medians and spread over an engine's runs, and shares of the card's ceilings where bytes and FLOPs are
+    known.
+    """
     rates = [run["tokens"] / run["seconds"] for run in runs]
     row: Row = {"tokens_per_s": statistics.median(rates), "spread": [min(rates), max(rates)], "runs": len(runs)}
     if "bytes" in runs[0]:
@@ -71,7 +75,7 @@ def rated(runs: list[Row], limits: Row) -> Row:
 
 
 class Ours:
-    """Lane triton, through the runner as a user drives it."""
+    """Backend triton, through the runner's public interface."""
 
     def __init__(self, weights: str, quick: bool):
         import workbench
@@ -103,7 +107,7 @@ class Ours:
 
 
 class Theirs:
-    """The same shape in transformers, bfloat16, as its `generate` runs it by default."""
+    """The same shape in transformers, bfloat16, by its `generate` with default settings."""
 
     def __init__(self) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM

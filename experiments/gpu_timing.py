@@ -1,4 +1,4 @@
-"""Times on a GPU: forms in turn, each replayed as a CUDA graph with cold caches, and what the card does at best."""
+"""Time on a GPU: forms in turn, each replayed as a CUDA graph with cold caches, and the card's ceilings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MATRIX = 8192
 
 
 def timed(forms: Mapping[str, Form], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each form, run in turn; each is replayed as a CUDA graph with cold caches."""
+    """Return seconds of each form, run in turn; each is replayed as a CUDA graph with cold caches."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     graphs = {name: captured(form) for name, form in forms.items()}
     seconds: dict[str, list[float]] = {name: [] for name in forms}
@@ -46,7 +46,7 @@ def captured(form: Form) -> Any:
 
 
 def spread(seconds: list[float]) -> Row:
-    """Median and the 10th and 90th percentile."""
+    """Return the median and the 10th and 90th percentile."""
     ordered = sorted(seconds)
     last = len(ordered) - 1
     low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
@@ -54,7 +54,7 @@ def spread(seconds: list[float]) -> Row:
 
 
 def ceilings(repetitions: int) -> Row:
-    """What this card does at best, in this process: bytes/s read and copied, FLOP/s of a bfloat16 product."""
+    """Measure this card's ceilings in this process: bytes/s read and copied, FLOP/s of a bfloat16 product."""
     data = torch.ones(READ_BYTES // 4, device="cuda")
     half = data[: len(data) // 2]
     other = torch.empty_like(half)
@@ -69,7 +69,7 @@ def ceilings(repetitions: int) -> Row:
 
 
 def or_error(described: Row, rows: Callable[..., Iterator[Row]], *arguments: Any) -> Iterator[Row]:
-    """`rows`, each with its description; what breaks is a row, and the rest goes on."""
+    """Yield `rows`, each with its description; an exception becomes a row, and the rest goes on."""
     try:
         for row in rows(*arguments):
             yield {**described, **row}

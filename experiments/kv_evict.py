@@ -1,9 +1,9 @@
-"""Verdicts on what a small cache should keep: the rules of `kv_evict.yaml`, written after a first look (`CHANGED`).
+"""Judge eviction policies by the rules of `kv_evict.yaml`, written after a first look (`CHANGED`).
 
 All policies lose tokens at the same places of a text and hold the same number of them. Texts are computed as in
-serving: spans end where tokens are lost. SnapKV evicts once, where the prompt ends: of the scored text only what is
-decoded is computed on what it kept, so its bits a byte stand beside the others' and are not ranked; names to copy are
-asked for after its eviction, but for their first token.
+serving: spans end where tokens are lost. SnapKV evicts once, at the end of the prompt: only decoded tokens are computed
+on its selection, so its bits a byte stand beside the others' and are not ranked. Names to copy are asked for after its
+eviction, but for their first token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def judge(rows: Rows) -> list[Verdict]:
 
 
 def bounded(rows: Rows) -> Verdict:
-    """Pages held at the end of a text, against the budget; SnapKV adds what was generated, four tokens here."""
+    """Judge pages held at the end of a text against the budget; SnapKV adds the generated tokens, four here."""
     per_token, over = row_of(rows, FULL)["stored_bytes_per_token"], []
     for budget in BUDGETS:
         for policy in (*ALWAYS, "SnapKV"):
@@ -88,7 +88,7 @@ def _better(rows: Rows, policy: str, others: tuple[str, ...], claim: str, says: 
 
 
 def snapkv(rows: Rows) -> Verdict:
-    """Names that stand farther back than a cache of the newest tokens reaches, at every depth where the model can."""
+    """Judge names farther back than a cache of the newest tokens reaches, at every depth where the model can copy."""
     full, shares = row_of(rows, FULL)["copying"], {}
     for budget in BUDGETS:
         found = row_of(rows, f"SnapKV {budget}")["copying"]

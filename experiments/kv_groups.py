@@ -1,4 +1,4 @@
-"""Verdicts on grouped heads and the formula of the cache: the rules of `kv_groups.yaml`, written before the run."""
+"""Judge grouped-query attention and the cache formula by the rules of `kv_groups.yaml`, written before the run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def saving(rows: Rows) -> Verdict:
 
 
 def formula(rows: Rows) -> Verdict:
-    """2 x layers x groups x dim x bytes, for the measured model: 6 layers, heads of 64, float32."""
+    """Judge 2 x layers x kv_heads x head_dim x bytes for the measured model: 6 layers, heads of 64, float32."""
     off = {}
     for name, groups in GROUPS.items():
         off[name] = row_of(rows, name)["stored_bytes_per_token"] / (2 * 6 * groups * 64 * 4) - 1
@@ -68,7 +68,9 @@ def formula(rows: Rows) -> Verdict:
 
 
 def llama_sizes(tokens: int = TOKENS) -> dict[str, float]:
-    """Both the formula and a cache laid out on torch's meta device: the same tensors, without their memory."""
+    """Return the formula's sizes, and those of a cache laid out on torch's meta device: the same tensors without
+    memory.
+    """
     told = of_name(f"shape:{LLAMA}", context=tokens, dtype="float16")
     store = store_of(named_shape(LLAMA), CachePart(), "float16")
     sizes = {name: told[name] for name in ("cache_bytes_per_token", "cache_bytes", "weight_bytes")}

@@ -1,4 +1,4 @@
-"""Verdicts on what quantized caches promise: the rules of `kv_precision.yaml`, written before the run."""
+"""Judge quantized caches by the rules of `kv_precision.yaml`, written before the run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How quick the bench is in a real JupyterLab and a real Chromium: `python -m experiments.lab_bars [--record]`.
+"""Measure the widgets in a real JupyterLab and a real Chromium: `python -m experiments.lab_bars [--record]`.
 
-Four bars: `import workbench.widgets` and every name in it, beyond torch; from a press on Run to the first token on the
-screen, warm; a redraw of 1,000 pages and 64 requests, in the kernel and in the browser; the size of a notebook in which
-2,000 tokens were generated.
+Four limits: `import workbench.widgets` and every name in it, beyond torch; from a press on Run to the first token on
+the screen, warm; a redraw of 1,000 pages and 64 requests, in the kernel and in the browser; the size of a notebook in
+which 2,000 tokens were generated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ len(pages.snapshots)
 timeline = widgets.Timeline(events)
 timeline
 """
-# From the press to the frame in which the first token stands on the screen.
+# From the press to the frame that shows the first token.
 PRESS = """async root => {
   const run = [...root.querySelectorAll("button")].find(b => b.textContent.trim() === "Run");
   const began = performance.now();
@@ -74,7 +74,7 @@ PRESS = """async root => {
   }
 }"""
 IDLE = "root => ![...root.querySelectorAll('button')].find(b => b.textContent.trim() === 'Run').disabled"
-# What the browser takes to have new markup laid out and painted.
+# The browser's time to lay out and paint new markup.
 REDRAW = """async root => {
   const view = root.querySelector(".wb-picture > div");
   const markup = view.innerHTML;
@@ -89,14 +89,14 @@ REDRAW = """async root => {
 
 
 def import_s() -> float:
-    """Seconds beyond torch, in fresh processes."""
+    """Return import seconds beyond torch, in fresh processes."""
     command = [sys.executable, "-c", IMPORTS]
     found = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(ROUNDS))
     return median(map(float, found))
 
 
 def first_token_s(lab: Lab) -> list[float]:
-    """Each press after the first, which warms up."""
+    """Return seconds of each press after the first, which warms up."""
     page = lab.open(lab.write("press.py", PLAYGROUND))
     page.run_all()
     root = page.widget("wb-playground").first
@@ -108,8 +108,10 @@ def first_token_s(lab: Lab) -> list[float]:
 
 
 def notebook_bytes(lab: Lab, tokens: int = 2000) -> int:
-    """Of a notebook with a playground that has generated so many tokens, as it would be saved; in two samples, as the
-    demo model's context holds 1,024."""
+    """Return the saved size of a notebook with a playground that has generated `tokens` tokens.
+
+    Two samples generate them, as the demo model's context holds 1,024.
+    """
     page = lab.open(lab.write("long.py", PLAYGROUND))
     page.run_all()
     _set(page, tokens)
@@ -129,7 +131,7 @@ def _set(page: NotebookPage, tokens: int) -> None:
 
 
 def redraws(lab: Lab) -> dict[str, Any]:
-    """Milliseconds that kernel and browser take for one redraw each, and the markup's letters."""
+    """Return milliseconds of kernel and browser for one redraw each, and the markup's length."""
     page = lab.open(lab.write("pages.py", PAGES))
     page.run_all()
     page.ask("setattr(pages, 'step', pages.snapshots[len(pages.snapshots) // 2].step)")

@@ -1,5 +1,7 @@
-"""Verdicts on the size of a model at batch 1: the rules of `model_size.yaml`. That on latency was written before the
-run; that on what a decode step is limited by after it (`CHANGED`)."""
+"""Judge the size of a model at batch 1 by the rules of `model_size.yaml`.
+
+The rule on latency was written before the run, the one on the limit of a decode step after it (`CHANGED`).
+"""
 
 from __future__ import annotations
 
@@ -97,8 +99,10 @@ def _list(values: list[float], form: str) -> str:
 
 
 def made(power: float, reads: tuple[float, ...] = (0.5, 0.5, 0.5, 0.5)) -> list[dict[str, Any]]:
-    """Rows of models whose latency goes with this power of their parameters and whose steps reach such shares of the
-    read ceiling: what rules are tried with."""
+    """Return rows as of a run, as examples for the rules.
+
+    Latency goes with `power` of the parameters, and steps reach the shares `reads` of the read ceiling.
+    """
     rows = []
     for number, (name, share) in enumerate(zip(NAMES, reads, strict=True), 6):
         parameters = 10**number

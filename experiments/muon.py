@@ -1,4 +1,4 @@
-"""Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal before they are applied."""
+"""Muon (Jordan et al., 2024): momentum with orthogonalized matrix updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices inside the blocks; embeddings and scales are left to AdamW."""
+    """An optimizer for the matrices inside the blocks; embeddings and scales are left to AdamW."""
 
     def __init__(self, params, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """The nearest orthogonal matrix of each of `matrices` [n, rows, columns], by Newton-Schulz iteration.
+    """Return the nearest orthogonal matrix of each of `matrices` [n, rows, columns], by Newton-Schulz iteration.
 
     The quintic coefficients are the published ones: they push singular values into about [0.7, 1.2], which
     is all the optimizer needs, in bfloat16.

@@ -1,4 +1,7 @@
-"""Verdict on the ladder from the naive loop to everything: the rule of `naive_loop.yaml`, written before the run."""
+"""Judge the ladder from the naive loop to all optimizations.
+
+The rule of `naive_loop.yaml` was written before the run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from workbench.study.verdict import Outcome, Rows, Verdict, row_of
 
 LADDER = ("naive loop", "+ cache", "+ compiled step", "+ INT8 weights", "+ batch of 16", "+ drafts")
 BESIDE = ("drafts, no batch", "INT4 for INT8", "16 bits for INT8")  # other ways to go on from a rung
-WHOLE, NOTHING = 10.0, 1.05  # times the tokens a second: all together, and what a rung gives at least
+WHOLE, NOTHING = 10.0, 1.05  # times the tokens a second: all together, and the least of a rung
 RATE = "output_tokens_per_s"
 
 

@@ -1,4 +1,4 @@
-"""Verdict on the cache switched off: the rule of `no_cache.yaml`, written before the run."""
+"""Judge decoding without a cache by the rule of `no_cache.yaml`, written before the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ CHANGED = (
 
 
 def judge(rows: Rows) -> list[Verdict]:
-    """O(n) bounds from above, so a step with the cache may grow less; one without must grow as the text does."""
+    """Judge growth with the text: a step with the cache may grow less than O(n), one without must grow as the text
+    does.
+    """
     cached, anew, naive = (row_of(rows, name)["curve"] for name in ("cache", "no cache", "naive"))
     with_cache, without = _slope(cached, "decode_step_s"), _slope(anew, "decode_step_s")
     times = anew[-1]["decode_step_s"] / cached[-1]["decode_step_s"]
@@ -67,6 +69,6 @@ def judge(rows: Rows) -> list[Verdict]:
 
 
 def _slope(points: Sequence[Mapping[str, Any]], key: str) -> float:
-    """The exponent from `SHORT` tokens to the longest."""
+    """Return the exponent from `SHORT` tokens to the longest."""
     ends = [next(p for p in points if p["prompt_tokens"] == SHORT), points[-1]]
     return exponents(ends, key)[0][2]

@@ -1,7 +1,7 @@
-"""Attention variants that the workbench does not have, added from outside as any user would.
+"""Custom attention variants, added from outside as any user would.
 
-Run it to see each one drawn, held to the laws, and put into the demo model: `python experiments/own_attention.py`. In
-an experiment they are named by their place, or by the name they were registered under:
+Run it to see each one drawn, checked, and put into the demo model: `python experiments/own_attention.py`. In an
+experiment they are named by their path, or by the name they were registered under:
 
     attention:
       mask: {path: "experiments/own_attention.py:Dilated", arguments: {near: 32, step: 4}}
@@ -30,7 +30,10 @@ PICTURES = Path("pictures")
 @workbench.register("dilated")
 @dataclass(frozen=True)
 class Dilated:
-    """The last `near` tokens, and before them every `step`-th (Longformer's dilated window, Beltagy et al., 2020)."""
+    """A mask of the last `near` tokens, and every `step`-th before them.
+
+    Longformer's dilated window (Beltagy et al., 2020).
+    """
 
     near: int = 8
     step: int = 4
@@ -39,15 +42,18 @@ class Dilated:
         return (key <= query) & ((query - key < self.near) | (key % self.step == 0))
 
 
-# %% A score function puts another score in place of each: here far keys fade, quicker for later heads.
+# %% A score function replaces each score: here far keys fade, faster for later heads.
 def fading(score: Tensor, head: Tensor, query: Tensor, key: Tensor, rate: float = 0.02) -> Tensor:
-    """A straight fall by distance with a slope a head, as ALiBi has it, but for slopes in equal steps."""
+    """Lower scores by distance with a slope a head, as ALiBi does, but with slopes in equal steps."""
     return score - rate * (head + 1) * (query - key)
 
 
 # %% A module may change everything: it extends ours, and may hold parameters of its own.
 class Gated(Attention):
-    """Each head's output times a gate of the head's own query (after Qiu et al., 2025, who gate by the input)."""
+    """Attention with each head's output gated by the head's own query.
+
+    Qiu et al. (2025) gate by the input instead.
+    """
 
     def __init__(self, *slots, open: float = 1.0, **more):
         super().__init__(*slots, **more)
@@ -58,13 +64,13 @@ class Gated(Attention):
         return super().read(q, batch, cache, lane) * opened
 
 
-# %% What a mistake looks like: this mask reads the future.
+# %% A mistake: this mask sees the future.
 def peeking(query: Tensor, key: Tensor) -> Tensor:
     return key <= query + 1
 
 
 def continued(text: str, tokens: int, **attention: object) -> str:
-    """The demo model's greedy continuation of `text` with its attention changed."""
+    """Return the demo model's greedy continuation of `text` with its attention changed."""
     runner = workbench.load("demo", attention=attention, lane="eager", dtype="float32")
     return "".join(event.text for event in runner.stream(text, max_tokens=tokens, temperature=0))
 

@@ -1,4 +1,4 @@
-"""Two ways of sampling that the workbench does not have, added from outside as any user would.
+"""Custom ways of sampling, added from outside as any user would.
 
 In an experiment they are named by their import path:
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Typical:
-    """Keeps tokens whose surprise is nearest the entropy until they hold `mass` (Meister et al., 2022)."""
+    """Keep the tokens whose surprise is nearest the entropy until they hold `mass` (Meister et al., 2022)."""
 
     mass: float = 0.9
 
@@ -41,10 +41,10 @@ class Typical:
 
 @dataclass(frozen=True)
 class Mirostat:
-    """Mirostat 2 (Basu et al., 2021): holds the surprise of the text near `surprise` bits a token.
+    """Mirostat 2 (Basu et al., 2021): hold the surprise of the text near `surprise` bits a token.
 
-    The state is mu, the most surprise a token may have: tokens above it are left out, one of the others is
-    drawn, and mu moves by `rate` times what the chosen token's surprise under the model missed the target by.
+    The state is mu, the most surprise a token may have: tokens above it are left out, and one of the others is sampled.
+    Then mu moves by `rate` times the distance of that token's surprise from the target.
     """
 
     surprise: float = 3.0

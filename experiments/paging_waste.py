@@ -1,10 +1,10 @@
-"""Verdict on pages against reserved memory: the rule of `paging_waste.yaml`, written before the run."""
+"""Judge pages against reserved memory by the rule of `paging_waste.yaml`, written before the run."""
 
 from __future__ import annotations
 
 from workbench.study.verdict import Rows, Verdict, row_of
 
-WASTE, SOME_WASTE = 0.04, 0.15  # of the pages in use; the first is what vLLM's paper says of paging (2023)
+WASTE, SOME_WASTE = 0.04, 0.15  # of the pages in use; the first is the figure of vLLM's paper (2023)
 TIMES, SOME_TIMES = 2.0, 1.2  # as many sequences in the same memory
 
 

@@ -1,7 +1,8 @@
-"""What deciding costs: `python -m experiments.plan_cost [--json]`, processor time of plan() with 64 sequences running.
+"""Measure the scheduler: `python -m experiments.plan_cost [--json]`, processor time of plan() with 64 running
+sequences.
 
-Nothing is computed: pages and tokens are counted as if a model had. Where places are free and somebody waits who does
-not fit, the policy is asked before every step.
+No model runs: pages and tokens are counted as if one had. Where slots are free and a waiting request does not fit, the
+policy is called before every step.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from workbench.engine.scheduler import Scheduler
 from workbench.request import Request, SamplingParameters, Sequence
 
 SEQS, PAGE, BUDGET, CONTEXT = 64, 64, 4096, 65_536
-STEPS, SETTLED = 150, 20  # of which the first, with prefill in them, do not count
+STEPS, SETTLED = 150, 20  # steps planned, and steps of warm-up (with prefill) that do not count
 
 
 def seconds(policy: str, waiting: int) -> list[float]:
-    """Processor seconds of each step's plan, with `waiting` sequences that do not fit."""
+    """Return processor seconds of each step's plan, with `waiting` sequences that do not fit."""
     holdings = Holdings((PagePool(SEQS * 8, PAGE),), (Table(),), BUDGET)
     scheduler = Scheduler(holdings, Limits(SEQS + 8, BUDGET), CONTEXT, policy_from(policy))
     for order, length in enumerate([256 + order for order in range(SEQS)] + [20_000] * waiting):

@@ -1,5 +1,7 @@
-"""Verdicts on prefill and decode against length: the rules of `prefill_decode_length.yaml`, written before the run but
-for two, which were changed after it (`FLAT_CHANGED`, `BOUND_CHANGED`)."""
+"""Judge prefill and decode against length by the rules of `prefill_decode_length.yaml`.
+
+They were written before the run, but for two that were changed after it (`FLAT_CHANGED`, `BOUND_CHANGED`).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from workbench.study.verdict import Outcome, Rows, RuleChange, Verdict
 
 FLAT, HALFWAY = 0.2, 0.5  # powers of the length: 1.5 times for 8 times the tokens; as near to flat as to linear
 STILL = 0.25  # a local exponent up to it: doubling the prompt costs at most a fifth more
-LINEAR = (0.8, 1.2)  # local exponents of what doubles with the prompt
-FASTER, CLEARLY = 1.05, 1.15  # local exponents of what grows faster than linear, and clearly so
-BOUND, PARTLY = 0.5, 0.25  # shares of a ceiling that a limit is told by
+LINEAR = (0.8, 1.2)  # local exponents that count as linear
+FASTER, CLEARLY = 1.05, 1.15  # local exponents that count as faster than linear, and clearly so
+BOUND, PARTLY = 0.5, 0.25  # shares of a ceiling that show a limit
 TRIVIAL = 0.1  # of the FLOP/s ceiling
 SAME, SHORT = 1.1, 1000  # times a decode step's time, and tokens up to which it should hold at least
 MOST, HALF = 2 / 3, 1 / 2  # of a request's time
@@ -59,7 +61,7 @@ def judge(rows: Rows) -> list[Verdict]:
 
 
 def exponents(points: Points, key: str) -> list[tuple[int, int, float]]:
-    """Between neighbours: tokens of both, and the power of the length that the time goes with there."""
+    """Return, between neighbours, the tokens of both and the local power of the length in the time."""
     return [
         (a["prompt_tokens"], b["prompt_tokens"],
          math.log(b[key] / a[key]) / math.log(b["prompt_tokens"] / a["prompt_tokens"]))
@@ -131,7 +133,7 @@ def quadratic(points: Points) -> Verdict:
 
 
 def compute_bound(points: Points) -> Verdict:
-    """By both ceilings, of which a limit must be nearer than the other and near."""
+    """Judge by both ceilings: the compute ceiling must be nearer than the read ceiling, and near."""
     so = [p["prompt_tokens"] for p in points if _computing(p)]
     prompts = [p["prompt_tokens"] for p in points]
     outcome: Outcome = "refuted"
@@ -232,13 +234,16 @@ def _at(points: Points, tokens: int) -> Mapping[str, Any]:
 
 
 def _bound(model: str, hardware: str) -> Callable[[int, int], float]:
-    """Seconds, at the least, of the step that computes `length` tokens after `start` others, bfloat16 throughout."""
+    """Return a function for the least seconds of a step over `length` tokens after `start` others, in bfloat16."""
     cost, sheet = StepCost(named_shape(model), 2, 2, 2), HARDWARE[hardware]
     return lambda start, length: cost([(start, length)], 1).seconds(sheet.flops, sheet.bandwidth)
 
 
 def _elsewhere(figure: Callable[[Callable[[int, int], float]], float], form: str) -> str:
-    """A figure of large models on data sheets' ceilings (weights of all GPUs together where one is too small)."""
+    """Format a figure of large models on data sheets' ceilings.
+
+    Weights of all GPUs count together where one is too small.
+    """
     return ", ".join(f"{model} on {hardware} {form.format(figure(_bound(model, hardware)))}"
                      for model, hardware in LARGE)  # fmt: skip
 

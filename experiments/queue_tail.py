@@ -1,8 +1,8 @@
-"""Verdict on the tail of a queue: the rule of `queue_tail.yaml`, written before the run.
+"""Judge the tail of queueing time by the rule of `queue_tail.yaml`, written before the run.
 
-Traffic comes as it was recorded (lengths fitted to Azure's and Mooncake's hours, Poisson arrivals): no request is put
-behind a long prompt by hand. Azure's prompts end at 7,437 tokens, Mooncake's at about 128,000, so that one traffic has
-what the claim names as the cause and the other hardly.
+Traffic is as recorded (lengths fitted to Azure's and Mooncake's hours, Poisson arrivals): no request is put behind a
+long prompt by hand. Azure's prompts end at 7,437 tokens, Mooncake's at about 128,000, so that one traffic has the cause
+that the claim names and the other hardly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHANGED = (
 
 
 def judge(rows: Rows) -> list[Verdict]:
-    """At the highest load whose median is still fine; one load, not the best of all."""
+    """Judge at the highest load with a fine median; one load, not the best of all."""
     found = {name: _spread(row_of(rows, name)["curve"]) for name in TRAFFICS}
     so = [name for name, (_, tail, _) in found.items() if tail >= SPIKE]
     others = [name for name in TRAFFICS if name not in so]
@@ -62,7 +62,7 @@ def _highest(rows: Rows, name: str, load: float) -> str:
 
 
 def _spread(curve: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
-    """The highest load with a fine median, and how many times p99 and median have grown there."""
+    """Return the highest load with a fine median, and the growth of p99 and median there."""
     first = last = curve[0]
     for point in curve:
         if point[MEDIAN] > FINE * first[MEDIAN]:

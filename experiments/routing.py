@@ -1,4 +1,4 @@
-"""Verdict on routing by prefix: the rule of `routing.yaml`; what it runs was changed once (`CHANGED`)."""
+"""Judge prefix-aware routing by the rule of `routing.yaml`; its workload was changed once (`CHANGED`)."""
 
 from __future__ import annotations
 

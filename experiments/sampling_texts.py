@@ -1,7 +1,7 @@
-"""Verdicts on what sampling does to texts: the rules of `sampling_texts.yaml`, written before the run.
+"""Judge the effect of sampling on texts by the rules of `sampling_texts.yaml`, written before the run.
 
-Incoherent is a text that surprises the model `WILD` times as much a byte as text that really came; repetitive is one
-whose 4-grams stood before `AGAIN` times as often as in such text; a loop is an end that stands three times in a row.
+A text is incoherent if it surprises the model `WILD` times as much a byte as the real continuation. It is repetitive if
+its 4-grams repeat `AGAIN` times as often as there; a loop is an end that occurs three times in a row.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ COOL = ("temperature 0.5", "temperature 0.8", "temperature 1", "temperature 1.2"
 HOT = ("temperature 1.6", "temperature 2")
 FEW, FREE = ("top_k 2", "top_k 4"), "temperature 1"
 WILD, AGAIN = 2.0, 1.5
-LOOPS, SOME = 0.5, 0.1  # shares of the texts that end in a loop; above what free sampling has
-ARGMAX = 0.98  # of greedy tokens; the lane's rounding may part from float32 at a near tie
+LOOPS, SOME = 0.5, 0.1  # shares of the texts that end in a loop, above free sampling's
+ARGMAX = 0.98  # of greedy tokens; the backend's rounding may differ from float32 at a near tie
 
 
 def judge(rows: Rows) -> list[Verdict]:

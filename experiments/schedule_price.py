@@ -1,4 +1,4 @@
-"""The verdict on what schedule options cost: the rule of `schedule_price.yaml`, written before the run."""
+"""Judge the cost of schedule options by the rule of `schedule_price.yaml`, written before the run."""
 
 from __future__ import annotations
 

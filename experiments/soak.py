@@ -1,7 +1,7 @@
-"""Many requests of every sort on the real runner: `python -m experiments.soak [--requests 5000] [--json] [--out DIR]`.
+"""Run many requests of every sort: `python -m experiments.soak [--requests 5000] [--json] [--out DIR]`.
 
-Few pages, so that sequences are set back; cancels at any event, in the midst of a step too. It fails where a request
-has no end or two, a page stays with nobody, or memory grows.
+Pages are few, so that sequences are preempted; requests are cancelled at any event, within a step too. It fails where a
+request has no end or two, a page is leaked, or memory grows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LATEST = 20  # event of its own at which a request is cancelled
 
 
 class Soak:
-    """Sends requests through `runner`, cancels some, and counts what becomes of them. Nothing is kept of what ended."""
+    """Send requests through `runner`, cancel some, and count their ends. Nothing is stored of finished requests."""
 
     def __init__(self, runner: Runner, seed: int = 0):
         self.runner, self.draw = runner, random.Random(f"{seed}/cancels")
@@ -43,13 +43,13 @@ class Soak:
         self.faults: list[str] = []
         self.ended = self.sequences = self.steps = self.set_backs = self.tokens = self.prompt_tokens = 0
         self.cached_tokens = 0
-        self._open: dict[str, set[int]] = {}  # samples that have ended, of requests that have not
+        self._open: dict[str, set[int]] = {}  # finished samples of unfinished requests
         self._owed: dict[str, int] = {}
-        self._cancels: dict[str, int] = {}  # after so many more of its events
+        self._cancels: dict[str, int] = {}  # remaining events before the cancel
         runner.instruments.listener = self.heard
 
     def run(self, requests: Iterable[Request], count: int) -> dict[str, Any]:
-        """Everything to its end, and what is to be said of it; `count` is how many requests there are."""
+        """Run all `count` requests to their end, and return the record."""
         samples: list[tuple[int, float]] = []
         began, coming, every = time.perf_counter(), iter(requests), max(10, count // SAMPLES)
         more = True
@@ -121,7 +121,7 @@ class Soak:
 
 
 def leftovers(runner: Runner) -> list[str]:
-    """What a runner at rest keeps that it should not: pages with nobody, sequences, samplers' states."""
+    """List resources that an idle runner should not hold: leaked pages, sequences, samplers' states."""
     found = []
     for table, pool in enumerate(runner.scheduler.pools):
         if pool.free + len(pool.idle) != pool.pages:
@@ -160,7 +160,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="the record on standard output")] = False,
     out: Annotated[Path | None, typer.Option(help="folder for a dated record")] = None,
 ) -> None:
-    """Send many requests of every sort through a runner, and see that nothing is lost, kept or left without an end."""
+    """Send many requests of every sort through a runner, and check that none is lost, leaked or left without an end."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     runner = load(
         model, lane=lane, policy=policy, speculate=speculate, page_size=16, pages=pages, prefix="radix",

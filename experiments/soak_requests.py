@@ -1,4 +1,4 @@
-"""Requests of every sort for a soak: mixed lengths, shared beginnings, stops, samples, beams, priorities."""
+"""Random requests for a soak: mixed lengths, shared beginnings, stops, samples, beams, priorities."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ SALTS = ("", "", "", "b")
 
 
 def asked(count: int, vocab: int, context: int, seed: int, text: bool = True) -> Iterator[Request]:
-    """`count` requests: every other one a turn of a conversation, whose prompt begins as others do. One in fifty is
-    longer than the context, and is to be refused. Stop strings only where there is `text`."""
+    """Yield `count` requests, every other one a turn of a conversation with a shared beginning.
+
+    One in fifty is longer than the context, and is to be refused. Stop strings are used only with `text`.
+    """
     draw = random.Random(f"{seed}/asked")
     unit = max(1, context // 64)
     shared = Sessions(sessions=8, turns=4, system=4 * unit, question=unit, output=max(4, unit // 2))
@@ -50,6 +52,6 @@ def _wishes(draw: random.Random, vocab: int, text: bool) -> dict[str, Any]:
         wishes["stop_token_ids"] = tuple(draw.sample(range(vocab), 1 + vocab // 32))
     if draw.random() < 0.2:
         wishes |= draw.choice(SEVERAL)
-        if "beams" in wishes:  # they take the model's distribution as it is
+        if "beams" in wishes:  # beams need the unchanged distribution
             wishes |= {"temperature": 1.0, "top_k": 0, "stop": ()}
     return wishes

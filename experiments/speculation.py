@@ -1,4 +1,4 @@
-"""Verdicts on speculation: the rules of `speculation.yaml`, written before the run, and what a sketch of it breaks."""
+"""Judge speculative decoding by the rules of `speculation.yaml`, written before the run, and a sketch's errors."""
 
 from __future__ import annotations
 
@@ -102,13 +102,15 @@ def accepted(rows: Rows) -> Verdict:
 
 
 def ignores_draft(draft: Draft, target: Rule, uniforms: list[float]) -> tuple[int, Tensor]:
-    """The sketch: a token stands with the target's own probability of it, else one is drawn from the target."""
+    """Accept a token with the target's own probability, else sample from the target: the sketch without draft
+    probabilities.
+    """
     standing, left = engine_rule(Draft(draft.token_ids), target, uniforms)
     return standing, left if standing == len(draft) else target(standing)
 
 
 def one_off(draft: Draft, target: Rule, uniforms: list[float]) -> tuple[int, Tensor]:
-    """The sketch's index: each token is judged by the row that follows it."""
+    """Judge each token by the row that follows it: the sketch's index."""
     return engine_rule(draft, lambda place: target(min(place + 1, len(draft))), uniforms)
 
 
@@ -117,5 +119,5 @@ RULES = {"engine": engine_rule, "ignores the draft": ignores_draft, "one off": o
 
 @cache
 def off_by(name: str) -> float:
-    """The share of outcomes (two tokens, one of them drafted) that a rule makes and the target alone would not."""
+    """Return the total variation between a rule's outcomes (two tokens, one of them drafted) and the target's."""
     return distance(joint(TARGET, DRAFT, 1, RULES[name]), plain(TARGET, 2))

@@ -1,4 +1,4 @@
-"""Verdicts on streaming: the rules of `streaming.yaml`; both were changed after a first run (`CHANGED`)."""
+"""Judge streaming by the rules of `streaming.yaml`; both were changed after a first run (`CHANGED`)."""
 
 from __future__ import annotations
 

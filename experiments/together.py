@@ -1,6 +1,6 @@
-"""The question of `together.yaml`, measured: `python -m experiments.together`.
+"""Measure the question of `together.yaml`: `python -m experiments.together`.
 
-Both sides are the same experiment on the same lane; only `schedule.max_num_seqs` differs (16 or 1). They are run
+Both sides are the same experiment on the same backend; only `schedule.max_num_seqs` differs (16 or 1). They are run
 in turn, after a warm-up of each, and compared by their medians.
 """
 
@@ -25,7 +25,7 @@ PREDICTION = 5.0  # at least: a step of 16 rows reads the weights once, as a ste
 
 
 def measure(experiment: Experiment, repetitions: int) -> dict:
-    """Tokens a second of both sides, run in turn; the ratio is of their medians."""
+    """Return tokens a second of both sides, run in turn; the ratio is of their medians."""
     sides = {
         "together": experiment,
         "one after another": experiment.with_("schedule.max_num_seqs=1"),

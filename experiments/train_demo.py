@@ -1,8 +1,8 @@
 """Train the models that ship in `workbench/demo/`: `python -m experiments.train_demo`.
 
-Tokenizer, target and draft, in that order; what is finished is not done again, and a run that was
-interrupted goes on from its last checkpoint. Same seeds, same machine and same number of threads give the
-same weights. On two CPU cores the whole takes about two hours, on a GPU minutes.
+Tokenizer, target and draft, in that order; finished parts are not repeated, and an interrupted run continues from its
+last checkpoint. Same seeds, same machine and same number of threads give the same weights. On two CPU cores the whole
+takes about two hours, on a GPU minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHECKPOINT_STEPS = 100
 
 
 def held_out_files() -> list[Path]:
-    """The modules that no training sees; bits per byte are reported over these."""
+    """List the modules that no training sees; bits per byte are reported over these."""
     return [file.path for file in demo_corpus.held_out_files()]
 
 
@@ -59,11 +59,13 @@ class Recipe:
         return self.tokens // (self.sequences * CONTEXT)
 
     def copies(self, step: int) -> int:
-        """A small model finds out late, or never, that text repeats itself; pure repetition tells it early."""
+        """Return the number of sequences of pure repetition at `step`: a small model learns to copy late, or never,
+        without them.
+        """
         return self.copied if step < self.steps // 2 else 0
 
     def rate(self, step: int) -> float:
-        """The share of the peak rate at `step`."""
+        """Return the share of the peak rate at `step`."""
         return min(1.0, (step + 1) / self.warm_up, (self.steps - step) / (self.fall * self.steps))
 
 
@@ -74,14 +76,14 @@ RECIPES = (
 
 
 class Corpus:
-    """The tokens of both sides of the split, one array a file, kept in the work folder."""
+    """The tokens of both sides of the split, one array a file, cached in the work folder."""
 
     def __init__(self, tokenizer: Tokenizer, work: Path):
         self.training = _encoded(tokenizer, demo_corpus.training_files(), work / "training.npz")
         self.held_out = _encoded(tokenizer, demo_corpus.held_out_files(), work / "held_out.npz")
 
     def batches(self, recipe: Recipe, first_step: int) -> Iterator[torch.Tensor]:
-        """[2, sequence, CONTEXT] for every step from `first_step` on: what is read, and what follows it.
+        """Yield inputs and targets [2, sequence, CONTEXT] for every step from `first_step` on.
 
         Each pass lays the files end to end in a new order, cuts the stream into windows and shuffles these:
         a batch of neighbours would be one file, and its gradient that file's alone.
@@ -111,14 +113,14 @@ def _encoded(tokenizer: Tokenizer, files: list[demo_corpus.SourceFile], cache: P
     begin, end = tokenizer.token_to_id(demo_tokenizer.BEGIN), tokenizer.token_to_id(demo_tokenizer.END)
     encodings = tokenizer.encode_batch([file.text() for file in files], add_special_tokens=False)
     arrays = [np.array([begin, *encoding.ids, end], np.uint16) for encoding in encodings]
-    partial = cache.with_suffix(".partial.npz")  # what is interrupted in writing is not taken for whole later
+    partial = cache.with_suffix(".partial.npz")  # an interrupted write leaves no complete file
     np.savez(partial, ids=np.concatenate(arrays), ends=np.cumsum([len(array) for array in arrays]))
     partial.replace(cache)
     return arrays
 
 
 def train(recipe: Recipe, corpus: Corpus, work: Path, device: str, compiled: bool = True) -> Learner:
-    """Run `recipe`, or what is left of it, and return the trained model."""
+    """Run `recipe`, or the rest of it, and return the trained model."""
     model = Learner(SHAPES[recipe.name], recipe.seed).to(device)
     forward = torch.compile(model) if compiled else model
     inner = [p for name, p in model.named_parameters() if p.dim() == 2 and "layers" in name]
@@ -182,7 +184,7 @@ def _save(checkpoint: Path, step: int, model, muon, adam) -> None:
 
 @torch.no_grad()
 def _sampled_loss(forward, corpus: Corpus, device: str) -> float:
-    """Nats a token over 64 fixed windows of the held-out stream: a quick look, for the curve only."""
+    """Return nats a token over 64 fixed windows of the held-out stream: a quick look, for the curve only."""
     stream = np.concatenate(corpus.held_out)
     starts = np.linspace(0, len(stream) - CONTEXT - 1, 64).astype(int)
     total = 0.0
@@ -194,7 +196,7 @@ def _sampled_loss(forward, corpus: Corpus, device: str) -> float:
 
 
 def export(model: Learner, folder: Path, tokenizer: Tokenizer) -> None:
-    """A Hugging Face folder: config.json, bfloat16 model.safetensors, tokenizer.json."""
+    """Write a Hugging Face folder: config.json, bfloat16 model.safetensors, tokenizer.json."""
     tokenizer.save(str(_made(folder) / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(model.config, indent=2) + "\n")
     weights = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
@@ -225,7 +227,7 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
     threads: Annotated[int, typer.Option(help="processor threads")] = torch.get_num_threads(),
 ) -> None:
-    """Train the demo's tokenizer and models, or go on where the last run stopped."""
+    """Train the demo's tokenizer and models, or continue an interrupted run."""
     torch.set_num_threads(threads)
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_for(work)

@@ -1,4 +1,4 @@
-"""Verdict on weights in few bits: the rule of `weight_formats.yaml`, written before the run.
+"""Judge quantized weights by the rule of `weight_formats.yaml`, written before the run.
 
 "95% of full quality" is taken as bits a byte of held-out text: full quality over the format's.
 """
@@ -60,7 +60,7 @@ def _others(rows: Rows, full: float) -> str:
 
 
 def _speeds(rows: Rows) -> str:
-    """Times the tokens a second of 16 bits, and what the bytes alone would give."""
+    """Format the tokens a second as multiples of 16 bits, measured and predicted from the bytes alone."""
     base = row_of(rows, FULL)
 
     def rates(row: Any) -> tuple[float, float]:

@@ -1,5 +1,7 @@
-"""Verdicts on windows and on the middle of a context: the rules of `window_span.yaml`; that on the middle was changed
-after the run (`CHANGED`)."""
+"""Judge windows and the middle of a context by the rules of `window_span.yaml`.
+
+The rule on the middle was changed after the run (`CHANGED`).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def judge(rows: Rows) -> list[Verdict]:
 
 
 def window_bounds(rows: Rows) -> Verdict:
-    """Memory: pages of the window, whatever the length. Sight: names assigned before it, against the full model."""
+    """Judge memory (pages of the window, whatever the length) and sight (names before the window, against the full
+    model).
+    """
     full = row_of(rows, FULL)
     per_token = full["stored_bytes_per_token"]
     bounded = all(row_of(rows, name)["kv_bytes"] <= (span + 2 * PAGE) * per_token for name, span in WINDOWS.items())
@@ -58,7 +62,7 @@ def window_bounds(rows: Rows) -> Verdict:
 
 
 def middle(rows: Rows) -> Verdict:
-    """Lost in the middle is a dip: both ends of the context must be used more than what lies between."""
+    """Judge a dip: both ends of the context must be used more than the middle."""
     gains = {float(depth): found["gain"] for depth, found in row_of(rows, FULL)["copying"].items()}
     depths = sorted(gains)
     first, last, inner = gains[depths[0]], gains[depths[-1]], min(gains[depth] for depth in depths[1:-1])

@@ -1,1 +1,1 @@
-"""Commands that the project's own maintenance runs from a checkout; no part of what is installed."""
+"""Maintenance commands for a checkout, which are not installed."""

@@ -12,7 +12,7 @@ A question is an `Experiment`; `run` answers it, `run_sweep` at many points, and
 read what they left. Cells of a notebook need this package, and `from workbench import widgets`.
 """
 
-import typing as _typing  # private, as all here is that nobody looks for
+import typing as _typing  # private, like every name here that is not public
 
 if _typing.TYPE_CHECKING:
     from workbench import widgets

@@ -1,4 +1,4 @@
-"""One kind of error for everything a user can put right: what is wrong, where, and what would be right."""
+"""Report mistakes that a user can correct: what is wrong, where, and what would be right."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ RED, PLAIN = "\033[31m", "\033[0m"
 
 
 class WorkbenchError(ValueError):
-    """A mistake in the input or the surroundings, told in one line. The command line prints it bare, and so does a cell
-    of a notebook; there `%tb` shows where it came from, and `%debug` goes there."""
+    """A mistake in the input or the environment, in one line.
+
+    The command line prints it bare, and so does a cell of a notebook. There `%tb` shows where it came from, and
+    `%debug` goes there.
+    """
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: one line while the error is handled, which is when its cell ends; all when `%tb` asks."""
+        """Return what IPython shows: one line while the error is handled, at the end of its cell; all for `%tb`."""
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if sys.exc_info()[1] is self or shell is None:
             return [f"{RED}{type(self).__name__}{PLAIN}: {self}"]
@@ -32,31 +35,31 @@ class WorkbenchError(ValueError):
 
 
 def in_words(error: BaseException | str) -> str:
-    """What ended a request, for whoever asked for it: an error of ours speaks for itself."""
+    """Describe the error that ended a request; a WorkbenchError is its own text."""
     return str(error) if isinstance(error, str | WorkbenchError) else f"{type(error).__name__}: {error}"
 
 
 def cannot_write(what: str, error: OSError) -> WorkbenchError:
-    """A file that could not be written, as the user's to put right: room on a full disk, another place for the rest."""
+    """Return the error for a file that could not be written: free space on a full disk, or choose another file."""
     reason = error.strerror or " ".join(str(error).split())
     remedy = "make room there" if error.errno in FULL else "name a file that can be written"
     return WorkbenchError(f"{what}: cannot be written ({reason}); {remedy}, and run it again")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` when something known is near, else nothing."""
+    """Return `; did you mean X?` if a known word is near, else an empty string."""
     close = difflib.get_close_matches(str(word), [str(name) for name in known], n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def explain(error: ValidationError, where: str, model: type | None = None) -> WorkbenchError:
-    """A pydantic error as ours: every wrong path on one line, unknown keys with the nearest right name."""
+    """Convert a pydantic error: every wrong path on one line, unknown keys with the nearest right name."""
     told = "; ".join(_told(item, model) for item in error.errors())
     return WorkbenchError(f"{where}: " + TWICE.sub(r"\1: Input should be \2, or \4\3", told))
 
 
 def told_apart(error: ValidationError, model: type) -> list[tuple[tuple[str, ...], str]]:
-    """What `explain` says, apart: the path of each thing that is wrong, and the line on it."""
+    """Split what `explain` says: the path of each mistake, and the line on it."""
     return [(tuple(_place(model, item["loc"])[0]), _told(item, model)) for item in error.errors()]
 
 
@@ -88,9 +91,9 @@ def _hint(word: str, known: list[str]) -> str:
 
 
 def _place(model: type | None, loc: Sequence[int | str]) -> tuple[list[str], list[Any], list[Any]]:
-    """`loc` as the path its writer would know, the models that its last piece is looked for in, and those in it.
+    """Resolve `loc` to the path as written, the models in which its last piece is looked up, and the models in it.
 
-    pydantic's own path also names the member of a union that was tried, which nobody wrote.
+    pydantic's own path also names the member of a union that was tried.
     """
     path: list[str] = []
     here: list[Any] = [] if model is None else [model]  # annotations

@@ -30,7 +30,7 @@ try:
 except ImportError:  # PyYAML was built without libyaml
     CParser: Any = None
 
-MAX_YAML_BYTES = 8 << 20  # of the text, and of the text that its aliases stand for
+MAX_YAML_BYTES = 8 << 20  # of the text, its aliases written out
 MAX_VALUES = 250_000  # in a YAML text, its aliases written out
 MAX_JSON_BYTES = 16 << 20
 CHUNK = 1 << 20  # bytes that are read at once where a file does not say how long it is

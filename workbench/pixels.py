@@ -1,4 +1,4 @@
-"""Numbers as pixels: a colour map that colour-blind readers read alike, and PNG files. Only numpy is needed."""
+"""Draw numbers as pixels: a colour map for colour-blind readers, and PNG files. Only numpy is needed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ CIVIDIS = (
 
 
 def coloured(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
-    """`values` [row, column] as colours [row, column, 3] in bytes: `low` and below is dark blue, `high` and above
-    yellow. What is not a number is grey."""
+    """Map `values` [row, column] to colours [row, column, 3] in bytes.
+
+    `low` and below is dark blue, `high` and above yellow, NaN grey.
+    """
     span = high - low or 1.0
     place = np.clip((np.nan_to_num(values) - low) / span, 0.0, 1.0) * (len(CIVIDIS) - 1)
     below = np.minimum(place.astype(int), len(CIVIDIS) - 2)
@@ -28,12 +30,13 @@ def coloured(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndar
 
 
 def enlarged(image: np.ndarray, down: int, across: int) -> np.ndarray:
-    """Each pixel of `image` [row, column, ...] as a block of `down` x `across`."""
+    """Repeat each pixel of `image` [row, column, ...] as a block of `down` x `across`."""
     return image.repeat(down, 0).repeat(across, 1)
 
 
 def pooled(values: np.ndarray, most: int) -> tuple[np.ndarray, int]:
-    """`values` [row, column] with at most `most` columns: each is the largest of so many that lie side by side."""
+    """Reduce `values` [row, column] to at most `max_columns` columns by the maximum; return the columns per maximum,
+    too."""
     step = -(-values.shape[1] // most)
     missing = -values.shape[1] % step
     padded = np.pad(values, ((0, 0), (0, missing)), mode="edge") if missing else values
@@ -41,13 +44,13 @@ def pooled(values: np.ndarray, most: int) -> tuple[np.ndarray, int]:
 
 
 def indexed() -> bytes:
-    """The table of 256 colours for bytes as they are: 0 has none, 1 to 255 go from dark blue to yellow."""
+    """Return the table of 256 colours for bytes: 0 is transparent, 1 to 255 go from dark blue to yellow."""
     return bytes(3) + coloured(np.linspace(0.0, 1.0, 255)[None]).tobytes()
 
 
 def png(image: np.ndarray) -> bytes:
-    """`image` [row, column, 3] in bytes as a PNG file (ISO/IEC 15948); [row, column] in the colours of `indexed`, where
-    0 is seen through."""
+    """Encode `image` as a PNG file (ISO/IEC 15948): [row, column, 3] in bytes, or [row, column] in the colours of
+    `palette`."""
     rows, columns = image.shape[:2]
     lines = np.pad(image.reshape(rows, -1), [(0, 0), (1, 0)])  # before each row the filter, 0: none
     head = struct.pack(">IIBBBBB", columns, rows, 8, 2 if image.ndim == 3 else 3, 0, 0, 0)
@@ -57,7 +60,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def data_uri(image: np.ndarray) -> str:
-    """`image` as an address that holds it whole."""
+    """Return `image` as a data URI."""
     return "data:image/png;base64," + base64.b64encode(png(image)).decode()
 
 

@@ -1,8 +1,8 @@
-"""How far long work is, and the time that is left: one line that is written anew in a terminal, one line of a cell's
-output in a notebook, and elsewhere, where nothing can be written anew, a line each half minute.
+"""Show the progress of long work, and the remaining time, as one line of text.
 
-tqdm's own notebook bar is a widget: a saved or exported notebook does not show it, and `leave=False` breaks in
-JupyterLab 4 (ipywidgets issue 3821). A line of text that is written anew is shown everywhere.
+The line is rewritten in a terminal and in a cell's output. A file or a pipe, which cannot be rewritten, gets a line
+every half minute. tqdm's own notebook bar is a widget: a saved or exported notebook does not show it, and `leave=False`
+breaks in JupyterLab 4 (ipywidgets issue 3821).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ EVERY_SECONDS = 30.0  # between lines of a file or a pipe
 
 
 class Progress(tqdm):
-    """A tqdm bar. In a notebook its last line stays in the output as it stood at the end; in a file or a pipe work that
-    takes less than `EVERY_SECONDS` leaves nothing."""
+    """A tqdm bar. In a notebook its last line stays; in a file or a pipe short work leaves nothing."""
 
     def __init__(self, *args: Any, **settings: Any):
         if in_notebook():
@@ -36,17 +35,17 @@ class Progress(tqdm):
 
 
 def is_terminal(file: Any) -> bool:
-    """Whether a line of `file` can be written anew."""
+    """Return whether a line of `file` can be rewritten."""
     return bool(getattr(file, "isatty", lambda: False)())
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+    """Return whether this is the kernel of a notebook."""
     return notebook_kernel() is not None
 
 
 def notebook_kernel() -> Any:
-    """The ipykernel that this process is; None in a terminal."""
+    """Return the ipykernel of this process; None in a terminal."""
     ipython = sys.modules.get("IPython")
     return getattr(ipython.get_ipython() if ipython is not None else None, "kernel", None)
 
@@ -70,7 +69,7 @@ def _display() -> Callable[[str], None]:
 
 
 class _Lines:
-    """Takes a bar's texts and leaves whole lines in `file`, `EVERY_SECONDS` apart at least, the first no sooner."""
+    """A writer of whole bar lines to `file`, at least `LINE_INTERVAL_SECONDS` apart, the first no sooner."""
 
     def __init__(self, file: Any):
         self.file, self.last = file, time.monotonic()

@@ -1,4 +1,4 @@
-"""What was asked, and what has been produced so far. Integers and text only: no tensor travels here."""
+"""Define a request, its sampling parameters, and the sequence that it becomes. Integers and text only: no tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the model's context is full
     CANCELLED = "cancelled"
     REFUSED = "refused"  # it could never have run; nothing was computed
-    ERROR = "error"  # it ran and broke; the others did not
-    NOT_CHOSEN = "not_chosen"  # it ended well, but others of its request's samples or beams are better
+    ERROR = "error"  # it failed while it ran; other requests did not
+    NOT_CHOSEN = "not_chosen"  # it finished, but other samples or beams of its request score higher
 
 
 class UserPart(Brief, BaseModel):
-    """A filter, sampler, mask, score or attention of the user's own: `path` is `package.module:Name`,
-    `folder/file.py:Name`, or a name under which something was registered."""
+    """A user-defined filter, sampler, mask, score or attention, by path.
+
+    `path` is `package.module:Name`, `folder/file.py:Name`, or a name under which something was registered.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     path: str
@@ -46,9 +48,9 @@ class UserPart(Brief, BaseModel):
 
 
 class SamplingParameters(Brief, Shown, BaseModel):
-    """How the next token is chosen and when to end; names and meanings as in vLLM and Hugging Face.
+    """Choose the next token and decide when to stop. Names and meanings are those of vLLM and Hugging Face.
 
-    Order: penalties, bias, temperature, top-k, top-p, min-p, the user's filters, one draw.
+    Order: penalties, bias, temperature, top-k, top-p, min-p, user-defined filters, then one random number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,10 +67,10 @@ class SamplingParameters(Brief, Shown, BaseModel):
     sampler: UserPart | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1  # samples, with seeds counted up, on one prompt's pages
-    # So many samples are drawn, and the n of them with the highest log-probability (of the model, summed over their
-    # tokens) are samples 0 to n - 1, the best first. With more than n nothing is told of any before all have ended.
+    # Number of samples; the n of them with the highest log-probability (of the model, summed over their
+    # tokens) are samples 0 to n - 1, the best first. With more than n no event is emitted before all have finished.
     best_of: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
-    # Beam search with so many beams, as in Hugging Face; nothing is drawn, the n best texts come when it is over.
+    # Beam search with this many beams, as in Hugging Face: no random numbers, the n best texts come at the end.
     beams: Annotated[int, Field(ge=0, le=MOST_SAMPLES)] = 0
     length_penalty: float = 1.0  # of beams: a text's score is its log-probability / tokens ** length_penalty
     early_stopping: bool | Literal["never"] = False  # of beams: see engine/beam_search.py
@@ -76,7 +78,7 @@ class SamplingParameters(Brief, Shown, BaseModel):
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: Annotated[int, Field(ge=1)] = 128
     ignore_eos: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None  # how many beside the chosen one
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None  # alternatives beside the sampled token
     logprobs_of: Literal["model", "filtered"] = "model"
 
     def _shown(self) -> Table:
@@ -85,7 +87,7 @@ class SamplingParameters(Brief, Shown, BaseModel):
 
     @property
     def samples(self) -> int:
-        """Sequences that one request becomes."""
+        """Return the number of sequences that one request becomes: beams, best_of or n."""
         return self.beams or self.best_of or self.n
 
     @field_validator("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty")
@@ -144,13 +146,13 @@ class Request(Shown):
     prompt_ids: tuple[int, ...]
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     prompt: str | None = None  # as text, where there was text
-    arrival: float = 0.0  # seconds after the stream it is part of began
-    cut_tokens: int = 0  # how many of the oldest prompt tokens `overflow: cut_oldest` removed
-    cache_salt: str = ""  # whose prompts these are: only requests with the same salt share cached pages
-    fault: str = ""  # why its text could not become ids; it is refused with these words
+    arrival: float = 0.0  # seconds after the start of its stream
+    cut_tokens: int = 0  # oldest prompt tokens removed by `overflow: cut_oldest`
+    cache_salt: str = ""  # only requests with the same salt share cached pages
+    fault: str = ""  # why its text could not be encoded; it is refused with this message
     priority: int = 0  # for `policy: priority`: the smaller, the sooner
-    tenant: str = ""  # for `policy: fair`: who shares the machine with other tenants
-    whole: bool = False  # its text comes at its end, all at once; no Decoded is told of it (with logprobs they are)
+    tenant: str = ""  # for `policy: fair`
+    whole: bool = False  # its text comes at its end; no Decoded events, except with logprobs
 
     def _shown(self) -> Table:
         prompt = ("ids", _few(self.prompt_ids)) if self.prompt is None else ("prompt", _cut(self.prompt))
@@ -171,7 +173,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a sequence's pages lie while it has none: places on the host by table, as `Sequence.pages` has them."""
+    """CPU pages of a preempted sequence, by cache group, in the layout of `Sequence.pages`."""
 
     computed: int
     places: tuple[list[int], ...]
@@ -180,39 +182,39 @@ class Saved:
 
 @dataclass(eq=False)
 class Sequence:
-    """A request under way. Only the scheduler and its holdings change what stands below `token_ids`.
+    """A request in progress. Only the scheduler and the KV cache manager change the fields below `token_ids`.
 
         token_ids  | prompt ............ | output .......... |
-        positions  0      computed ^ (keys and values stand in `pages` for all before it that a query can still see)
+        positions  0      num_computed_tokens ^ (keys and values before it, as far as queries see them, are in `pages`)
 
-    With tokens evicted, those that stay lie one after another, in the order of the text: positions are the text's, and
-    places in the pages are counted without the evicted.
+    With eviction, the remaining tokens lie one after another in text order. Positions are those of the text; slots in
+    the pages are counted without the evicted tokens.
 
-    A sequence decodes when one token is not yet computed, and is in prefill when more are.
+    A sequence decodes when one token is not yet computed. It is in prefill when more than one is not.
     """
 
     request: Request
-    order: int  # arrival order: the youngest has the largest
+    order: int  # order of arrival: the youngest has the largest
     token_ids: list[int]
     computed: int = 0
-    evicted: int = 0  # of those, by each layer as many, though not the same
-    pages: tuple[list[int], ...] = ()  # one list a table, in the order of the text; NULL_PAGE where given back
+    evicted: int = 0  # of the computed tokens; each layer evicts as many, but its own choice
+    pages: tuple[list[int], ...] = ()  # one list per cache group, in text order; NULL_PAGE where freed
     finish_reason: FinishReason | None = None
     set_backs: int = 0
-    since: int = 0  # the step before which it came
+    since: int = 0  # the step before which it arrived
     began: int = 0  # the step in which it was last admitted
-    covered: int = 0  # with so many tokens known, no page is missing
-    due: int = 0  # with so many tokens computed, a page is full or dead
+    covered: int = 0  # no page is missing up to this many known tokens
+    due: int = 0  # computed tokens at which a page becomes full or unreachable
     saved: Saved | None = None
-    followers: list[Sequence] = field(default_factory=list, repr=False)  # they begin on its pages
-    leader: Sequence | None = field(default=None, repr=False)  # of a follower that has not begun
-    joins: int = 0  # and with how many tokens it will: what it has in common with its leader
-    mates: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself too: a step takes all
-    cached_tokens: int = 0  # not computed, but found in pages that were there
-    computed_tokens: int = 0  # by its steps, more than once after a set-back
-    restored_tokens: int = 0  # come back from the host
-    written_tokens: int = 0  # computed and entered into the prefix index, which knew nothing of them
-    shared_pages: int = 0  # of those found, by all tables together
+    followers: list[Sequence] = field(default_factory=list, repr=False)  # samples or beams that start on its pages
+    leader: Sequence | None = field(default=None, repr=False)  # of a child that has not started
+    joins: int = 0  # length of the prefix that it shares with its parent
+    mates: list[Sequence] = field(default_factory=list, repr=False)  # beams of one search, itself included
+    cached_tokens: int = 0  # found in cached pages, not computed
+    computed_tokens: int = 0  # by its steps, more than once after a preemption
+    restored_tokens: int = 0  # swapped in from the CPU
+    written_tokens: int = 0  # computed, and new to the prefix cache
+    shared_pages: int = 0  # cached pages found, of all cache groups together
 
     @property
     def request_id(self) -> str:
@@ -228,12 +230,12 @@ class Sequence:
 
     @property
     def held(self) -> int:
-        """Tokens whose keys and values have places in its pages."""
+        """Return the number of tokens whose keys and values are in its pages."""
         return self.computed - self.evicted
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens whose keys and values are still to be computed."""
+        """Return the number of tokens whose keys and values are not computed yet."""
         return len(self.token_ids) - self.computed
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How values show themselves: a small table, as HTML in a notebook and as text in a terminal. Standard library only."""
+"""Display values as small tables: HTML in a notebook, text in a terminal. Standard library only."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ WIDEST = 88  # letters of a cell in a terminal
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` of cells below `headings`; without these the first cell of each row is its heading. `note` is what a
-    reader should know, `beside` are tables below it, `folded` what stands behind a click: tables, or texts by their
-    titles; a terminal leaves that out."""
+    """A table of `rows` below `headings`; without these the first cell of each row is its heading.
+
+    `note` is a remark, `subtables` are tables below it. `collapsed` is hidden until clicked: tables, or texts by their
+    titles; a terminal leaves that out.
+    """
 
     title: str
     rows: Sequence[Sequence[object]]
@@ -64,7 +66,7 @@ class Table:
 
 
 class Shown:
-    """A value whose `_shown` is its table: Jupyter, IPython and `print` show that; `repr` stays what it is."""
+    """A value with a table: Jupyter, IPython and `print` show it; `repr` stays what it is."""
 
     __slots__ = ()
 
@@ -82,7 +84,7 @@ class Shown:
 
 
 class Brief:
-    """A pydantic model whose `repr` leaves out what is at its default: shorter, and read back still the same."""
+    """A pydantic model whose `repr` leaves out defaults: shorter, and read back the same."""
 
     __slots__ = ()
 
@@ -95,8 +97,11 @@ class Brief:
 
 
 def differing(value: Any, path: str = "", like: Any = None) -> Iterator[tuple[str, object]]:
-    """Settings of `value`, a pydantic model, that are not as their defaults (as those of `like`, where that is given):
-    dotted path, value. Where one kind of settings stands for another, the kind comes first."""
+    """Yield (dotted path, value) for settings of a pydantic model that differ from their defaults, or from those of
+    `baseline`.
+
+    If one kind of settings replaces another, the kind comes first.
+    """
     for name, field in type(value).model_fields.items():
         mine = getattr(value, name)
         usual = getattr(like, name) if like is not None else field.get_default(call_default_factory=True)
@@ -114,7 +119,7 @@ def differing(value: Any, path: str = "", like: Any = None) -> Iterator[tuple[st
 
 
 def short(value: object) -> str:
-    """A value as a cell of a table has it."""
+    """Format a value as a table cell."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -131,12 +136,12 @@ def short(value: object) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """`text`, or as much of it as `most` letters hold, the last of which then tells that there was more."""
+    """Truncate `text` to `max_characters` characters, the last of which is an ellipsis then."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-4, 6` for 0, 1, 2, 3, 4, 6."""
+    """Format 0, 1, 2, 3, 4, 6 as `0-4, 6`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Long work told stage by stage: which one it is at, and the time that is left if they take as long, by and large."""
+"""Show long work by stages: the present one, and an estimate of the remaining time from equal stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tell = Callable[[str], None]
 
 
 class Stage(str):
-    """What is done now: a line as any other, which knows that `done` stages of `total` are over."""
+    """A progress line that knows that `done` stages of `total` are finished."""
 
     done: int
     total: int
@@ -28,7 +28,7 @@ class Stage(str):
 
 
 class Counted:
-    """Passes lines on as stages: each is one of `total`, and begins when the one before is over."""
+    """Pass lines on as stages: each is one of `total`, and begins when the one before is finished."""
 
     def __init__(self, tell: Tell, total: int):
         self._tell, self._total, self._done = tell, total, 0
@@ -40,8 +40,7 @@ class Counted:
 
 @contextmanager
 def stages(progress: bool = True) -> Iterator[Tell]:
-    """A bar that is told lines. Of a Stage it shows how much is done and the time that is left, of others the time that
-    is gone; it goes on while a stage takes long."""
+    """Show a bar and yield its callback: for a stage the remaining time, for other lines the elapsed time."""
     with Progress(total=1.0, bar_format=UNKNOWN, disable=not progress) as bar, ticking(bar):
 
         def tell(line: str) -> None:
@@ -56,7 +55,7 @@ def stages(progress: bool = True) -> Iterator[Tell]:
 
 @contextmanager
 def ticking(bar: Progress) -> Iterator[None]:
-    """The time that is gone is told anew meanwhile, whatever happens."""
+    """Refresh the elapsed time while the block runs."""
     over = threading.Event()
 
     def tick() -> None:

@@ -1,4 +1,4 @@
-"""Parts of the user's own: whatever an experiment names by import path, or by the name it was registered under."""
+"""Load user-defined components by import path, or by a registered name."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _registered: dict[str, Any] = {}
 
 
 def register(name: str) -> Callable[[Found], Found]:
-    """A decorator: what stands below it may be named `name` wherever an import path may. The name is known as long
-    as the process runs; registered again, it means the newer thing (a notebook's cell that is run twice).
+    """Return a decorator that registers a component as `name`, to use wherever an import path may be.
+
+    The name is known as long as the process runs; registered again, it means the newer object (a notebook's cell run
+    twice).
 
         @workbench.register("even")
         def even(query, key):  # a mask; then workbench.load("demo", attention={"mask": {"path": "even"}})
@@ -41,7 +43,7 @@ def register(name: str) -> Callable[[Found], Found]:
 
 @contextmanager
 def named(found: Any) -> Iterator[str]:
-    """A name under which `found` is registered for the length of a block."""
+    """Register `found` under a temporary name for the length of a block."""
     name = f"{getattr(found, '__qualname__', type(found).__qualname__)} #{id(found)}"
     register(name)(found)
     try:
@@ -51,17 +53,17 @@ def named(found: Any) -> Iterator[str]:
 
 
 def load(part: UserPart) -> Any:
-    """What stands at `part.path`, with its arguments.
+    """Load the component at `part.path` with its arguments.
 
-    A class is built with them; a function is itself the part and gets them with every call; any other
-    object is used as it is and takes none.
+    A class is built with them; a function is itself the component and gets them with every call; any other object is
+    used as it is and takes none.
     """
     found = find(part.path)
     return build(found, part.arguments, part.path)
 
 
 def build(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any) -> Any:
-    """`found` with its arguments, for a class behind those that are ours to give; errors name it `name`."""
+    """Build `found` with its arguments; a class gets `given_by_us` first. Errors name it `name`."""
     if inspect.isclass(found):
         try:
             return found(*given_by_us, **arguments)
@@ -76,7 +78,7 @@ def build(found: Any, arguments: Mapping[str, Any], name: str, *given_by_us: Any
 
 
 def find(path: str) -> Any:
-    """What stands at `package.module:Name` or `folder/file.py:Name`, or was registered under a plain name."""
+    """Resolve `package.module:Name`, `folder/file.py:Name` or a registered name."""
     if path in _registered:
         return _registered[path]
     place, _, name = path.rpartition(":")
@@ -120,7 +122,7 @@ def _from_file(file: Path, path: str) -> ModuleType:
 
 
 def takes(function: Any, count: int, name: str, shape: str) -> None:
-    """Raises WorkbenchError, calling it `name`, where `function` cannot be called with `count` values."""
+    """Check that `function` can be called with `count` values; WorkbenchError, naming it `name`, otherwise."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in callables have none

@@ -18,14 +18,14 @@ AHEAD = 4096  # bytes from what is read of a panel to what is fetched meanwhile
 
 @dataclass(frozen=True)
 class FewRows(Panels):
-    """A product of exactly `rows` rows; `adds`: into what `out` holds, in place of overwriting it."""
+    """A product of exactly `rows` rows; with `accumulate` it adds to what `out` holds."""
 
     rows: int = 1
     adds: bool = False
 
     @property
     def block(self) -> int:
-        """Columns that are computed together."""
+        """Return the columns that are computed together."""
         return PANEL
 
     @property
@@ -38,8 +38,8 @@ class FewRows(Panels):
 
 
 def few_text(product: FewRows) -> str:
-    """@name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the output
-    columns from begin to end, both multiples of a panel's."""
+    """Emit @name(x [rows, width], words, scales, bias (see `weight_types`), out [rows, out] f32, begin, end): the
+    output columns from begin to end, both multiples of a panel's."""
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     arguments = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     lines = Lines()
@@ -73,7 +73,8 @@ def _widened(lines: Lines, product: FewRows) -> Rows:
 
 
 def _vectors(product: FewRows, rows: int) -> int:
-    """Vectors of a panel's columns whose sums are kept at once: all of them where the registers hold that."""
+    """Return how many vectors of a panel's columns have their sums kept at once: all of them where the registers hold
+    that."""
     whole = PANEL // product.lanes
     return whole if rows * whole <= TILE_ROWS * product.vectors else product.vectors
 
@@ -99,7 +100,7 @@ def _tile(lines: Lines, product: FewRows, x: Rows, panel: str, rows: range, colu
 
 
 def _block(lines: Lines, product: FewRows, x: Rows, panel: str, columns: range, begin: str, end: str) -> list[str]:
-    """Sums along the width from `begin` to `end`."""
+    """Emit the sums along the width from `begin` to `end`."""
     lanes, mark, zero = product.lanes, lines.mark, lines.filled("0.0", product.lanes)
     names = [f"%s{mark}_{i}" for i in range(len(x.rows) * len(columns))]
     over = f"%k{mark} = {begin} to {end} step {lines.index(product.values)}"
@@ -138,7 +139,7 @@ def _fetch(lines: Lines, product: FewRows, panel: str, at: str, columns: range) 
 
 
 def _store(lines: Lines, product: FewRows, rows: list[str], columns: list[str], totals: list[str]) -> None:
-    """out[row, columns] = total * scale + bias (+ what it held)."""
+    """Emit out[row, columns] = total * scale + bias (+ what it held)."""
     lanes, left = product.lanes, iter(totals)
     for row in rows:
         scale = row_scale(lines, product.int8_rows, Named("x", product.x_type), row) if product.w8a8 else None

@@ -5,9 +5,10 @@ column has at consecutive positions along the width: 1 of float32, 2 of bfloat16
 
     weight [out, width]      panel p, row k, column c, place i  =  weight[32 p + c, (values a word) k + i]
 
-A vector register then holds one step along the width for 16 (or 8) columns, so that a product keeps one sum a lane and
-no sum goes across lanes; and a panel is one run of memory from its first byte to its last. It takes exactly the bytes
-of the plain weight. The layout is told by the shape: a plain weight has two dimensions, one in panels has four.
+A vector register then holds one step along the width for 16 (or 8) columns, so that a product keeps one sum an element
+and no sum goes across lanes; and a panel is one run of memory from its first byte to its last. It takes exactly the
+bytes of the plain weight. The layout is seen from the shape: a plain weight has two dimensions, one in panels has
+four.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ def refusal(weight: Tensor) -> str | None:
 
 
 def in_panels(weight: Tensor) -> bool:
-    """Tell whether `weight` is laid out in panels."""
+    """Return whether `weight` is laid out in panels."""
     return weight.ndim == 4
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """[out, width] -> [panel, row, 32, values a word], contiguous. Raises ValueError where `refusal` has a reason."""
+    """Lay a weight [out, width] out as [panel, row, 32, values a word], contiguous. Raises ValueError where
+    `panels_problem` has a reason."""
     if problem := refusal(weight):
         raise ValueError(problem)
     return rearrange(
@@ -49,14 +51,14 @@ def to_panels(weight: Tensor) -> Tensor:
 
 
 def from_panels(weight: Tensor) -> Tensor:
-    """The plain weight [out, width], whichever way it is laid out."""
+    """Return the plain weight [out, width] of either layout."""
     if not in_panels(weight):
         return weight
     return rearrange(weight, "panel row column value -> (panel column) (row value)")
 
 
 def shape_of(weight: Tensor) -> tuple[int, int]:
-    """(out, width), whichever way it is laid out."""
+    """Return (out, width) of a weight in either layout."""
     if not in_panels(weight):
         return weight.shape[0], weight.shape[1]
     panels, rows, columns, values = weight.shape
@@ -64,5 +66,5 @@ def shape_of(weight: Tensor) -> tuple[int, int]:
 
 
 def words(weight: Tensor) -> Tensor:
-    """A weight in panels as the words that compiled code reads: [panel, row, 32] of int32, the same memory."""
+    """View a weight in panels as the words that compiled code reads: [panel, row, 32] of int32, the same memory."""
     return weight.view(torch.int32)[..., 0]

@@ -1,6 +1,6 @@
 """Products of many rows with a weight in panels as MLIR text: sums of tiles in registers, blocks of weights in cache.
 
-    for each run of rows (`ROWS_RUN` at most, a thread's own)
+    for each run of rows (`MAX_RUN_ROWS` at most, a thread's own)
       for each pair of panels
         for each block along the width
           [unpack the block into numbers, once for all rows]
@@ -9,9 +9,9 @@
         finish: what becomes of the pair's sums (see `Finish`)
 
 A block of the weight (two panels of `k_block`) stays in the nearest caches while all rows of the run go past it. Where
-the processor has no bfloat16 arithmetic, or the weight is INT8, the block is first unpacked into a scratch block of the
-thread's own, as the tile multiplies it: float32, or pairs of bfloat16. (Goto and van de Geijn, 2008, without packing
-what is in order already.)
+the processor has no bfloat16 arithmetic, or the weight is INT8, the block is first unpacked into a scratch block of
+the thread's own, as the tile multiplies it: float32, or pairs of bfloat16. (Goto and van de Geijn, 2008, without
+packing what is in order already.)
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ UNROLLED = 4  # steps along the width between two branches, float32; pairs of bf
 
 @dataclass(frozen=True)
 class ManyRows(Panels):
-    """A product of any number of rows, at least `TILE_ROWS`. `out` is of `result` (f32, bf16), has `columns` columns
-    unless that is 0, when it has those of the weight. `apart`: the second panel of a pair is that many panels after the
-    first, 0 where it is the next."""
+    """A product of any number of rows, at least `TILE_ROWS`. `out` is of `out_dtype` (f32, bf16), has `columns`
+    columns unless that is 0, when it has those of the weight. `panel_distance`: the second panel of a pair is that
+    many panels after the first, 0 where it is the next."""
 
     result: str = "f32"
     columns: int = 0
@@ -82,7 +82,7 @@ class ManyRows(Panels):
 
     @property
     def block_type(self) -> str:
-        """Memref type of what a tile reads its weights from: the weight, or a scratch block."""
+        """Return the memref type of what a tile reads its weights from: the weight, or a scratch block."""
         if self.in_place:
             return self.weight_types[0]
         return memref((2, self.k_block // self.multiplied, PANEL), "i32")
@@ -94,7 +94,7 @@ names the row of x and out and the row of `%sums`; `%pair` counts pairs of panel
 
 
 def many_text(product: ManyRows, finish: Finish) -> str:
-    """@name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
+    """Emit @name(x [row, width], words, scales, bias, out [row, columns], begin, end, rows): the rows from begin to
     end of `rows` in all; x may be read, but not written, beyond them."""
     weights = tuple(Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     given = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
@@ -104,7 +104,7 @@ def many_text(product: ManyRows, finish: Finish) -> str:
 
 
 def _body(product: ManyRows, finish: Finish) -> str:
-    """Runs of rows, as equal as they can be: a last run of few rows would read the whole weight for them."""
+    """Emit the runs of rows, as equal as they can be: a last run of few rows would read the whole weight for them."""
     scratch = "" if product.in_place else f"%block = memref.alloca() {{alignment = 64 : i64}} : {product.block_type}"
     pairs = (product.apart if product.apart else product.out // PANEL) // (1 if product.apart else 2)
     return f"""%zero = arith.constant 0 : index
@@ -135,7 +135,7 @@ scf.if %some {{
 
 
 def _pair(product: ManyRows) -> str:
-    """Sums of the run's rows with one pair of panels."""
+    """Emit sums of the run's rows with one pair of panels."""
     if product.apart:
         panels = f"%first = arith.addi %pair, %zero : index\n%apart = arith.constant {product.apart} : index"
     else:
@@ -178,8 +178,8 @@ scf.for %k = %zero to %width step %k_block {{
 
 
 def _next_block(product: ManyRows) -> str:
-    """Find where the block after this one lies (after the last one there is no matter what), and how many of its rows
-    are fetched beside each tile, in the first of the walks over the tiles and no more in the others."""
+    """Find where the block after this one lies (after the last one any place will do), and how many of its rows are
+    fetched beside each tile: in the first of the walks over the tiles, none in the others."""
     between = 1 if product.apart else 2
     return f"""%more_here = arith.cmpi ult, %k_after, %width : index
   %next_k = arith.select %more_here, %k_after, %zero : index
@@ -195,8 +195,8 @@ def _next_block(product: ManyRows) -> str:
 
 
 def _fetch(product: ManyRows) -> str:
-    """@{name}_fetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins with row
-    `at` of the panels `first` and `second`, for the second cache."""
+    """Emit @{name}_fetch(words, first, second, at, from, to): asks for rows `from` to `to` of the block that begins
+    with row `at` of the panels `first` and `second`, for the second cache."""
     lines = Lines()
     for panel in ("%first", "%second"):
         for column in range(0, PANEL, 16):
@@ -262,10 +262,12 @@ def _finished(product: ManyRows, finish: Finish) -> str:
 
 
 def _tile(product: ManyRows) -> str:
-    """@{name}_tile(x, block, sums, row, slot, first, second, at, from, to, skipped, later): sums of the tile of x that
-    begins with `row` and of as many vectors of columns as are kept, from column `at` of the pair of panels `first` and
-    `second` of the block, along from..to of the block, which begins at column `skipped` of x. They go to, or `later`
-    join, the sums from `slot` on."""
+    """Emit @{name}_tile(x, block, sums, row, slot, first, second, at, from, to, skipped, later).
+
+    It sums the tile of x that begins with `row` times as many vectors of columns as are kept, from column `at` of the
+    pair of panels `first` and `second` of the block, along from..to of the block. The block begins at column `skipped`
+    of x. The sums go to, or `later` join, those from `slot` on.
+    """
     lines, lanes = Lines(), product.lanes
     values, kind = product.multiplied, product.sum_kind
     rows = [lines.let(f"arith.addi %row, {lines.index(i)} : index") for i in range(TILE_ROWS)]
@@ -316,7 +318,7 @@ def _step(
 
 
 def _places(lines: Lines, product: ManyRows) -> list[tuple[str, str]]:
-    """Panel and column of each vector of words."""
+    """Return panel and column of each vector of words."""
     if product.vectors * product.lanes == PAIR:
         columns = range(0, PANEL, product.lanes)
         return [(panel, lines.index(column)) for panel in ("%first", "%second") for column in columns]

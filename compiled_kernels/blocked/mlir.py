@@ -20,7 +20,7 @@ from compiled_kernels.openmp import Call, library
 
 
 def linear(name: str, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x [token, width] times a weight in panels, in the type of x; `scales` are those of INT8."""
+    """Multiply x [token, width] by a weight in panels, in the type of x; `scales` are those of INT8."""
     (tokens, _), (out, width) = x.shape, shape_of(weight)
     expect(name, "x", x, (tokens, width), COMPUTED, dense=False)
     _expect(name, x, weight, scales)
@@ -58,7 +58,7 @@ def _expect(name: str, x: Tensor, weight: Tensor, scales: Tensor | None) -> None
 def few_rows(
     target: Target, name: str, rows: int, width: int, out: int, kind: str, x: str, bias: bool
 ) -> Kernel:
-    """@{name}(x, weight, scales, bias, out): every thread takes a share of the columns."""
+    """Emit @{name}(x, weight, scales, bias, out): every thread takes a share of the columns."""
     product = FewRows("product", width, out, kind, x, target, bias, rows)
     arguments = _arguments(product)
     entry = f"""func.func @{name}({declared(arguments)}) {{
@@ -77,8 +77,8 @@ def few_rows(
 def many_rows(
     target: Target, name: str, width: int, out: int, kind: str, x: str, bias: bool
 ) -> tuple[Kernel, torch.dtype]:
-    """@{name}(x, weight, scales, bias, out, (rows)): every thread takes a share of the rows. And the type that x must
-    have."""
+    """Emit @{name}(x, weight, scales, bias, out, (rows)): every thread takes a share of the rows. And the type that x
+    must have."""
     product = ManyRows("product", width, out, kind, x, target, bias, result=x)
     arguments = _arguments(product)
     bounds = [Named(bound, "index") for bound in ("begin", "end", "rows")]

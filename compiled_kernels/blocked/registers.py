@@ -24,8 +24,8 @@ class Rows(NamedTuple):
 def step_sums(
     lines: Lines, words: Sequence[str], kind: str, x: Rows, column: str, sums: Sequence[str], lanes: int, pairs: bool
 ) -> list[str]:
-    """`sums` (of row 0 for each vector of words, of row 1, ...) moved on by what the `words` hold: vectors of i32, side
-    by side, whose first values stand at `column` of x."""
+    """Emit `sums` (of row 0 for each vector of words, of row 1, ...) moved on by what the `words` hold: vectors of
+    i32, side by side, whose first values stand at `column` of x."""
     unpacked = [unpack(lines, each, kind, lanes, pairs) for each in words]
     sums, wide = list(sums), len(words)
     for row, name in enumerate(x.rows):
@@ -42,7 +42,7 @@ def multiply(lines: Lines, sums: str, weight: str, factor: str, lanes: int, pair
 
 
 def unpack(lines: Lines, words: str, kind: str, lanes: int, pairs: bool) -> list[str]:
-    """The parts of a vector of words, in the order of the width."""
+    """Emit the parts of a vector of words, in the order of the width."""
     integers = vector(lanes, "i32")
     if kind == "f32":
         return [lines.let(f"arith.bitcast {words} : {integers} to {vector(lanes)}")]
@@ -57,7 +57,7 @@ def unpack(lines: Lines, words: str, kind: str, lanes: int, pairs: bool) -> list
 
 
 def _halves(lines: Lines, words: str, lanes: int) -> list[str]:
-    """Two bfloat16 of each word as float32, of which bfloat16 are the upper halves."""
+    """Emit two bfloat16 of each word as float32, of which bfloat16 are the upper halves."""
     integers = vector(lanes, "i32")
     sixteen, mask = lines.filled("16", lanes, "i32"), lines.filled("-65536", lanes, "i32")
     low = lines.let(f"arith.shli {words}, {sixteen} : {integers}")
@@ -66,7 +66,7 @@ def _halves(lines: Lines, words: str, lanes: int) -> list[str]:
 
 
 def _byte(lines: Lines, words: str, place: int, lanes: int) -> str:
-    """One byte of each word, which has a sign, as float32."""
+    """Emit one byte of each word, which has a sign, as float32."""
     integers = vector(lanes, "i32")
     if place < 3:
         words = lines.let(f"arith.shli {words}, {lines.filled(str(24 - 8 * place), lanes, 'i32')} : {integers}")
@@ -75,7 +75,7 @@ def _byte(lines: Lines, words: str, place: int, lanes: int) -> str:
 
 
 def _paired(lines: Lines, first: str, second: str, lanes: int) -> str:
-    """float32 that bfloat16 holds exactly, as pairs of such."""
+    """Emit float32 that bfloat16 holds exactly, as pairs of such."""
     integers = vector(lanes, "i32")
     low, high = (lines.let(f"arith.bitcast {each} : {vector(lanes)} to {integers}") for each in (first, second))
     low = lines.let(f"arith.shrui {low}, {lines.filled('16', lanes, 'i32')} : {integers}")
@@ -84,7 +84,8 @@ def _paired(lines: Lines, first: str, second: str, lanes: int) -> str:
 
 
 def _factors(lines: Lines, x: Rows, row: str, column: str, parts: int, lanes: int, pairs: bool) -> list[str]:
-    """Spread what each part of the words is multiplied by over every lane: numbers of one row of x from `column` on."""
+    """Spread the factors of each part of the words over every element of a vector: numbers of one row of x from
+    `column` on."""
     columns = [column] + [
         lines.let(f"arith.addi {column}, {lines.index(i)} : index") for i in range(1, parts * (2 if pairs else 1))
     ]
@@ -96,7 +97,7 @@ def _factors(lines: Lines, x: Rows, row: str, column: str, parts: int, lanes: in
 
 
 def _spread_halves(lines: Lines, x: Rows, row: str, column: str, lanes: int) -> list[str]:
-    """Two bfloat16 of a row as float32, each in every lane."""
+    """Emit two bfloat16 of a row as float32, each in every element of a vector."""
     pair = lines.load(x.memory, f"{row}, {column}", x.type, 2, "bf16")
     bits = lines.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")
     single = lines.let(f"vector.extract {bits}[0] : i32 from vector<1xi32>")

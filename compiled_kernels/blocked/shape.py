@@ -15,8 +15,8 @@ MOST_K = 320  # of the width, walked in one go: a pair of panels of bfloat16 tha
 
 @dataclass(frozen=True)
 class Panels:
-    """x [rows, width] of type `x` (f32 or bf16) times a weight [out, width] in panels, of `kind` f32, bf16 or i8 (one
-    scale a column).
+    """x [rows, width] of type `x_dtype` (f32 or bf16) times a weight [out, width] in panels, of `weight_dtype` f32,
+    bf16 or i8 (one scale a column).
 
     Sums are of blocks of `k_block` along the width, each begun at zero and added to those before it: the order in
     which a row's products are added up is the same for every number of rows and threads. With `w8a8` x comes as rows
@@ -48,29 +48,29 @@ class Panels:
 
     @property
     def lanes(self) -> int:
-        """Columns of a vector of sums."""
+        """Return the columns of a vector of sums."""
         return 16 if self.pairs else self.target.lanes
 
     @property
     def vectors(self) -> int:
-        """Vectors of sums side by side in a tile of many rows: with `TILE_ROWS` they fill three quarters of the
-        registers, and leave room for the weights and one number of x."""
+        """Return the vectors of sums side by side in a tile of many rows: with `TILE_ROWS` they fill three quarters of
+        the registers, and leave room for the weights and one number of x."""
         return self.target.registers // 8
 
     @property
     def values(self) -> int:
-        """Values of the weight in a word."""
+        """Return the values of the weight in a word."""
         return VALUES[self.kind]
 
     @property
     def k_block(self) -> int:
-        """Of the width, how much is summed before it joins the sums of what came before."""
+        """Return how much of the width is summed before it joins the sums of what came before."""
         blocks = -(-self.width // MOST_K)
         return -(-self.width // (blocks * 32)) * 32
 
     @property
     def weight_types(self) -> tuple[str, ...]:
-        """Memref types of the weight's words, of its scales and of its bias, as far as there are such."""
+        """Return the memref types of the weight's words, of its scales and of its bias, as far as there are such."""
         scales = (memref((self.out,), "f32"),) if self.kind == "i8" else ()
         bias = (memref((self.out,), self.x),) if self.bias else ()
         return (memref((self.out // PANEL, self.width // self.values, PANEL), "i32"), *scales, *bias)
@@ -83,5 +83,5 @@ class Panels:
 
 
 def rows_type(columns: int, kind: str, rows: int = PAGES) -> str:
-    """Memref type of rows, of any number unless given."""
+    """Return memref type of rows, of any number unless given."""
     return memref((rows, columns), kind)

@@ -7,8 +7,8 @@ from compiled_kernels.mlir_text import Lines, divisor, vector
 
 
 def gate(layer: Layer) -> str:
-    """@{name}_gate(gate_up [row, 2 * hidden], out [row, hidden], begin, end): silu(gate) * up of hidden columns from
-    begin to end, for every row, rounded to the type that enters products."""
+    """Emit @{name}_gate(gate_up [row, 2 * hidden], out [row, hidden], begin, end): silu(gate) * up of hidden columns
+    from begin to end, for every row, rounded to the type that enters products."""
     hidden, kind = layer.shape.hidden, layer.step.kind
     gate_up, out = layer.gate_up_out.type, layer.gated.type
     lanes = divisor(hidden, layer.step.target.lanes)
@@ -35,7 +35,7 @@ return
 
 
 def silu(lines: Lines, value: str, lanes: int, wide: int) -> str:
-    """x / (1 + exp(-x)); @exp takes vectors of `wide` lanes."""
+    """Emit x / (1 + exp(-x)); @exp takes vectors of `wide` lanes."""
     kind = vector(lanes)
     power = exp(lines, lines.let(f"arith.negf {value} : {kind}"), lanes, wide)
     one = lines.filled("1.0", lanes)

@@ -1,8 +1,8 @@
 """One kind of layer as MLIR text: a function that every thread runs, and those it calls.
 
-    norm -> qkv | turn, write, attend | merge -> output, add | norm -> gate and up -> gate | down, add |
+    norm -> qkv | rotate, write, attend | merge -> output, add | norm -> gate and up -> gate | down, add |
 
-Where a bar stands all threads wait for one another; where rows are of one sequence, after the write too.
+At a bar all threads wait for one another; where rows are of one sequence, after the write too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _attention_text(layer: Layer) -> str:
 
 
 def passed(layer: Layer) -> list[Named]:
-    """A layer's arguments: its own weights and pages, its table and angles, and what all layers share."""
+    """Return a layer's arguments: its own weights and pages, its page table and angles, and buffers shared by all
+    layers."""
     return [*layer.own, *layer.tables, *layer.angles, *layer.shared]
 
 
@@ -54,7 +55,7 @@ def _mixed(layer: Layer) -> Named:
 
 
 def _buffers(layer: Layer) -> str:
-    """What each thread has for itself."""
+    """Emit the buffers that each thread has for itself."""
     own = [_normed(layer), _mixed(layer), Named("queries", layer.attention.types["queries"])]
     own += int8_buffers(layer.products, layer.step.rows)
     buffers = [f"%{name} = memref.alloca() {{alignment = 64 : i64}} : {kind}" for name, kind in own]
@@ -62,12 +63,13 @@ def _buffers(layer: Layer) -> str:
 
 
 def _norm(layer: Layer, name: str) -> str:
-    """normed = the norm of x, of every row: each thread computes it for itself rather than wait for it."""
+    """Emit normed = the norm of x, of every row: each thread computes it for itself rather than wait for it."""
     return call("norm", [layer.x, Named(name, memref((layer.step.width,), layer.step.kind)), _normed(layer)])
 
 
 def _multiply(layer: Layer, product: AnyProduct, x: Named, out: Named, columns: str) -> str:
-    """out = (or, for products that add, +=) x times the product's weight, for %{columns}_begin to %{columns}_end."""
+    """Emit out = (or, for products that add, +=) x times the product's weight, for %{columns}_begin to
+    %{columns}_end."""
     weights = matrices(product.name.removeprefix(f"{layer.name}_"), product)
     bounds = [Named(f"{columns}_begin", "index"), Named(f"{columns}_end", "index")]
     return call(product.name, [taken(product, x, layer.step.rows), *weights, out, *bounds])
@@ -78,7 +80,7 @@ def _quantize(layer: Layer, product: AnyProduct, x: Named) -> list[str]:
 
 
 def _project(layer: Layer) -> str:
-    """Queries, keys and values of every row; this thread's columns."""
+    """Emit queries, keys and values of every row; this thread's columns."""
     return "\n".join(
         (
             _norm(layer, "attention_norm"),
@@ -91,9 +93,9 @@ def _project(layer: Layer) -> str:
 
 
 def _attend(layer: Layer) -> str:
-    """Items (row, group, chunk) in turn with the other threads. Whoever has a row's last chunk, in which the newest
-    position lies, first writes that position's key and value; where rows may be of one sequence, all are
-    written before any item."""
+    """Emit the loop over items (row, key/value head, chunk), taken in turn with the other threads. The thread that has
+    a row's last chunk, in which the newest position lies, first writes that position's key and value; where rows may
+    be of one sequence, all are written before any item."""
     t, groups, chunks = layer.attention.types, layer.shape.groups, layer.step.chunks
     row_group = [Named("row", "index"), Named("group", "index")]
     queries, table, lengths = Named("queries", t["queries"]), Named("table", t["table"]), Named("lengths", t["lengths"])
@@ -144,7 +146,7 @@ call @GOMP_barrier() : () -> ()"""
 
 
 def _flattened(layer: Layer) -> str:
-    """Both page tables of a packed layer, row after row, and room for its queries as float32."""
+    """Emit both page tables of a quantized layer, row after row, and room for its queries as float32."""
     attention = layer.attention
     if not isinstance(attention, QuantizedAttention):
         return ""
@@ -156,7 +158,7 @@ def _flattened(layer: Layer) -> str:
 
 
 def _widened(layer: Layer) -> str:
-    """What attention over packed pages wants to know of a row beside its number."""
+    """Emit the values of a row that attention over quantized pages needs beside its number."""
     attention = layer.attention
     if not isinstance(attention, QuantizedAttention):
         return ""
@@ -169,7 +171,7 @@ def _widened(layer: Layer) -> str:
 
 
 def _output(layer: Layer) -> str:
-    """x += what attention found, times the output weight; every thread merges all rows, and adds its columns."""
+    """Emit x += the result of attention times the output weight; every thread merges all rows, and adds its columns."""
     rows = [Named("zero", "index"), Named("rows", "index")]
     return "\n".join(
         (
@@ -184,8 +186,8 @@ def _output(layer: Layer) -> str:
 
 
 def _feedforward(layer: Layer) -> str:
-    """x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so that it
-    can gate them without waiting."""
+    """Emit x += (silu(gate) * up) times the down weight. A thread multiplies the same columns of gate and of up, so
+    that it can gate them without waiting."""
     unit = max(layer.gate_up.block, layer.attention.lanes)
     gated = [layer.gate_up_out, layer.gated, Named("gate_begin", "index"), Named("gate_end", "index")]
     return "\n".join(

@@ -7,8 +7,8 @@ from compiled_kernels.mlir_text import Lines, divisor, memref, number, vector
 
 
 def norm(shape: StepShape) -> str:
-    """@norm(x [row, width], weight [width], out [row, width]): x / sqrt(mean(x²) + eps) * weight of every row, rounded
-    to the type that enters products."""
+    """Emit @norm(x [row, width], weight [width], out [row, width]): x / sqrt(mean(x²) + eps) * weight of every row,
+    rounded to the type that enters products."""
     body = norm_of_rows(shape, shape.kind)
     return f"""func.func private @norm({_arguments(shape, shape.kind)}) {{
 %from = arith.constant 0 : index
@@ -19,7 +19,7 @@ return
 
 
 def norm_from_to(shape: StepShape, kind: str) -> str:
-    """@norm(x, weight, out, from, to): of the rows from..to; `out` is of type `kind`."""
+    """Emit @norm(x, weight, out, from, to): of the rows from..to; `out` is of type `kind`."""
     body = norm_of_rows(shape, kind)
     return f"func.func private @norm({_arguments(shape, kind)}, %from: index, %to: index) {{\n{body}\nreturn\n}}"
 
@@ -30,7 +30,7 @@ def _arguments(shape: StepShape, kind: str) -> str:
 
 
 def norm_of_rows(shape: StepShape, result: str) -> str:
-    """The norm of rows %from..%to, as numbers of type `result`."""
+    """Emit the norm of rows %from..%to, as numbers of type `result`."""
     lanes, rows, width, kind = divisor(shape.width, shape.target.lanes), shape.rows, shape.width, shape.kind
     x, weight, out = memref((rows, width), "f32"), memref((width,), kind), memref((rows, width), result)
     floats, lines = vector(lanes), Lines()

@@ -1,4 +1,4 @@
-"""The parts of one kind of layer: its products, its attention, its weights, and the buffers between them."""
+"""One kind of layer: its products, its attention, its weights, and the buffers between them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Layer:
 
     @property
     def packed(self) -> list[Named]:
-        """Packed keys and values, if there are such: codes, scales and minima."""
+        """Return quantized keys and values, if there are such: codes, scales and minima."""
         attention = self.attention
         if not isinstance(attention, QuantizedAttention):
             return []
@@ -77,13 +77,13 @@ class Layer:
 
     @property
     def tables(self) -> list[Named]:
-        """The page table of what is not packed, and of what is."""
+        """Return the page table of the residual pages, and of the quantized ones where there are such."""
         kind = self.attention.types["table"]
         return [Named("table", kind), *([Named("packed_table", kind)] if self.packed else [])]
 
     @property
     def weights(self) -> list[Named]:
-        """In the order in which they are passed."""
+        """Return the weights in the order in which they are passed."""
         return [
             Named("attention_norm", self.norm_type),
             *matrices("qkv", self.qkv),
@@ -97,7 +97,7 @@ class Layer:
 
     @property
     def head_norms(self) -> dict[str, Named]:
-        """Weights of the norms of query heads and of key heads, if there are such."""
+        """Return the weights of the norms of queries and keys, if there are such."""
         norm = memref((self.shape.dim,), self.step.kind)
         return {of: Named(f"{of}_norm", norm) for of in ("query", "key") if self.shape.qk_norm}
 
@@ -107,13 +107,13 @@ class Layer:
 
     @property
     def own(self) -> list[Named]:
-        """What each layer has for itself, even if its shape is another's: weights and pages."""
+        """Return the arguments that each layer has for itself, even if its shape is another's: weights and pages."""
         pages = self.attention.pages
         return [*self.weights, Named("keys", pages), Named("values", pages), *self.packed]
 
     @property
     def x(self) -> Named:
-        """The residual stream."""
+        """Return the residual stream."""
         return Named("x", memref((self.step.rows, self.step.width), "f32"))
 
     @property
@@ -134,13 +134,14 @@ class Layer:
 
     @property
     def shared(self) -> list[Named]:
-        """What all threads see; buffers are named after their sizes, so that layers alike share them."""
+        """Return the buffers that all threads see; they are named after their sizes, so that layers of one size share
+        them."""
         lengths = Named("lengths", self.attention.types["lengths"])
         return [self.x, lengths, self.qkv_out, self.partial, self.gate_up_out, self.gated]
 
     @property
     def angles(self) -> list[Named]:
-        """Cosines and sines of each row's position, if heads are turned."""
+        """Return cosines and sines of each row's position, if queries and keys are rotated."""
         return [] if self.shape.turn is None else angles(self.step, self.shape.dim)
 
     @property
@@ -153,7 +154,7 @@ class Layer:
 
 
 def head(step: StepShape) -> AnyProduct | None:
-    """From the last norm to logits."""
+    """Return the product from the last norm to logits; None where the step has no head."""
     return step.head and product(step, "head", step.width, step.vocab, step.head)
 
 
@@ -172,7 +173,7 @@ def product(
 
 
 def text_of(product: AnyProduct) -> str:
-    """The product's function: @name(x, weights, out, begin, end)."""
+    """Emit the product's function: @name(x, weights, out, begin, end)."""
     return few_text(product) if isinstance(product, FewRows) else product_text(product)
 
 
@@ -204,5 +205,5 @@ def quantize(prefix: str, product: AnyProduct, x: Named, rows: int) -> list[str]
 
 
 def matrices(name: str, of: Product | Panels) -> list[Named]:
-    """A product's weight, scales and bias as arguments."""
+    """Return a product's weight, scales and bias as arguments."""
     return [Named(f"{name}{i}", kind) for i, kind in enumerate(of.weight_types)]

@@ -1,4 +1,5 @@
-"""Between a layer's products: queries and keys normed and turned by their position's angles, keys and values written."""
+"""The part between a layer's products: queries and keys normed and rotated by their position's angles, keys and values
+written."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ def key_norm(layer: Layer) -> list[Named]:
 
 
 def turn(layer: Layer) -> str:
-    """@{name}_turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm [dim],] q [share, dim], row, group): q =
-    the group's query heads of the row, normed, and turned by the row's angles, where the layer does that."""
+    """Emit @{name}_turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm [dim],] q [share, dim], row,
+    group): q = the group's query heads of the row, normed, and rotated by the row's angles, where the layer does that.
+    """
     shape, t = layer.shape, layer.attention.types
     row_group = [Named("row", "index"), Named("group", "index")]
     taken = [Named("qkv", layer.qkv_out.type), *layer.angles, *query_norm(layer), Named("q", t["queries"]), *row_group]
@@ -38,8 +40,9 @@ return
 
 
 def keep(layer: Layer) -> str:
-    """@{name}_keep(qkv [row, columns], [cos, sin [row, dim / 2],] [key norm [dim],] keys, values, table, lengths, row,
-    group): the row's key, normed and turned, and its value go to the page and offset of the row's last position."""
+    """Emit @{name}_keep(qkv [row, columns], [cos, sin [row, dim / 2],] [key norm [dim],] keys, values, table, lengths,
+    row, group): the row's key, normed and rotated, and its value go to the page and offset of the row's last position.
+    """
     shape, t = layer.shape, layer.attention.types
     pages = [Named("keys", t["pages"]), Named("values", t["pages"])]
     places = [Named("table", t["table"]), Named("lengths", t["lengths"]), Named("row", "index"), Named("group", "index")]
@@ -73,8 +76,8 @@ def _lanes(layer: Layer) -> int:
 
 
 def turned(lines: Lines, layer: Layer, norm: str, out: str, at: str, out_type: str) -> None:
-    """out[at] = the head that begins at column %base of the row, normed with the weight `norm`, its two halves turned
-    against each other (RoPE, Su et al. 2021), rounded."""
+    """Emit out[at] = the head that begins at column %base of the row, normed with the weight `norm`, its two halves
+    rotated against each other (RoPE, Su et al. 2021), rounded."""
     half, lanes, kind = layer.shape.dim // 2, _lanes(layer), layer.step.kind
     factor = _factor(lines, layer) if layer.shape.qk_norm else None
     for start in range(0, half, lanes):
@@ -97,7 +100,7 @@ def _turned_pair(lines: Lines, layer: Layer, parts: list[str], place: str) -> li
 
 
 def _part(lines: Lines, layer: Layer, place: str, norm: str, factor: str | None) -> str:
-    """Columns of the head from `place` on, times the norm's factor and weight where there is one."""
+    """Emit columns of the head from `place` on, times the norm's factor and weight where there is one."""
     lanes, kind = _lanes(layer), layer.step.kind
     column = lines.let(f"arith.addi %base, {place} : index")
     part = lines.load("%qkv", f"%row, {column}", layer.qkv_out.type, lanes, "f32")
@@ -109,7 +112,7 @@ def _part(lines: Lines, layer: Layer, place: str, norm: str, factor: str | None)
 
 
 def _factor(lines: Lines, layer: Layer) -> str:
-    """1 / sqrt(mean(x²) + eps) of the head that begins at column %base, as a vector."""
+    """Emit 1 / sqrt(mean(x²) + eps) of the head that begins at column %base, as a vector."""
     lanes, dim = _lanes(layer), layer.shape.dim
     squares = lines.filled("0.0", lanes)
     for start in range(0, dim, lanes):
@@ -123,7 +126,7 @@ def _factor(lines: Lines, layer: Layer) -> str:
 
 
 def _value(layer: Layer) -> str:
-    """%values[%page, %group, %offset] = the head that begins at column %value_at of the row, rounded."""
+    """Emit %values[%page, %group, %offset] = the head that begins at column %value_at of the row, rounded."""
     lines, lanes, kind = Lines("w"), _lanes(layer), layer.step.kind
     for at in range(0, layer.shape.dim, lanes):
         column = lines.let(f"arith.addi %value_at, {lines.index(at)} : index")

@@ -1,4 +1,4 @@
-"""Several decode steps in one call, each with the largest logit of the one before, or a token that is given.
+"""Multi-step decode in one call: each step takes the largest logit of the one before, or a token that is given.
 
 embed -> step -> choose -> embed -> step -> choose ...
 
@@ -110,7 +110,7 @@ def loop_buffers(shape: StepShape, most: int, weighs: bool = False) -> list[Name
 
 
 def loop_given(shape: StepShape, context: int) -> list[Named]:
-    """The embedding, and the angles of all positions."""
+    """Return the embedding, and the angles of all positions."""
     found = [Named("embedding", memref((shape.vocab, shape.width), shape.kind))]
     for index, dim in shape.turns.items():
         found += [Named(f"all_{name}_{index}", memref((context, dim // 2), "f32")) for name in ("cos", "sin")]
@@ -128,7 +128,7 @@ def _unit(shape: StepShape) -> int:
 
 
 def _embed(shape: StepShape, context: int) -> str:
-    """x and the angles of every row, by its id and its length."""
+    """Emit x and the angles of every row, by its id and its length."""
     rows, width, kind = shape.rows, shape.width, shape.kind
     lengths, ids = memref((rows,), "i32"), memref((rows,), "i32")
     copies = [_copied("embedding", memref((shape.vocab, width), kind), "id", "x", rows, width, kind, shape)]
@@ -154,7 +154,7 @@ scf.for %row = %zero to %rows step %one {{
 def _copied(
     source: str, kind: str, place: str, target: str, rows: int, width: int, element: str, shape: StepShape
 ) -> str:
-    """target[row, :] = source[place, :], as float32."""
+    """Emit target[row, :] = source[place, :], as float32."""
     lanes, lines = divisor(width, shape.target.lanes), Lines(f"{target}_")
     value = lines.wide(lines.load(f"%{source}", f"%{place}, %c", kind, lanes, element), lanes, element)
     lines.store(value, f"%{target}", "%row, %c", memref((rows, width), "f32"), lanes)
@@ -166,7 +166,7 @@ def _copied(
 
 
 def _largest(shape: StepShape) -> str:
-    """Each row's largest logit in this thread's share, and the first place it stands at."""
+    """Emit each row's largest logit in this thread's share, and its first place."""
     lanes, rows = _lanes(shape), shape.rows
     logits, kind, whole = memref((rows, shape.vocab), "f32"), vector(lanes), vector(lanes, "i32")
     peaks, places = memref((rows, MOST_THREADS), "f32"), memref((rows, MOST_THREADS), "i32")

@@ -1,4 +1,4 @@
-"""What a decode step is compiled for: a decoder's shapes and a number of rows, as data."""
+"""The shape that a decode step is compiled for: a decoder's sizes and a number of rows, as data."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Weight:
 
     @property
     def tensors(self) -> int:
-        """How many tensors that takes: the matrix, its scales, its bias."""
+        """Return the number of tensors: the matrix, its scales, its bias."""
         return 1 + (self.kind in ("i8", "i4")) + self.bias
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a layer's settled keys and values are packed, in the page table `table` (see quantized_attention/rule.py);
-    `run` tokens share a key scale, `columns` columns a value scale."""
+    """The layout of a layer's quantized keys and values, in the page table `page_table` (see `QuantizationRule`);
+    `tokens_per_scale` tokens share a key scale, `columns_per_scale` columns a value scale."""
 
     keys: Kind
     values: Kind
@@ -42,10 +42,15 @@ class Packing:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One layer: `heads` query heads on `groups` key/value heads of width `dim`, a feed-forward of width `hidden`.
+    """One layer of a decode step. Layers of one shape share their code.
 
-    `table` is the index of its page table (with `packing`, of the tokens that are not packed), `turn` that of its angles, None where heads are not turned; with `qk_norm`
-    query and key heads are normed first. Layers of one shape share their code.
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: key/value heads, each of width `head_dim`.
+        intermediate_size: width of the feed-forward.
+        page_table: index of its page table (with `quantized`, of the residual tokens).
+        rotary_index: index of its table of angles; None where heads are not rotated.
+        qk_norm: whether queries and keys are normed first.
     """
 
     heads: int
@@ -68,7 +73,7 @@ class LayerShape:
 
     @property
     def tensors(self) -> int:
-        """Tensors of its weights: two norms, four products, and what attention has beside them."""
+        """Return the number of weight tensors: two norms, four products, and those of attention beside them."""
         products = sum(weight.tensors for weight in (self.qkv, self.output, self.gate_up, self.down))
         return 2 + products + 2 * self.qk_norm + self.sink_logits
 
@@ -77,11 +82,15 @@ class LayerShape:
 class StepShape:
     """A step of `rows` tokens, each the last of its own context: from embedded tokens to logits.
 
-    `kind` (f32 or bf16) is the type of the cache and of what enters a product; the residual stream is float32.
-    `held` pages a sequence at most, of `size` tokens; `chunks` is into how many parts a context is split. Rows are
-    tokens of different sequences or, with `together`, of some of the same: all rows' keys and values are then written
-    before any is read. Without a `head` the step ends with the residual stream, in its buffer x; without `layers` it
-    begins there.
+    Attributes:
+        dtype: f32 or bf16, the type of the cache and of what enters a product; the residual stream is float32.
+        page_size: tokens of a page.
+        max_pages: pages of a sequence at most.
+        chunks: parts into which a context is split.
+        same_sequence: whether some rows may be tokens of one sequence; all rows' keys and values are then written
+            before any is read.
+        head: the output head; without one the step ends with the residual stream, in its buffer x.
+        layers: without any the step begins with the residual stream.
     """
 
     rows: int
@@ -104,10 +113,10 @@ class StepShape:
 
     @property
     def turns(self) -> dict[int, int]:
-        """Width of the heads that each table of angles is for."""
+        """Return the width of the heads that each table of angles is for."""
         return {layer.turn: layer.dim for layer in self.layers if layer.turn is not None}
 
     @property
     def kinds(self) -> tuple[LayerShape, ...]:
-        """The layers' different shapes, in the order in which they first come."""
+        """Return the layers' different shapes, in the order in which they first come."""
         return tuple(dict.fromkeys(self.layers))

@@ -1,4 +1,4 @@
-"""A compiled step, bound to a model's weights and cache: one call from embedded tokens to logits."""
+"""Compiled decode steps, bound to a model's weights and cache: one call from embedded tokens to logits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from compiled_kernels.openmp import Call, library
 
 
 class DecodeStep:
-    """`tensors` holds what `given(shape)` names: weights, keys and values; raises LaneError where one is missing, is too
-    many or of another shape or type.
+    """A compiled step. `tensors` holds those that `step_inputs(shape)` names: weights, keys and values; raises
+    LaneError where one is missing, is too many, or is of another shape or type.
 
-    Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits` (or `x`): all of them buffers of the step's own,
-    for `shape.rows` rows, where the step has such. A row that is not used has length 1 and pages that nobody reads.
+    Fill `x`, `lengths`, `tables` and `angles`, call, and read `logits` (or `x`): all of them buffers of the step's
+    own, for `shape.rows` rows, where the step has such. An unused row has length 1 and pages that no other row reads.
     """
 
     def __init__(self, shape: StepShape, tensors: Mapping[str, Tensor]):
@@ -43,12 +43,12 @@ class DecodeStep:
 
     @property
     def bytes(self) -> int:
-        """What the step's own buffers take: inputs, outputs and activations."""
+        """Return the bytes of the step's own buffers: inputs, outputs and activations."""
         return sum(buffer.nbytes for buffer in self._own.values())
 
 
 def checked(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
-    """Raises LaneError unless `tensors` are exactly those wanted, each as it is declared."""
+    """Raise LaneError unless `tensors` are exactly those wanted, each as it is declared."""
     names = {name for name, _ in wanted}
     for told, wrong in (("lacks", names - tensors.keys()), ("has no place for", tensors.keys() - names)):
         if wrong:
@@ -63,7 +63,7 @@ def checked(tensors: Mapping[str, Tensor], wanted: Sequence[Named]) -> None:
 
 
 def made(wanted: Sequence[Named]) -> dict[str, Tensor]:
-    """Buffers of these names and types, all zero."""
+    """Allocate buffers of these names and types, all zero."""
     return {name: _buffer(kind) for name, kind in wanted}
 
 
@@ -73,6 +73,6 @@ def _buffer(kind: str) -> Tensor:
 
 
 def _read(kind: str) -> tuple[tuple[int, ...], tuple[torch.dtype, ...]]:
-    """Shape and types of a tensor whose memref type this is."""
+    """Return shape and types of a tensor, from its memref type."""
     *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")
     return tuple(map(int, sizes)), tuple(dtype for dtype, name in TYPES.items() if name == element)

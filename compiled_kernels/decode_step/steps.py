@@ -1,4 +1,4 @@
-"""Several compiled decode steps, bound to a model's weights and cache: one call from tokens to the tokens that follow."""
+"""Multi-step decode, bound to a model's weights and cache: one call from tokens to the tokens that follow."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from compiled_kernels.openmp import Call, library
 
 
 class DecodeSteps:
-    """Up to `most` greedy steps of `shape`; `tensors` holds what `given(shape)` names, `embedding`, and for each table of
-    angles `all_cos_i` and `all_sin_i` [context, dim / 2].
+    """Up to `max_steps` greedy steps of `shape`; `tensors` holds those that `step_inputs(shape)` names, `embedding`,
+    and for each table of angles `all_cos_i` and `all_sin_i` [context, dim / 2].
 
     Fill `ids` [row], `lengths` [row] (of each text, that token included) and `tables`; call with the number of steps;
     read `chosen` [step, row], what follows each step's token: the largest logit, the first of equal ones, or what

@@ -27,7 +27,7 @@ from compiled_kernels.quantized_attention.mlir_item import bounds
 
 
 def step_text(shape: StepShape) -> str:
-    """@decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
+    """Emit @decode_step(see `arguments`), with all it calls; layers of one shape are one function."""
     step = f"""func.func @decode_step({declared(arguments(shape))}) {{
 %thread, %threads = call @thread() : () -> (index, index)
 {computed(shape, last.block if (last := head(shape)) else 1)}
@@ -37,15 +37,15 @@ return
 
 
 def functions(shape: StepShape) -> list[str]:
-    """All that a step calls."""
+    """Emit all that a step calls."""
     called = [THREADS, exp_function(shape.target.lanes), bounds(), norm(shape)]
     called += [text_of(last), *quantizers("head", [last], shape.rows)] if (last := head(shape)) else []
     return [*called, *(layer_text(layer) for layer in _kinds(shape).values())]
 
 
 def computed(shape: StepShape, unit: int) -> str:
-    """From x to logits, where there is a head, of which each thread has a share [%vocab_begin, %vocab_end) in
-    multiples of `unit`."""
+    """Emit the way from x to logits, where there is a head, of which each thread has a share [%vocab_begin,
+    %vocab_end) in multiples of `unit`."""
     kinds, last = _kinds(shape), head(shape)
     calls = [_layer_call(kinds[each], index) for index, each in enumerate(shape.layers)]
     return "\n".join([*calls, *([_logits(shape, last, unit)] if last else [])])
@@ -56,12 +56,12 @@ def _kinds(shape: StepShape) -> dict[LayerShape, Layer]:
 
 
 def arguments(shape: StepShape) -> list[Named]:
-    """The step's arguments in order: its own buffers, then what it is given."""
+    """Emit the step's arguments in order: its own buffers, then what it is given."""
     return [*buffers(shape), *given(shape)]
 
 
 def buffers(shape: StepShape) -> list[Named]:
-    """What changes with each step, then the scratch buffers."""
+    """Return the buffers that change with each step, then the scratch buffers."""
     rows = shape.rows
     found = [Named("x", memref((rows, shape.width), "f32"))]
     found += [Named("logits", memref((rows, shape.vocab), "f32"))] if shape.head else []
@@ -75,7 +75,7 @@ def buffers(shape: StepShape) -> list[Named]:
 
 
 def given(shape: StepShape) -> list[Named]:
-    """All weights and pages."""
+    """Emit all weights and pages."""
     found = []
     if last := head(shape):
         found += [Named("norm", memref((shape.width,), shape.kind)), *matrices("head_", last)]
@@ -85,7 +85,7 @@ def given(shape: StepShape) -> list[Named]:
 
 
 def _layer_call(layer: Layer, index: int) -> str:
-    """The layer of this index: its function, with the step's arguments for the layer's."""
+    """Emit the layer of this index: its function, with the step's arguments for the layer's."""
     turn = layer.shape.turn
     packing = layer.shape.packing
     called = {"packed_table": f"table_{packing.table}"} if packing else {}
@@ -96,7 +96,7 @@ def _layer_call(layer: Layer, index: int) -> str:
 
 
 def _logits(shape: StepShape, head: AnyProduct, unit: int) -> str:
-    """logits = the norm of x times the head's weight; this thread's columns."""
+    """Emit logits = the norm of x times the head's weight; this thread's columns."""
     x, weight = Named("x", memref((shape.rows, shape.width), "f32")), Named("norm", memref((shape.width,), shape.kind))
     normed = Named("normed", memref((shape.rows, shape.width), shape.kind))
     logits = Named("logits", memref((shape.rows, shape.vocab), "f32"))

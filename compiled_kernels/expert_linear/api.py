@@ -26,7 +26,16 @@ def expert_linear(
     bias: Float[Tensor, "expert out"] | None = None,
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "row out"]:
-    """x[r] @ weight[expert[r]].T + bias[expert[r]], in the type of `x`. Only the experts that are named are read."""
+    """Compute x[r] @ weight[expert[r]].T + bias[expert[r]], in the type of `x`. Only the experts that are named are
+    read.
+
+    Args:
+        x: rows, one for each (token, chosen expert) pair.
+        expert: the expert of each row.
+        weight: the matrices of all experts.
+        bias: their biases.
+        lane: the backend.
+    """
     if lane is Lane.EAGER:
         return reference(x, expert, weight, bias)
     # Which experts are named no graph can read: inside one, products of many rows are opaque.

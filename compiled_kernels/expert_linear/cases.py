@@ -11,7 +11,7 @@ from compiled_kernels.cases import Case, Suite, Work, random
 def inputs(
     generator: torch.Generator, rows: int, experts: int, width: int, out: int, bias: bool, dtype: torch.dtype
 ) -> tuple:
-    """Experts that no row names are NaN."""
+    """Draw inputs; experts that no row names are NaN."""
     expert = torch.randint(experts, (rows,), generator=generator)
     weight, shift = random(generator, dtype, (experts, out, width)), random(generator, dtype, (experts, out))
     unnamed = torch.ones(experts, dtype=torch.bool)
@@ -27,7 +27,8 @@ def terms(width: int, **_: object) -> float:
 def scale(
     x: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """What a sum of products of either sign is like: the root of the sum of their squares; of a row the largest."""
+    """Return the typical size of a sum of products of either sign: the root of the sum of their squares; of a row the
+    largest."""
     shift = None if bias is None else bias.double().square()
     squares = compiled_kernels.expert_linear(x.double().square(), expert, weight.double().square(), shift)
     return squares.sqrt().amax(-1, keepdim=True)

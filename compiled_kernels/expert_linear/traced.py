@@ -1,4 +1,4 @@
-"""What torch.compile is given for few rows: each matrix is read where it lies, inside the sum over its columns."""
+"""Few rows for torch.compile: each matrix is read in place, inside the sum over its columns."""
 
 from __future__ import annotations
 

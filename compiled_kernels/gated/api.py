@@ -25,14 +25,15 @@ GATED_CLAMPED = _gate("gated_clamped", ", float alpha, float limit")
 
 
 def gated_silu(gate_up: Float[Tensor, "token two_hidden"], lane: Lane = Lane.EAGER) -> Tensor:
-    """silu(gate) * up, where `gate_up` holds the gate's columns, then the up projection's: [token, hidden]."""
+    """Compute silu(gate) * up (SwiGLU), where `gate_up` holds the gate's columns, then the up projection's: [token,
+    intermediate]."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):
         return reference.reference(gate_up)
     return GATED_SILU.form(lane)(gate_up)
 
 
 def gated_gelu(gate_up: Float[Tensor, "token two_hidden"], lane: Lane = Lane.EAGER) -> Tensor:
-    """gelu(gate) * up with the tanh form of gelu: [token, hidden]."""
+    """Compute gelu(gate) * up with the tanh form of gelu (GeGLU): [token, intermediate]."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):
         return reference.gelu(gate_up)
     return GATED_GELU.form(lane)(gate_up)
@@ -41,7 +42,8 @@ def gated_gelu(gate_up: Float[Tensor, "token two_hidden"], lane: Lane = Lane.EAG
 def gated_clamped(
     gate_up: Float[Tensor, "token two_hidden"], alpha: float, limit: float, lane: Lane = Lane.EAGER
 ) -> Tensor:
-    """g sigmoid(alpha g) (u + 1), g = min(gate, limit) and u = up within ±limit: [token, hidden]."""
+    """Compute g sigmoid(alpha g) (u + 1), g = min(gate, limit) and u = up within ±limit (gpt-oss): [token,
+    intermediate]."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):
         return reference.clamped(gate_up, alpha, limit)
     return GATED_CLAMPED.form(lane)(gate_up, alpha, limit)

@@ -25,5 +25,5 @@ def clamped(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
 
 
 def _halves(gate_up: Tensor) -> tuple[Tensor, ...]:
-    """Gate and up, in float32 at the least."""
+    """Return gate and up, in float32 at the least."""
     return gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)

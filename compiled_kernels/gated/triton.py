@@ -1,4 +1,4 @@
-"""Element by element; gate and up lie a row's half apart."""
+"""Gates element by element; gate and up lie half a row apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations became one kernel, and where two did not, why."""
+"""Fused kernels: the operations that became one kernel, and the reasons why others did not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ UNTOLD = "the scheduler logged no reason: the backend does not join loops over {
 
 
 def fusion(seen: Seen) -> dict:
-    """`kernels` (name, groups of scheduler nodes, their operations in the graph, bytes of the buffers they read and
-    write), `nodes`, and `apart` (pairs of groups that were not fused, with the scheduler's reason)."""
+    """Return `kernels` (name, groups of scheduler nodes, their operations in the graph, bytes of the buffers they read
+    and write), `nodes`, and `apart` (pairs of groups that were not fused, with the scheduler's reason)."""
     homes = {part: kernel for kernel, parts in seen.kernels.items() for part in parts}
     kernels: dict[str, list[dict]] = {}
     for group in seen.groups:
@@ -49,7 +49,7 @@ def text_of(found: Mapping) -> str:
 
 
 def _apart(seen: Seen) -> list[dict]:
-    """Groups that share a buffer first, then others that the scheduler tried."""
+    """Return groups that share a buffer first, then others that the scheduler tried."""
     group_of = {part: group["name"] for group in seen.groups for part in group["parts"]}
     told: dict[frozenset[str], list[str]] = {}
     exact: set[frozenset[str]] = set()  # pairs of groups, as they are in the end, that a reason names

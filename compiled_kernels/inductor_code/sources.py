@@ -8,7 +8,7 @@ LANGUAGES = {"cpp_pybinding": "cpp", "cpp": "cpp", "triton": "triton"}  # method
 
 
 def kernels(code: str) -> dict[str, dict[str, str]]:
-    """{"cpp" or "triton": {kernel's name: its source}}; what is written in neither is left out."""
+    """Return {"cpp" or "triton": {kernel's name: its source}}; other languages are left out."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.walk(ast.parse(code)):
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):

@@ -16,8 +16,11 @@ COMMENT = {"cpp": "//", "triton": "#"}
 
 
 def stages(suite: Suite, case: Case) -> Stages:
-    """graph (what was traced), decomposed, post_grad (the graph's passes done), ir (the scheduler's nodes), fused_ir,
-    fusion (which operations went into which kernel, and why not), cpp or triton (kernels), python (what calls them).
+    """Return the compiler's stages in order.
+
+    They are graph (traced), decomposed, post_grad (the graph's passes done), ir (the scheduler's nodes), fused_ir,
+    fusion (the operations of each kernel, and the reasons against others), cpp or triton (kernels), python (the module
+    that calls them).
 
     Raises LaneError where the case does not compile to one graph, with the compiler's words.
     """

@@ -1,7 +1,7 @@
-"""What torch.compile does with one call, watched while it does it. All use of torch's private names is here.
+"""A recording of one compilation by torch.compile, made while it runs. All use of torch's private names is here.
 
 Inductor's own debug folder has the graphs, the scheduler's nodes and the code; its log of fusions has the reasons; the
-backends' `define_kernel` tells which nodes a kernel holds. Where this torch lacks one of them, that part is empty.
+backends' `define_kernel` shows which nodes a kernel holds. Where this torch lacks one of them, that part is empty.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ BACKENDS = (
 
 @dataclass
 class Seen:
-    """`texts` by stage; `nodes` before fusion and the `groups` they became; `reasons` of pairs left apart; which nodes
-    each of `kernels` holds; the generated `code`."""
+    """The record of one compilation: `texts` by stage; `nodes` before fusion and the `groups` they became; `reasons`
+    of pairs that were not fused; the nodes of each kernel; the generated `code`."""
 
     texts: dict[str, str] = field(default_factory=dict)
     nodes: list[dict] = field(default_factory=list)
@@ -73,7 +73,7 @@ def watched(call: Callable[..., Any], inputs: tuple) -> Seen:
 
 
 def loaded_code() -> dict[str, str]:
-    """Source of the generated modules that this process runs, by digest."""
+    """Return source of the generated modules that this process runs, by digest."""
     from torch._inductor.codecache import PyCodeCache
 
     files = [Path(module.__file__) for module in PyCodeCache.modules if module.__file__]
@@ -82,7 +82,7 @@ def loaded_code() -> dict[str, str]:
 
 
 def code_digest(code: str) -> str:
-    """SHA-256 of generated code, but for the line that counts the graphs of the process."""
+    """Return SHA-256 of generated code, but for the line that counts the graphs of the process."""
     return hashlib.sha256(COUNTED.sub("", code).strip().encode()).hexdigest()
 
 
@@ -97,7 +97,7 @@ def _backend(seen: Seen) -> Callable[..., Any]:
 
 
 def _noting(found: list[dict]) -> Callable[[list], list]:
-    """A pass over the scheduler's nodes that changes nothing."""
+    """Return a pass over the scheduler's nodes that changes nothing."""
 
     def note(nodes: list) -> list:
         found.extend(_node(node) for node in nodes)
@@ -126,14 +126,14 @@ def _origins(part: Any) -> list:
 
 
 def _iteration(part: Any) -> str:
-    """Lengths of a node's loops, `512 x 64`, those of its reduction after a bar, `512 | 64`."""
+    """Return lengths of a node's loops, `512 x 64`, those of its reduction after a bar, `512 | 64`."""
     group = getattr(part, "group", None)
     sizes = group[1] if group and isinstance(group[1], tuple) else ()
     return " | ".join(" x ".join(map(str, each)) for each in sizes if each) or "no loops of its own"
 
 
 def _bytes(node: Any) -> int | None:
-    """What it reads and writes in memory, by the scheduler's own account."""
+    """Return the bytes it reads and writes in memory, by the scheduler's own account."""
     try:
         return int(node.get_read_write_buffers_sizes())
     except (AttributeError, TypeError, ValueError, NotImplementedError):
@@ -141,7 +141,7 @@ def _bytes(node: Any) -> int | None:
 
 
 def _library(part: Any) -> str:
-    """The function a library provides, where the node is no loop of Inductor's own."""
+    """Return the library function that it calls, where the node is no loop of Inductor's own."""
     node = getattr(part, "node", None)
     name = getattr(node, "python_kernel_name", None) or getattr(node, "op_overload", None)
     return str(name) if name else ""
@@ -202,7 +202,7 @@ def _reasons(seen: Seen) -> Iterator[None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Inductor announces its debug folder as a warning."""
+    """Silence Inductor, which announces its debug folder as a warning."""
     log = logging.getLogger("torch._inductor.debug")
     before, log.disabled = log.disabled, True
     try:

@@ -22,8 +22,8 @@ def kv_write(
     slots: Int[Tensor, " token"],
     lane: Lane = Lane.EAGER,
 ) -> None:
-    """Put `rows` at `slots`, in place; slot = page * (tokens a page) + offset. No slot comes twice, but those of
-    the null page (page 0), which may hold anything."""
+    """Put `rows` at `slots`, in place; slot = page * (tokens a page) + offset. No slot comes twice, but those of the
+    null page (page 0), which may hold anything."""
     if lane not in (Lane.EAGER, Lane.INDUCTOR):
         KV_WRITE.form(lane)(pages, rows, slots)
         return

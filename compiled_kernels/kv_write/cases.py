@@ -10,21 +10,22 @@ from compiled_kernels.kv_write.reference import reference
 def inputs(
     generator: torch.Generator, tokens: int, pages: int, groups: int, size: int, dim: int, dtype: torch.dtype
 ) -> tuple:
-    """Pages are NaN wherever nothing was written; rows come as a slice of wider ones, as projections do."""
+    """Draw inputs: pages are NaN wherever nothing was written; rows come as a slice of wider ones, as
+    projections do."""
     slots = torch.randperm(pages * size, generator=generator)[:tokens] + size
     rows = random(generator, dtype, (tokens, groups + 1, dim))[:, 1:]
     return torch.full((pages + 1, groups, size, dim), torch.nan, dtype=dtype), rows, slots
 
 
 def written(pages, rows, slots, lane):
-    """The pages after the write."""
+    """Write, and return the pages after the write."""
     pages = pages.clone()
     compiled_kernels.kv_write(pages, rows, slots, lane)
     return pages
 
 
 def in_place(pages, rows, slots, lane):
-    """The write itself: what is timed. The same again leaves the same."""
+    """Write in place, without a copy: this is timed. The same again leaves the same."""
     compiled_kernels.kv_write(pages, rows, slots, lane)
     return pages
 

@@ -39,7 +39,7 @@ def _range(numbers: Tensor) -> str:
 
 
 def stages(case: Case, operator: str = "kv_write") -> Mapping[str, str]:
-    """Every stage of the function that runs for `case`."""
+    """Return every stage of the function that runs for `case`."""
     of = case.arguments
     return _compiled(Target.here(), of["groups"], of["dim"], of["size"], TYPES[of["dtype"]]).stages
 
@@ -51,9 +51,9 @@ def _compiled(target: Target, groups: int, dim: int, size: int, kind: str) -> Ke
 
 
 def _text(groups: int, dim: int, size: int, kind: str) -> str:
-    """@kv_write(pages [page, group, offset, dim], rows, slots [token], (tokens, numbers from row to row, slots of the
-    pages, 0)), run by all threads at once: the row [group, dim] of a token goes to page slot // size, offset slot %
-    size. One function for any number of tokens, and for rows that are part of wider ones. A slot beyond the pages is
+    """Emit @kv_write(pages [page, group, offset, dim], rows, slots [token], (tokens, numbers from row to row, slots of
+    the pages, 0)), run by all threads at once: the row [group, dim] of a token goes to page slot // size, offset slot
+    % size. One function for any number of tokens, and for rows that are part of wider ones. A slot beyond the pages is
     passed over, and the last of the sizes becomes 1."""
     pages, rows = memref((PAGES, groups, size, dim), kind), memref((PAGES,), kind)
     slots, sizes = memref((PAGES,), "i64"), memref((4,), "i64")
@@ -89,7 +89,7 @@ return
 
 
 def _copied(groups: int, dim: int, pages: str, rows: str, kind: str) -> str:
-    """One token's row, a vector at a time."""
+    """Emit one token's row, a vector at a time."""
     lines, lanes = Lines(), divisor(dim, 32)
     for group in range(groups):
         for column in range(0, dim, lanes):

@@ -1,4 +1,4 @@
-"""One program a token: all its groups go to one place of one page."""
+"""KV write with one program a token: all its key/value heads go to one place of one page."""
 
 from __future__ import annotations
 

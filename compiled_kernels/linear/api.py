@@ -42,10 +42,11 @@ def linear(
     bias: Tensor | None = None,
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """x @ weight.T + bias, in the type of `x`. On the lane triton this is the vendor's matrix product.
+    """Compute x @ weight.T + bias, in the type of `x`. On the backend triton this is the vendor's matrix product.
 
-    Here and below a weight may be in panels (see blocked/layout.py), which the lane mlir reads as they are; on any
-    other lane the plain weight is made of it at each call."""
+    Here and below a weight may be in panels (see blocked/layout.py), which the backend mlir reads in place; on any
+    other backend the plain weight is made of it at each call.
+    """
     weight = weight if lane is Lane.MLIR else from_panels(weight)
     if lane in (Lane.TRITON, Lane.MLIR):
         return LINEAR.form(lane)(x, weight, bias)
@@ -61,7 +62,7 @@ def linear_int8(
     bias: Tensor | None = None,
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
+    """Compute x @ (values * scales).T + bias, one scale an output channel, in the type of `x`."""
     values = values if lane is Lane.MLIR else from_panels(values)
     if lane is Lane.EAGER:
         return reference.linear_int8(x, values, scales, bias)
@@ -77,7 +78,7 @@ def linear_int4(
     bias: Tensor | None = None,
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "token out"]:
-    """x @ (values * scales).T + bias, one scale a group of columns; `packed` as in `quantize_int4`."""
+    """Compute x @ (values * scales).T + bias, one scale for each group of columns; `packed` as in `quantize_int4`."""
     if lane is Lane.EAGER:
         return reference.linear_int4(x, packed, scales, bias)
     if lane is Lane.INDUCTOR:

@@ -44,7 +44,8 @@ def int4_inputs(
 
 
 def cases(bits: int, **more: int) -> tuple[Case, ...]:
-    """`bits` 0 means those of `dtype`; `more` is the group of INT4. With none, weights in panels too."""
+    """Make the cases; `bits` 0 means those of `dtype`; `more` is the group of INT4. Without one, weights in panels
+    too."""
     found = []
     plain = [(*shape, False) for shape in DECODE + PREFILL + SMALL]
     for tokens, width, out, panels in plain + ([] if more else [(*shape, True) for shape in PANELS]):
@@ -69,8 +70,8 @@ def terms(width: int, **_: object) -> float:
 
 
 def _size(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """What a sum of products of either sign is like, whatever it happens to be: the root of the sum of their squares;
-    of a row of outputs the largest."""
+    """Return the typical size of a sum of products of either sign: the root of the sum of their squares; of a row of
+    outputs the largest."""
     squares = exact_linear(x.double().square(), weight.square(), None if bias is None else bias.double().square())
     return squares.sqrt().amax(-1, keepdim=True)
 

@@ -53,7 +53,7 @@ def linear_int4(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) 
 
 
 def stages(case: Case, operator: str = "linear") -> Mapping[str, str]:
-    """Every stage of the function that runs for `case`."""
+    """Return every stage of the function that runs for `case`."""
     of = case.arguments
     kind = {"linear_int8": "i8", "linear_int4": "i4"}.get(operator, TYPES[of["dtype"]])
     if of.get("panels"):
@@ -93,8 +93,8 @@ def _compiled(
 
 
 def _entry(product: Product, name: str) -> str:
-    """@{name}(x, weight, scales, bias, out, (rows)): run by all threads at once, each of which takes a share of the
-    columns."""
+    """Emit @{name}(x, weight, scales, bias, out, (rows)): run by all threads at once, each of which takes a share of
+    the columns."""
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     arguments = [Named("x", product.x_type), *weights, Named("out", product.out_type)]
     bounds = [Named("begin", "index"), Named("end", "index"), *([Named("rows", "index")] if product.any_rows else [])]

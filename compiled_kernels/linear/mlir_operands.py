@@ -25,7 +25,7 @@ def fetch(lines: Lines, product: Product, row: str, column: str) -> None:
 
 
 def weight_vector(lines: Lines, product: Product, row: str) -> str:
-    """Columns from %k of a weight's row that is stored as f32, bf16 or i8."""
+    """Emit columns from %k of a weight's row that is stored as f32, bf16 or i8."""
     fetch(lines, product, row, "%k")
     loaded = lines.load("%w0", f"{row}, %k", product.weight_types[0], product.read, product.kind)
     if not product.pairs:
@@ -36,12 +36,12 @@ def weight_vector(lines: Lines, product: Product, row: str) -> str:
 
 
 def halves_joined(product: Product) -> bool:
-    """Whether an INT4 group is one vector of pairs, its low halves and its high halves side by side."""
+    """Return whether an INT4 group is one vector of pairs, its low halves and its high halves side by side."""
     return product.pairs and product.group == 32
 
 
 def int4_vectors(lines: Lines, product: Product, row: str, byte: str) -> list[str]:
-    """Bytes of a weight's row from `byte` on, as the values of their low and of their high halves."""
+    """Emit bytes of a weight's row from `byte` on, as the values of their low and of their high halves."""
     packed = lines.load("%w0", f"{row}, {byte}", product.weight_types[0], product.read, "i8")
     kind = f"vector<{product.read}xi8>"
     low = lines.let(f"arith.andi {packed}, {lines.filled('15', product.read, 'i8')} : {kind}")
@@ -56,7 +56,7 @@ def int4_vectors(lines: Lines, product: Product, row: str, byte: str) -> list[st
 
 
 def _looked_up(lines: Lines, codes: str) -> str:
-    """32 codes 0..15 as bfloat16 values -8..7, by a table in a register (AVX512BW: VPERMW)."""
+    """Emit 32 codes 0..15 as bfloat16 values -8..7, by a table in a register (AVX512BW: VPERMW)."""
     table = torch.arange(-8, 8, dtype=torch.bfloat16).view(torch.int16).tolist() * 2
     words = lines.let(f"arith.extui {codes} : vector<32xi8> to vector<32xi16>")
     values = lines.filled(str(table), 32, "i16")

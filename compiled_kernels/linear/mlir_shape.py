@@ -1,4 +1,4 @@
-"""What a product is compiled for, and how its weight is stored."""
+"""The shape that a product is compiled for, and the storage of its weight."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Product:
 
     @property
     def stored_rows(self) -> int:
-        """Rows of x and out as their types have them: where the number is open, a bound."""
+        """Return the rows of x and out as their types have them: where the number is open, a bound."""
         return PAGES if self.any_rows else self.rows
 
     @property
@@ -51,13 +51,14 @@ class Product:
 
     @property
     def pairs(self) -> bool:
-        """Whether sums are dot products of bfloat16 pairs."""
+        """Return whether sums are dot products of bfloat16 pairs."""
         fits = self.group % 32 == 0 if self.kind == "i4" else self.width % 32 == 0
         return self.target.bf16_dots and self.x == "bf16" and self.kind != "f32" and fits and not self.w8a8
 
     @property
     def read(self) -> int:
-        """Numbers of x, and of a weight's row, in one vector (of a row of INT4: bytes, of two numbers each)."""
+        """Return the numbers of x, and of a weight's row, in one vector (of a row of INT4: bytes, of two numbers
+        each)."""
         if self.kind == "i4":
             return divisor(self.group // 2, 32)
         if self.w8a8:
@@ -73,13 +74,13 @@ class Product:
 
     @property
     def block(self) -> int:
-        """Weight rows whose sums are kept at once."""
+        """Return weight rows whose sums are kept at once."""
         return divisor(self.out // self.stretches, max(1, min(4, self.target.sums // min(self.rows, MOST_ROWS))))
 
     @property
     def ahead(self) -> int:
-        """Rows from one that is read to one that is fetched meanwhile; 0 where rows are long enough for the processor
-        to see by itself where they go on."""
+        """Return the rows from one that is read to one that is fetched meanwhile; 0 where rows are so long that the
+        processor prefetches by itself."""
         row_bytes = {"f32": 4.0, "bf16": 2.0, "i8": 1.0, "i4": 0.5}[self.kind] * self.width
         return self.block if self.block * row_bytes <= NEAR else 0
 
@@ -91,7 +92,7 @@ class Product:
 
     @property
     def weight_types(self) -> tuple[str, ...]:
-        """Memref types of the weight, its scales and its bias, as far as there are such."""
+        """Return the memref types of the weight, its scales and its bias, as far as there are such."""
         stored = {
             "i8": (memref((self.out, self.width), "i8"), memref((self.out,), "f32")),
             "i4": (

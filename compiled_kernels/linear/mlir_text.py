@@ -16,8 +16,8 @@ __all__ = ["Product", "product_text"]
 
 
 def product_text(product: Product) -> str:
-    """@name(x [rows, width], weight, scales, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]): the
-    output columns from begin to end, both multiples of `block`."""
+    """Emit @name(x [rows, width], weight, scales, bias (see `weight_types`), out [rows, out] f32, begin, end[, rows]):
+    the output columns from begin to end, both multiples of `block`."""
     weights = (Named(f"w{i}", kind) for i, kind in enumerate(product.weight_types))
     arguments = declared([Named("x", product.x_type), *weights, Named("out", product.out_type)])
     lines = Lines()
@@ -36,7 +36,7 @@ def product_text(product: Product) -> str:
 
 
 def _runs(lines: Lines, product: Product) -> None:
-    """All of %rows tokens, a run of `rows` at a time; the last run begins early enough to be whole."""
+    """Emit all of %rows tokens, a run of `rows` at a time; the last run begins early enough to be whole."""
     zero, together = lines.index(0), lines.index(product.rows)
     last = lines.let(f"arith.subi %rows, {together} : index")
     lines.say(f"scf.for %run = {zero} to %rows step {together} {{")
@@ -47,9 +47,10 @@ def _runs(lines: Lines, product: Product) -> None:
 
 
 def _block(lines: Lines, product: Product, tokens: list[str], run: str) -> None:
-    """The block of weight rows that begins with %o, with these tokens; `run` tells its names from those of others.
+    """Emit the block of weight rows that begins with %o, with these tokens; `run` makes its names differ from those
+    of others.
 
-    Sums stand in the order of (row, token), here and below.
+    Sums are in the order of (row, token), here and below.
     """
     lanes, kind = product.lanes, "i32" if product.w8a8 else "f32"
     zero = lines.filled("0" if product.w8a8 else "0.0", lanes, kind)
@@ -67,7 +68,7 @@ def _block(lines: Lines, product: Product, tokens: list[str], run: str) -> None:
 
 
 def _columns(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:
-    """One vector of columns joins the sums."""
+    """Emit the step in which one vector of columns joins the sums."""
     weights = [weight_vector(lines, product, row) for row in rows]
     x, carried = [x_vector(lines, product, token, "%k") for token in tokens], iter(sums)
     return [multiply(lines, product, next(carried), weight, each) for weight in weights for each in x]
@@ -109,7 +110,7 @@ def _integer_totals(lines: Lines, product: Product, tokens: list[str], vectors: 
 
 
 def _int4_group(lines: Lines, product: Product, rows: list[str], tokens: list[str], sums: list[str]) -> list[str]:
-    """One INT4 group of each row joins the sums: its products are summed apart, then scaled."""
+    """Emit the step in which one INT4 group of each row joins the sums: its products are summed apart, then scaled."""
     byte_at = lines.let(f"arith.divui %k, {lines.index(2)} : index")
     group_at = lines.let(f"arith.divui %k, {lines.index(product.group)} : index")
     runs = range(0, product.group // 2, product.read)  # of bytes
@@ -133,8 +134,8 @@ def _int4_group(lines: Lines, product: Product, rows: list[str], tokens: list[st
 
 
 def _int4_x(lines: Lines, product: Product, token: str, runs: range) -> list[str]:
-    """One group of columns of x in the order of `int4_vectors`: a byte's low half stands for a column of the group's
-    first half, its high half for one of the second."""
+    """Emit one group of columns of x in the order of `int4_vectors`: a byte's low half belongs to a column of the
+    group's first half, its high half to one of the second."""
     if halves_joined(product):
         return [lines.load("%x", f"{token}, %k", product.x_type, 32, product.x)]
     numbers = [at + side for at in runs for side in (0, product.group // 2)]
@@ -143,7 +144,7 @@ def _int4_x(lines: Lines, product: Product, token: str, runs: range) -> list[str
 
 
 def _totals(lines: Lines, vectors: list[str], lanes: int) -> list[str]:
-    """Each vector's sum across its lanes."""
+    """Emit each vector's sum across its lanes."""
     if len(vectors) != lanes or lanes == 1:
         return [lines.total(vector, lanes) for vector in vectors]
     folded = lines.totals(vectors, lanes)
@@ -151,7 +152,7 @@ def _totals(lines: Lines, vectors: list[str], lanes: int) -> list[str]:
 
 
 def _store(lines: Lines, product: Product, rows: list[str], tokens: list[str], totals: list[str]) -> None:
-    """out[token, row] = total * scale + bias (+ what it held)."""
+    """Emit out[token, row] = total * scale + bias (+ what it held)."""
     left = iter(totals)
     for row in rows:
         scale = lines.let(f"memref.load %w1[{row}] : {product.weight_types[1]}") if product.kind == "i8" else None

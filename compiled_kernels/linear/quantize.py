@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def quantize_int8(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width"], Float[Tensor, " out"]]:
-    """Values in -127..127 and float32 scales, so that |weight - value * scale| <= scale / 2."""
+    """Quantize to values in -127..127 and float32 scales, so that |weight - value * scale| <= scale / 2."""
     exact = weight.float()
     scales = (exact.abs().amax(dim=-1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     return (exact / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales
@@ -26,8 +26,8 @@ def dequantize_int8(values: Int8[Tensor, "out width"], scales: Float[Tensor, " o
 def quantize_int4(
     weight: Float[Tensor, "out width"], group: int = 64
 ) -> tuple[UInt8[Tensor, "out half"], Float[Tensor, "out column_group"]]:
-    """Values in -8..7 packed two a byte, and float16 scales: the largest of a group becomes -8 or 7, whichever its
-    sign allows."""
+    """Quantize to values in -8..7, two a byte, and float16 scales: the largest of a group becomes -8 or 7, whichever
+    its sign allows."""
     if weight.shape[1] % group or group % 2:
         raise ValueError(f"INT4 groups of {group} do not divide {weight.shape[1]} columns; the group must be even")
     columns = rearrange(weight.float(), "out (column_group column) -> out column_group column", column=group)

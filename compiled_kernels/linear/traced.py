@@ -1,5 +1,5 @@
-"""What torch.compile is given: one row as a multiply-reduce, which reads each weight once at the memory's pace where
-a library's matrix product reaches about half of it; more rows as a matrix product."""
+"""Products for torch.compile: one row as a multiply-reduce, which reads each weight once at the memory's pace where a
+library's matrix product reaches about half of it; more rows as a matrix product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiled_kernels.linear.quantize import dequantize_int4, dequantize_int8
 
 
 def reduces(x: Tensor) -> bool:
-    """Whether a product with `x` is better written as a multiply-reduce."""
+    """Return whether a product with `x` is better written as a multiply-reduce."""
     return x.shape[0] == 1 and x.device.type == "cpu"
 
 

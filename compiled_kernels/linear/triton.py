@@ -56,8 +56,8 @@ def one_row_int4(
     x, packed, scales, bias, out, groups, outs, OUTS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr,
     EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """A byte of group g holds columns i and i + HALF of it; codes are 8 too large, which x pays back once for all
-    rows: sum((code - 8) x) = sum(code x) - sum(8 x)."""
+    """Multiply one row by INT4 weights. A byte of group g holds columns i and i + HALF of it; codes are 8 too large,
+    which x pays back once for all rows: sum((code - 8) x) = sum(code x) - sum(8 x)."""
     o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     line = tl.minimum(o, outs - 1).to(tl.int64)
     sums = tl.zeros([OUTS, GROUPS, HALF], tl.float32)
@@ -89,7 +89,7 @@ def one_row_int4(
 
 @triton.jit
 def columns_of(x, token, column, width, x_stride, EVEN: tl.constexpr):
-    """x.T of these columns: [column, token]."""
+    """Load x.T of these columns: [column, token]."""
     at = x + token[None, :] * x_stride + column[:, None]
     return tl.load(at) if EVEN else tl.load(at, mask=(column < width)[:, None], other=0.0)
 
@@ -100,7 +100,8 @@ def product(
     OUTS: tl.constexpr, TOKENS: tl.constexpr, BYTES: tl.constexpr, HALF: tl.constexpr, EVEN: tl.constexpr,
     BIAS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of out.T over `steps` tiles of `BYTES` weight bytes a row; HALF 0 is INT8, else half an INT4 group."""
+    """Multiply a tile of out.T over `steps` tiles of `BYTES` weight bytes a row; HALF 0 is INT8, else half an INT4
+    group."""
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)  # neighbours share the weights
     o = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
@@ -193,7 +194,7 @@ def _prepared(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, int, Tensor]:
 
 
 def _rows(outs: int, device: torch.device) -> int:
-    """Of weights that a program of the one-row kernels takes."""
+    """Return the rows of weights that a program of the one-row kernels takes."""
     return 8 if outs >= 8 * WIDE * processors(device) else 4
 
 
@@ -231,8 +232,8 @@ def _products(arguments: dict[str, Any], weights: Tensor, half: int, splits: int
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The vendor's product, on a GPU cuBLAS: no dense product is written here. Under Triton's interpreter it is that
-    of the processor."""
+    """Compute the vendor's product, on a GPU cuBLAS: no dense product is written here. Under Triton's interpreter it
+    is that of the processor."""
     check("linear", x, weight, bias)
     return F.linear(x, weight, bias)
 

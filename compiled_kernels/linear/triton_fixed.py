@@ -1,6 +1,7 @@
-"""Products whose rows have the same bits in every company: one tile for any number of rows, and no width in parts.
+"""Batch-invariant products: one tile for any number of rows, and no split along the width, so that a row's bits do not
+depend on the batch composition.
 
-Dense weights go through the kernel of packed ones, their values times a scale of one, so that no library chooses.
+Dense weights go through the kernel of quantized ones, their values times a scale of one, so that no library chooses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PLAIN = (32, 32, 16, 4)  # float32 has no tensor cores here, and its tiles must 
 
 
 def plan(x: Tensor, weights: Tensor, scales: Tensor | None, bias: Tensor | None) -> tuple[list[Launch], Tensor]:
-    """x times `weights`: dense without `scales`, INT8 with one a row, INT4 (uint8) with one a group of columns."""
+    """Plan x times `weights`: dense without `scales`, INT8 with one a row, INT4 (uint8) with one a group of columns."""
     check("linear", x, scales, bias)
     width, outs, half = x.shape[1], weights.shape[0], 0
     if weights.dtype == torch.uint8 and scales is not None:

@@ -1,4 +1,4 @@
-"""The lane `mlir`: lower, compile, execute, and the cache of artifacts.
+"""The backend `mlir`: lower, compile, execute, and the cache of artifacts.
 
 Importing this package imports neither torch-mlir nor IREE; what is compiled already needs neither to run.
 """
@@ -18,7 +18,7 @@ __all__ = ["Kernel", "compile_function", "compile_text", "stages"]
 
 
 def stages(operator: str, case: Case | None = None) -> Shown:
-    """The stages of the code that runs a case, with its artifact's digest (see show.py)."""
+    """Return the stages of the code that runs a case, with its artifact's digest (see show.py)."""
     from compiled_kernels.mlir import show
 
     return show.stages(operator, case)

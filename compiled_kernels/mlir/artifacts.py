@@ -27,25 +27,26 @@ import platformdirs
 
 
 def cache_directory() -> Path:
-    """`$WORKBENCH_CACHE_DIR/mlir`, or the user's cache directory for the workbench."""
+    """Return `$WORKBENCH_CACHE_DIR/mlir`, or the user's cache directory for the workbench."""
     root = os.environ.get("WORKBENCH_CACHE_DIR") or platformdirs.user_cache_dir("inference-workbench")
     return Path(root) / "mlir"
 
 
 def key_of(**content: object) -> str:
-    """The name of what these compilers make of `content`, which must tell the processor too: SHA-256 over both."""
+    """Return the name of what these compilers make of `content`, which must name the processor too:
+    SHA-256 over both."""
     text = json.dumps({**content, "compilers": compilers()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Entries in `directory`; an entry is a few named files, each whole."""
+    """A cache of compiled code: entries in `directory`, each of a few named files."""
 
     directory: Path
 
     def load(self, key: str) -> dict[str, Path] | None:
-        """The entry's files by name, each found to match its checksum; None where it must be built (again)."""
+        """Return the entry's files by name, each found to match its checksum; None where it must be built (again)."""
         try:
             files = json.loads((self.directory / f"{key}.json").read_text())["files"]
             paths = {name: self.directory / "files" / file for name, file in files.items()}
@@ -55,7 +56,7 @@ class Artifacts:
         return paths if whole and paths else None
 
     def store(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
-        """Keep `files`, as name -> (content, suffix), under `key`; gives where they lie. May raise OSError."""
+        """Store `files`, as name -> (content, suffix), under `key`; return where they lie. May raise OSError."""
         paths = {}
         for name, (content, suffix) in files.items():
             paths[name] = self.directory / "files" / (hashlib.sha256(content).hexdigest() + suffix)
@@ -65,7 +66,8 @@ class Artifacts:
         return paths
 
     def keep(self, key: str, files: Mapping[str, tuple[bytes, str]]) -> dict[str, Path]:
-        """`store`, or, where nothing can be written, with a warning a folder that ends with this process."""
+        """Store `files`, or, where nothing can be written, put them with a warning into a folder that ends with this
+        process."""
         try:
             return self.store(key, files)
         except OSError as error:
@@ -77,7 +79,7 @@ class Artifacts:
         _write(self.directory / f"{recipe}.name", key.encode())
 
     def named(self, recipe: str) -> str | None:
-        """The entry a recipe led to; None where that is not known."""
+        """Return the entry that a recipe led to; None where that is not known."""
         try:
             key = (self.directory / f"{recipe}.name").read_text()
         except (OSError, ValueError):
@@ -91,7 +93,8 @@ def _folder_of_this_process() -> tempfile.TemporaryDirectory:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all, whoever else writes it: never into a file that another process may have mapped."""
+    """Write a file whole or not at all, whatever other processes write: never into a file that one of them may have
+    mapped."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
@@ -115,7 +118,7 @@ def compilers() -> dict[str, str]:
 
 @cache
 def cpu() -> dict[str, str]:
-    """This processor's model and features: for code that is compiled for no level, but for the machine."""
+    """Return this processor's model and features: for code that is compiled for the machine instead of a level."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
@@ -127,7 +130,7 @@ def cpu() -> dict[str, str]:
 
 
 def version_of(name: str) -> str:
-    """The installed version of a package; empty where it is missing."""
+    """Return the installed version of a package; empty where it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`torch.compile(backend="workbench_mlir")`: subgraphs that suit it through this lane, in process.
+"""`torch.compile(backend="workbench_mlir")`: supported subgraphs through the backend mlir, in process.
 
 Importing this module registers the backend under that name. Whatever is left runs where the report says: operations
 around a subgraph that was taken run in eager torch, graphs of which nothing was taken, or nothing compiled, are
@@ -27,7 +27,7 @@ NAME = "workbench_mlir"
 
 
 class Backend:
-    """A backend for torch.compile that remembers what it did; `backend=Backend()` keeps a report of its own."""
+    """A backend for torch.compile that remembers what it did; `backend=DynamoBackend()` keeps a report of its own."""
 
     def __init__(self) -> None:
         self._done: list[Subgraph] = []
@@ -37,7 +37,7 @@ class Backend:
         return Report(tuple(self._done))
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        """Raises LaneError for any option: there is none."""
+        """Compile one graph. Raises LaneError for any option: there is none."""
         if options:
             given = ", ".join(f"{name}={value!r}" for name, value in options.items())
             raise LaneError(f"backend {NAME} takes no options; {given} given")
@@ -104,7 +104,7 @@ class Backend:
 
 
 def _partitions(graph: GraphModule, reasons: dict[Node, str | None]) -> list[list[Node]]:
-    """Connected groups of suited operations, as large as the others allow, each with something to compute."""
+    """Return connected groups of supported operations, as large as the others allow, each with something to compute."""
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
     from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -120,7 +120,7 @@ def _partitions(graph: GraphModule, reasons: dict[Node, str | None]) -> list[lis
 
 
 def _without_last_views(part: list[Node]) -> list[Node]:
-    """Less the views that nothing of the part reads: outside they cost nothing, inside each would be a copy."""
+    """Drop the views that nothing of the part reads: outside they cost nothing, inside each would be a copy."""
     while idle := {node for node in part if suited.is_view(node) and not any(user in part for user in node.users)}:
         part = [node for node in part if node not in idle]
     return part
@@ -131,8 +131,8 @@ def _writes_input(node: Node) -> bool:
 
 
 def _split_off_writes(graph: GraphModule) -> list[int]:
-    """Let the graph give what it would write into its inputs as further results; gives the inputs' places. Nothing
-    then stands in the graph whose order matters."""
+    """Let the graph give what it would write into its inputs as further results; gives the inputs' places. The graph then
+    has no operation whose order matters."""
     places = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     writes = [node for node in graph.graph.nodes if node.op == "call_function" and _writes_input(node)]
     (output,) = graph.graph.find_nodes(op="output")
@@ -166,12 +166,12 @@ BACKEND = Backend()
 
 
 def report() -> Report:
-    """What `torch.compile(backend="workbench_mlir")` did in this process."""
+    """Return what `torch.compile(backend="workbench_mlir")` did in this process."""
     return BACKEND.report()
 
 
 def workbench_mlir(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """The registered backend, as torch's entry point group `torch_dynamo_backends` finds it too."""
+    """Compile with the registered backend; torch's entry point group `torch_dynamo_backends` finds it too."""
     return BACKEND(graph, inputs, **options)
 
 

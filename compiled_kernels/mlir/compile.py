@@ -1,4 +1,4 @@
-"""MLIR text to machine code, once for each content: in this process, then on disk."""
+"""A compiler of MLIR text to machine code, once for each content: in this process, then on disk."""
 
 # The stubs of these optional packages, where installed, do not list what they export.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
@@ -38,13 +38,21 @@ def compile_text(
     directory: Path | None = None,
     before: Mapping[str, str] | None = None,
 ) -> Kernel:
-    """The function `entry` of an MLIR module, as machine code for a level of the instruction set (this process's unless
-    given).
+    """Compile the function `entry` of an MLIR module to machine code for a level of the instruction set.
 
-    `lowered_from` says what the module is, `vector` or `bufferized` (see pipeline.py). Memrefs are static and passed as
-    bare pointers. External functions are declared private and found in `libraries` (paths). `before` holds stages the
-    text came through, kept with it. `directory` is where artifacts lie, by default the user's cache.
-    Raises LaneError with MLIR's message where the text does not compile, and where its code calls what nothing provides.
+    Memrefs are static and passed as bare pointers.
+
+    Args:
+        text: the module.
+        entry: the name of the function.
+        lowered_from: `vector` or `bufferized`, the level that the module is at (see pipeline.py).
+        level: level of the instruction set; this process's unless given.
+        libraries: paths in which external functions, declared private, are found.
+        directory: where artifacts lie; the user's cache unless given.
+        before: stages the text came through, kept with it.
+
+    Raises:
+        LaneError: with MLIR's message where the text does not compile, and where its code calls what nothing provides.
     """
     earlier = tuple((before or {}).items())
     return _compiled(text, entry, lowered_from, level or _level(), libraries, directory or cache_directory(), earlier)
@@ -66,10 +74,16 @@ def compile_function(
     lanes: int = 0,
     directory: Path | None = None,
 ) -> Kernel:
-    """A torch function for the shapes of `examples`: bare pointers of the inputs, then of the results.
+    """Compile a torch function for the shapes of `examples`: bare pointers of the inputs, then of the results.
 
-    `recipe` must tell everything that decides what `function` computes; where it was compiled before, on this machine
-    and from these sources, torch-mlir is not even imported. `lanes` as in `lower`.
+    Args:
+        function: gives a tensor or a tuple of tensors and mutates nothing.
+        examples: tensors of the shapes and types to compile for.
+        name: the function's name in the module.
+        recipe: everything that decides what `function` computes; where it was compiled before, on this machine and
+            from these sources, torch-mlir is not even imported.
+        lanes: width of vectors, as in `lower`.
+        directory: where artifacts lie; the user's cache unless given.
     """
     examples = tuple(examples)
     shapes = [(list(each.shape), str(each.dtype)) for each in examples]
@@ -129,7 +143,7 @@ def _compiled(
 
 
 def _features(level: Level) -> dict[str, Any]:
-    """What the level means to LLVM: part of the name under which code is kept."""
+    """Return what the level means to LLVM: part of the name under which code is kept."""
     return {"level": level, "cpu": level.cpu, "features": level.features}
 
 
@@ -158,7 +172,7 @@ def run_passes(text: str, pipeline: str, processor: Processor) -> str:
 
 
 def engine_of(llvm: str, libraries: tuple[str, ...]) -> Any:
-    """MLIR's execution engine over a module of the LLVM dialect."""
+    """Make MLIR's execution engine over a module of the LLVM dialect."""
     from torch_mlir.execution_engine import ExecutionEngine
     from torch_mlir.ir import Context, Location, Module
 
@@ -173,7 +187,7 @@ def engine_of(llvm: str, libraries: tuple[str, ...]) -> Any:
 
 @cache
 def linker() -> tuple[str, ...] | None:
-    """The command that makes a shared object, without its files; None where this machine has none."""
+    """Return the command that makes a shared object, without its files; None where this machine has none."""
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return (path, "-shared", "-Wl,-Bsymbolic")

@@ -21,16 +21,16 @@ class Code(Protocol):
     """Machine code, in memory."""
 
     def packed(self, function: str) -> int:
-        """Address of `void(void **arguments)`: each argument is a pointer to its value."""
+        """Return address of `void(void **arguments)`: each argument is a pointer to its value."""
         ...
 
     def callable(self, function: str, arguments: int) -> Callable[..., None]:
-        """`function` taking that many addresses."""
+        """Return `function` taking that many addresses."""
         ...
 
 
 class SharedObject:
-    """Code that a linker made a shared object of; neither MLIR nor LLVM is needed to run it."""
+    """Code in a shared object; neither MLIR nor LLVM is needed to run it."""
 
     def __init__(self, path: Path, libraries: tuple[str, ...] = ()):
         open_globally(libraries)
@@ -102,16 +102,18 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Address of `void(void **arguments)`: each argument is a pointer to its value (an address, a number)."""
+        """Return the address of `void(void **arguments)`: each argument is a pointer to its value (an address, a
+        number)."""
         return self.code.packed(self.entry)
 
     def function(self, arguments: int, name: str | None = None) -> Callable[..., None]:
-        """A callable of `arguments` addresses (`tensor.data_ptr()`); about a microsecond a call, and no lock is held."""
+        """Return a callable of `arguments` addresses (`tensor.data_ptr()`); about a microsecond a call, and no lock is
+        held."""
         return self.code.callable(name or self.entry, arguments)
 
     @cached_property
     def stages(self) -> Stages:
-        """The text of each stage the code went through; `asm` is what the shared object holds."""
+        """Return the text of each stage the code went through; `asm` is what the shared object holds."""
         texts = json.loads(self.texts.read_text()) if isinstance(self.texts, Path) else self.texts
         assembly = "" if self.library is None else _disassembled(self.library)
         return Stages(self.digest, {**texts, **({"asm": assembly} if assembly else {})})

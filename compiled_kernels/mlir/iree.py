@@ -46,7 +46,7 @@ class IreeStep:
     kept: dict[int, tuple[int, Any]] = field(default_factory=dict, repr=False)
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """The module's result, or a tuple of results. Raises ValueError for other shapes or types."""
+        """Return the module's result, or a tuple of results. Raises ValueError for other shapes or types."""
         if len(inputs) != len(self.shapes):
             raise ValueError(f"{self.name} takes {len(self.shapes)} tensors; {len(inputs)} given")
         views = [self._view(place, tensor) for place, tensor in enumerate(inputs)]
@@ -76,10 +76,10 @@ class IreeStep:
 def compile_step(
     module: nn.Module, example_inputs: Sequence[Tensor], name: str, *, threads: int = 1, directory: Path | None = None
 ) -> IreeStep:
-    """`module` for the shapes of `example_inputs`, ahead of time, for this CPU.
+    """Compile `module` for the shapes of `example_inputs`, ahead of time, for this CPU.
 
-    Its weights stay where they are, and IREE packs its own copy of the matrices when it loads them. Artifacts are
-    kept by content; the weights are no part of it. Raises LaneError with the compiler's message.
+    Its weights stay where they are, and IREE packs its own copy of the matrices when it loads them. Artifacts are kept
+    by content; the weights are no part of it. Raises LaneError with the compiler's message.
     """
     exported = export(module, example_inputs, name)
     digest, files = _built(exported.text, (*CPU, *FLAGS), name, directory)
@@ -107,7 +107,7 @@ def _built(text: str, flags: tuple[str, ...], name: str, directory: Path | None)
 
 
 def iree_compile(text: str, flags: Sequence[str], name: str, input_type: str = "torch") -> bytes:
-    """What iree-compile makes of `text`; raises LaneError with its first messages."""
+    """Compile `text` with iree-compile. Raises LaneError with its first messages."""
     from iree.compiler import CompilerToolError, compile_str
 
     try:
@@ -119,7 +119,7 @@ def iree_compile(text: str, flags: Sequence[str], name: str, input_type: str = "
 
 @cache
 def cuda_text(text: str, name: str, architecture: str = "sm_80", directory: Path | None = None) -> str:
-    """The PTX of every kernel of a module of the torch dialect (`IreeStep.stages["torch"]`), ahead of time.
+    """Return the PTX of every kernel of a module of the torch dialect (`IreeStep.stages["torch"]`), ahead of time.
 
     IREE knows no sm_90 (`missing GPU target in #hal.executable.target`): for it, code lowered for sm_80 is retargeted
     before its instructions are chosen, so it uses none of what sm_90 added.

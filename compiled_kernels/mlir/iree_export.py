@@ -33,7 +33,7 @@ class Exported:
 
 
 def iree_problem() -> str | None:
-    """Why IREE does not work here; None where it does."""
+    """Return why IREE does not work here; None where it does."""
     if importlib.util.find_spec("iree") is None:
         return f"IREE is not installed: {INSTALL}"
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -41,7 +41,7 @@ def iree_problem() -> str | None:
 
 
 def export(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Exported:
-    """Raises LaneError where IREE is missing, or torch or IREE cannot export the module."""
+    """Export a module for IREE. Raises LaneError where IREE is missing, or torch or IREE cannot export the module."""
     if problem := iree_problem():
         raise LaneError(f"{name}: {problem}")
     from iree.turbine import aot
@@ -62,7 +62,8 @@ def export(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Exported:
 
 
 def _sharing_memory(module: nn.Module) -> nn.Module:
-    """A copy over the same tensors: IREE's exporter marks the tensors it makes parameters of, and these are ours."""
+    """Return a copy over the same tensors: IREE's exporter marks the tensors it makes parameters of, and these are
+    ours."""
     memo: dict[int, Any] = {id(each): nn.Parameter(each.detach(), requires_grad=False) for each in module.parameters()}
     memo |= {id(each): each.detach() for each in module.buffers()}
     return copy.deepcopy(module, memo).eval()
@@ -84,8 +85,8 @@ def _decompositions() -> dict[Any, Any]:
 
 
 def _index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
-    """Indices that stand apart, one for every axis: IREE does not take `pages[page, :, offset] = rows` with an axis
-    left out (`failed to legalize operation 'torch.constant.bool'`). The indexed axes come first in `values`."""
+    """Give indices one for every axis: IREE does not take `pages[page, :, offset] = rows` with an axis left out
+    (`failed to legalize operation 'torch.constant.bool'`). The indexed axes come first in `values`."""
     given = [each for each in indices if each is not None]
     whole = [axis for axis in range(x.dim()) if axis >= len(indices) or indices[axis] is None]
     places = [axis for axis in range(x.dim()) if axis not in whole]
@@ -121,7 +122,7 @@ def _sin(x: Tensor) -> Any:
 
 
 def _turned(angle: Tensor) -> tuple[Tensor, Tensor]:
-    """An angle less its whole turns, as a float32 and what that leaves: IREE has no sine in float64 (`undefined symbol:
+    """Reduce an angle by its whole turns, to a float32 and the rest: IREE has no sine in float64 (`undefined symbol:
     sin`), and a float32 of the whole angle would lose it."""
     part = angle - torch.round(angle / (2 * math.pi)) * (2 * math.pi)
     near = part.float()

@@ -51,7 +51,7 @@ class Program:
         self.function = modules[-1].lookup_function("main")
 
     def view(self, tensor: Tensor) -> Any:
-        """The tensor's own memory as IREE sees it, kept alive by the view."""
+        """Return the tensor's own memory as IREE sees it, kept alive by the view."""
         buffer = self.device.allocator.import_host_allocation(_array(tensor), MEMORY, USAGE)
         return runtime.HalBufferView(buffer, list(tensor.shape), ELEMENTS[tensor.dtype])
 

@@ -1,4 +1,4 @@
-"""A leaf operator on this lane: one kernel for each combination of shapes, strides, types and constants."""
+"""Leaf operators of the backend mlir: one kernel for each combination of shapes, strides, types and constants."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prepared:
     outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """What the specification gives: a tensor or a tuple of tensors, contiguous."""
+        """Run the kernel; return what the specification gives: a tensor or a tuple of tensors, contiguous."""
         if self.copied:
             inputs = tuple(each.contiguous() if place in self.copied else each for place, each in enumerate(inputs))
         made = [torch.empty(shape, dtype=dtype) for shape, dtype in self.outputs]
@@ -37,10 +37,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Leaf:
-    """`function(*tensors, *constants)` is the specification that is compiled, with the file it stands in as its name in
-    the cache; `lanes` as in `lower`; `prepared` the kernels there are, by what they were compiled for.
+    """An operator compiled from its specification `function(*tensors, *constants)`, whose source file is part of its
+    name in the cache; `lanes` as in `lower`; `prepared` holds the kernels by what they were compiled for.
 
-    Rows that are slices of wider rows are read where they lie; other strides are made contiguous first.
+    Rows that are slices of wider rows are read in place; other strides are made contiguous first.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Leaf:
     prepared: dict[tuple, Prepared] = field(default_factory=dict)
 
     def prepare(self, inputs: Sequence[Tensor], *constants: float) -> Prepared:
-        """The kernel for inputs like these, compiled where it is not known yet."""
+        """Return the kernel for inputs like these, compiled where it is not known yet."""
         key = (level_here(), *[(each.shape, each.stride(), each.dtype, each.device) for each in inputs], constants)
         found = self.prepared.get(key)
         if found is None:
@@ -80,7 +80,8 @@ class Leaf:
 
 
 def wider_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """The contiguous shape of which a tensor so laid out is the leading slice of each axis; None where there is none.
+    """Return the contiguous shape of which a tensor so laid out is the leading slice of each axis; None where there is
+    none.
 
     >>> wider_rows((5, 9, 64), (11 * 64, 64, 1))
     (5, 11, 64)

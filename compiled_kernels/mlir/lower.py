@@ -1,4 +1,4 @@
-"""From a torch function and the shapes it is called with to code, through every level of MLIR."""
+"""Lowering of a torch function, for the shapes it is called with, through every level of MLIR."""
 
 # The stubs of these optional packages, where installed, do not list what they export.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
@@ -16,11 +16,15 @@ from compiled_kernels.mlir import pipeline
 
 
 def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, lanes: int = 0) -> dict[str, str]:
-    """The text of each stage, in order: `torch` (dialect), `linalg` (fused, on tensors), `transformed` (where a
-    schedule ran) and `bufferized`, which is what `compile_text` takes.
+    """Lower a function and return the text of each stage, in order: `torch` (dialect), `linalg` (fused, on tensors),
+    `transformed` (where a schedule ran) and `bufferized`, which `compile_text` takes.
 
-    `function` gives a tensor or a tuple of tensors and mutates nothing; its results become arguments after the
-    inputs. `lanes` > 0 vectorizes by a schedule where the shapes are whole multiples (see schedule.py).
+    Args:
+        function: gives a tensor or a tuple of tensors and mutates nothing; its results become arguments after the
+            inputs.
+        examples: tensors of the shapes and types to lower for.
+        name: the function's name in the module.
+        lanes: > 0 vectorizes by a schedule where the shapes are whole multiples (see schedule.py).
     """
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table
@@ -33,8 +37,8 @@ def lower(function: Callable[..., Any], examples: Iterable[Tensor], name: str, l
 
 
 def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, str]:
-    """The same for a graph of core operations whose tensors have static shapes; raises LaneError where torch-mlir
-    does not know one."""
+    """Lower a graph of core operations whose tensors have static shapes, as `lower` does. Raises LaneError where
+    torch-mlir does not know one."""
     from torch_mlir.dialects import torch as torch_dialect
     from torch_mlir.extras.fx_importer import FxImporter
     from torch_mlir.ir import Context
@@ -75,6 +79,6 @@ def lower_graph(graph: torch.fx.Graph, name: str, lanes: int = 0) -> dict[str, s
 
 
 def sources() -> str:
-    """The text that decides how a function is lowered: part of the name under which its code is kept."""
+    """Return the text that decides how a function is lowered: part of the name under which its code is kept."""
     here = Path(__file__).parent
     return "".join((here / f"{name}.py").read_text() for name in ("lower", "pipeline", "rewrites", "schedule"))

@@ -1,4 +1,4 @@
-"""LLVM's words on the process's standard error, which MLIR's bindings do not raise."""
+"""A capture of LLVM's messages on the process's standard error, which MLIR's bindings do not raise."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 class Said:
-    """`text` is what was said, once the block has ended."""
+    """Captured messages: `text` is set once the block has ended."""
 
     text = ""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Symbols that compiled code calls and nothing provides, as LLVM's JIT lists them."""
+        """Return the symbols that compiled code calls and nothing provides, as LLVM's JIT lists them."""
         lists = re.findall(r"Symbols not found: \[ (.*?) \]", self.text)
         return tuple(dict.fromkeys(symbol for each in lists for symbol in each.split(", ")))
 
 
 @contextmanager
 def native_errors() -> Iterator[Said]:
-    """Keep what native code writes to file descriptor 2 meanwhile. Lines that are not LLVM's are passed on afterwards:
-    another thread may have written them."""
+    """Capture what native code writes to file descriptor 2 meanwhile. Lines that are not LLVM's are passed on
+    afterwards: another thread may have written them."""
     said = Said()
     with ExitStack() as held:
         held.enter_context(_ONE_AT_A_TIME)

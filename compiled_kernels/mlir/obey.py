@@ -55,7 +55,7 @@ def obey(module: Any, processor: Processor) -> None:
 
 
 def _packed(function: Any) -> str:
-    """A module that declares `function` and defines its packed form."""
+    """Return a module that declares `function` and defines its packed form."""
     name = str(function.attributes["sym_name"]).strip('"')
     kinds = [str(each.type) for each in function.regions[0].blocks[0].arguments]
     lines = []

@@ -43,7 +43,7 @@ def passes(module: Any, text: str) -> None:
 
 
 def passes_to_llvm(lowered_from: str, level: Level) -> str:
-    """The pipeline from `lowered_from` (`bufferized` or `vector`) down to the LLVM dialect, for `level`."""
+    """Return the pipeline from `lowered_from` (`bufferized` or `vector`) down to the LLVM dialect, for `level`."""
     if lowered_from not in ("bufferized", "vector"):
         raise ValueError(f"no pass pipeline lowers from {lowered_from!r}; known here: bufferized, vector")
     return f"{LOOPS},{_to_llvm(level)}" if lowered_from == "bufferized" else _to_llvm(level)

@@ -1,4 +1,4 @@
-"""What the torch.compile backend took, what it left, and why."""
+"""A report of the torch.compile backend: the subgraphs it took, those it left, and the reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Operations of graph number `graph`, compiled here (`taken`, by the artifact `digest`) or left to `runs_on`."""
+    """Operations of graph number `graph`, compiled here (`taken`, by the artifact `digest`) or left to `fallback`."""
 
     graph: int
     taken: bool
@@ -27,7 +27,7 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class Report:
-    """In the order in which the graphs were compiled."""
+    """Subgraphs in the order in which their graphs were compiled."""
 
     subgraphs: tuple[Subgraph, ...]
 
@@ -47,6 +47,6 @@ class Report:
 
 
 def names(operations: Sequence[Any]) -> tuple[str, ...]:
-    """Short names of operations: `add.Tensor`."""
+    """Return short names of operations: `add.Tensor`."""
     plain = (each.__name__ if isbuiltin(each) else str(each) for each in operations)
     return tuple(name.removeprefix("aten.").removeprefix("prims.") for name in plain)

@@ -31,7 +31,8 @@ def allow_reordering(module: Any) -> None:
 
 
 def polynomial_exp(module: Any) -> None:
-    """`math.exp` of float32 as multiplications and additions, which vectorize; libm's is a call for each number.
+    """Expand `math.exp` of float32 to multiplications and additions, which vectorize; libm's is a call for each
+    number.
 
     exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2. -inf gives 0, inf gives inf, NaN stays; results below
     2e-38 are 0.
@@ -92,7 +93,7 @@ def bfloat16_by_float32(module: Any) -> None:
 
 
 def loops_for_copies(module: Any) -> None:
-    """`memref.copy` of strided memory as `linalg.copy`: the wheel lacks the library that carries it out."""
+    """Replace `memref.copy` of strided memory by `linalg.copy`: the wheel lacks the library that carries it out."""
     from torch_mlir.dialects import linalg
     from torch_mlir.ir import InsertionPoint, Location
 
@@ -138,7 +139,7 @@ def _is_cheap(op: Any) -> bool:
 
 
 def extents(value: Any) -> list[int]:
-    """A tensor's shape; none for a number."""
+    """Return a tensor's shape; none for a number."""
     return list(getattr(value.type, "shape", ()))
 
 
@@ -165,7 +166,7 @@ def results_as_arguments(module: Any) -> None:
 
 
 def _starts_in(result: Any, place: Any) -> bool:
-    """Whether what fills a new tensor to make `result` could be made to fill `place` instead."""
+    """Return whether what fills a new tensor to make `result` could be made to fill `place` instead."""
     from torch_mlir.ir import Block
 
     while not isinstance(result.owner, Block):
@@ -184,7 +185,7 @@ def _starts_in(result: Any, place: Any) -> bool:
 
 
 def found(module: Any, *prefixes: str) -> list[Any]:
-    """The operations whose names begin so, innermost first."""
+    """Return the operations whose names begin so, innermost first."""
     from torch_mlir.ir import WalkResult
 
     operations = []

@@ -1,8 +1,8 @@
-"""Schedules in MLIR's transform dialect: which loops the operations of a function share, and how wide they step.
+"""Schedules in MLIR's transform dialect: the loops that operations of a function share, and their vector width.
 
 Measured on this lane's kernels, one thread of a Zen 5, float32, against the same module left to LLVM's vectorizer:
-`by_rows` gains 1.3 times on add_rms_norm (512x2048) and nothing is lost elsewhere; `vectors` on top of it gains 4 to
-6% on the norms and on gated_silu and loses 5% on log_softmax, whose exponentials LLVM interleaves better.
+`tile_by_rows` gains 1.3 times on add_rms_norm (512x2048) and nothing is lost elsewhere; `vectorize` on top of it gains
+4 to 6% on the norms and on gated_silu and loses 5% on log_softmax, whose exponentials LLVM interleaves better.
 """
 
 # The stubs of these optional packages, where installed, do not list what they export.
@@ -28,9 +28,11 @@ def separate_parts(module: Any) -> None:
 
 
 def by_rows(module: Any, alone: bool = False) -> bool:
-    """One loop over rows around the last operation and all that feeds it, so that a row stays in the nearest cache
-    from its first reading to its last; False where there are no rows, or nothing to share and it is not to be split
-    `alone`."""
+    """Put one loop over rows around the last operation and all that feeds it, so that a row stays in the nearest cache
+    from its first reading to its last.
+
+    Returns False where there are no rows, or nothing to share and it is not to be split `alone`.
+    """
     steps = _numbered(module)
     last = len(steps) - 1
     feeding = _feeding(steps) if steps else []
@@ -94,7 +96,7 @@ def vectors(module: Any, lanes: int) -> bool:
 
 
 def _numbered(module: Any) -> list[Any]:
-    """The linalg operations in order, each with its number as the attribute `step`."""
+    """Return the linalg operations in order, each with its number as the attribute `step`."""
     from torch_mlir.ir import IntegerAttr, IntegerType
 
     operations = found(module, "linalg.generic")
@@ -105,8 +107,8 @@ def _numbered(module: Any) -> list[Any]:
 
 
 def _feeding(steps: list[Any]) -> list[int]:
-    """The operations whose every reader is the last one, or feeds it, row by row; results of the function may leave
-    too."""
+    """Return the operations whose every reader is the last one, or feeds it, row by row; results of the function may
+    leave too."""
     feeding = {len(steps) - 1} if _keeps_rows(steps[-1], len(steps[-1].operands) - 1) else set()
     numbers = {op.operation: number for number, op in enumerate(steps)}
     for step in reversed(range(len(steps) - 1)):
@@ -120,7 +122,7 @@ def _feeding(steps: list[Any]) -> list[int]:
 
 
 def _keeps_rows(op: Any, operand: int) -> bool:
-    """Whether the first loop of `op` goes over the first axis of an operand."""
+    """Return whether the first loop of `op` goes over the first axis of an operand."""
     if len(op.results) > 1:
         return False
     loops, layout = list(op.attributes["iterator_types"]), list(op.attributes["indexing_maps"])[operand]
@@ -132,7 +134,7 @@ def _has_rows(op: Any) -> bool:
 
 
 def _extent(op: Any) -> int:
-    """How long the only loop of `op` is."""
+    """Return the length of the only loop of `op`."""
     return max((extent for operand in op.operands for extent in extents(operand)), default=0)
 
 

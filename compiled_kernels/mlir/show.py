@@ -16,16 +16,16 @@ from compiled_kernels.mlir.leaf import Leaf
 
 @dataclass(frozen=True)
 class Shown:
-    """`digest` names the artifact; `stages` are texts in the order in which they were made."""
+    """Stages of one kernel: `digest` names the artifact; `stages` are texts in the order in which they were made."""
 
     digest: str
     stages: Mapping[str, str] = field(repr=False)
 
 
 def stages(operator: str, case: Case | None = None) -> Shown:
-    """What an operator's kernel for `case` (the first, where none is given) went through, `asm` last.
+    """Return the stages of an operator's kernel for `case` (the first, where none is given), `asm` last.
 
-    Raises LaneError for an operator that this lane does not have.
+    Raises LaneError for an operator that this backend does not have.
     """
     suite = next((suite for suite in suites() if suite.operator == operator), None)
     if suite is None:

@@ -39,7 +39,7 @@ class SubgraphKernel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Placed:
-    """A part's kernel, called `name`, with the nodes it reads and those that it stands for."""
+    """A part's kernel, called `name`, with the nodes it reads and those that it replaces."""
 
     name: str
     kernel: SubgraphKernel
@@ -48,7 +48,7 @@ class Placed:
 
 
 def compiled_part(graph: GraphModule, part: Sequence[Node], name: str) -> Placed | str:
-    """A part compiled, the graph left as it is; why not, where it does not lower."""
+    """Compile a part, the graph left as it is; return the reason where it does not lower."""
     module, inputs, outputs = fuse_as_graphmodule(graph, list(part), name)
     for given, node in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         given.meta = dict(node.meta)
@@ -59,7 +59,7 @@ def compiled_part(graph: GraphModule, part: Sequence[Node], name: str) -> Placed
 
 
 def put_in_place(graph: GraphModule, part: Sequence[Node], placed: Placed, standing: dict[Node, Node]) -> None:
-    """Let a kernel take the place of its part; `standing` holds what stands for nodes that other kernels replaced."""
+    """Let a kernel take the place of its part; `standing` maps nodes that other kernels replaced to their replacements."""
     graph.add_submodule(placed.name, placed.kernel)
     with graph.graph.inserting_before(part[0]):
         called = graph.graph.call_module(placed.name, tuple(standing.get(node, node) for node in placed.inputs))

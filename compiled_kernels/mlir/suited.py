@@ -1,4 +1,4 @@
-"""Which operations of a graph the backend takes: those that loops carry out as well as a library does."""
+"""Operations that the torch.compile backend takes: those that loops carry out as well as a library does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int6
 
 
 def obstacle(node: Node) -> str | None:
-    """Why an operation is left; None where it is taken."""
+    """Return why an operation is left; None where it is taken."""
     if node.target is operator.getitem:
         source = node.args[0]
         return obstacle(source) if isinstance(source, Node) else "not a tensor"
@@ -50,12 +50,12 @@ def obstacle(node: Node) -> str | None:
 
 
 def computes(node: Node) -> bool:
-    """Whether it makes new numbers, rather than another view of old ones."""
+    """Return whether it makes new numbers, rather than another view of old ones."""
     return base_name(node.target) in COMPUTE
 
 
 def is_view(node: Node) -> bool:
-    """Whether its result shares the memory of what it reads."""
+    """Return whether its result shares the memory of what it reads."""
     return node.target is operator.getitem or base_name(node.target) in SHARING
 
 

@@ -1,4 +1,4 @@
-"""Functions that stand in front of the kernels of a module, and how functions are declared and called."""
+"""Helper functions that come before the kernels of a module, and how functions are declared and called."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Named(NamedTuple):
 
 
 def declared(arguments: Iterable[Named]) -> str:
-    """Arguments as a function's head lists them."""
+    """Return arguments as a function's head lists them."""
     return ", ".join(f"%{name}: {kind}" for name, kind in arguments)
 
 
 def call(function: str, given: Iterable[Named]) -> str:
-    """A call of a function that gives nothing back."""
+    """Return a call of a function without results."""
     given = tuple(given)
     names = ", ".join(f"%{name}" for name, _ in given)
     return f"call @{function}({names}) : ({', '.join(kind for _, kind in given)}) -> ()"
 
 
 def share_of(name: str, count: int, unit: int) -> str:
-    """%{name}_begin and %{name}_end: this thread's share of `count` things, in whole multiples of `unit`."""
+    """Return %{name}_begin and %{name}_end: this thread's share of `count` things, in whole multiples of `unit`."""
     return "\n".join(
         (
             f"%{name}_count = arith.constant {count} : index",
@@ -65,7 +65,8 @@ def share_of(name: str, count: int, unit: int) -> str:
 
 
 def exp_function(lanes: int) -> str:
-    """@exp(x) of vectors: e to the x, by 2^n times a polynomial (Cephes' expf: within 2 ulp); below -87 almost 0."""
+    """Emit @exp(x) of vectors: e to the x, by 2^n times a polynomial (Cephes' expf: within 2 ulp); below
+    -87 almost 0."""
     kind, whole = vector(lanes), vector(lanes, "i32")
     lines = Lines()
 

@@ -8,7 +8,8 @@ from compiled_kernels.mlir_text.target import vector
 
 
 class Lines:
-    """`say` adds a line; `let` adds one that defines a value and gives the value's name, as do all that follow.
+    """A builder of MLIR text: `emit` adds a line; `let` adds one that defines a value and returns the value's name, as
+    do all methods below.
 
     Values, indices and memories are MLIR names (`%v7`); `lanes` is the length of the vectors at hand, of float32
     unless an `element` type is given. Names begin with `prefix`, so that two texts can stand in one function.
@@ -24,7 +25,7 @@ class Lines:
 
     @property
     def mark(self) -> int:
-        """A number for names that are not to occur twice: how many lines there are."""
+        """Return a number for names that must be unique: how many lines there are."""
         return len(self.lines)
 
     def say(self, line: str) -> None:
@@ -40,21 +41,21 @@ class Lines:
         return self.let(f"arith.constant {value} : index")
 
     def filled(self, constant: str, lanes: int, element: str = "f32") -> str:
-        """A vector of one constant, as MLIR spells it."""
+        """Emit a vector of one constant, as MLIR spells it."""
         return self.let(f"arith.constant dense<{constant}> : {vector(lanes, element)}")
 
     def splat(self, scalar: str, lanes: int) -> str:
         return self.let(f"vector.broadcast {scalar} : f32 to {vector(lanes)}")
 
     def load(self, memory: str, at: str, kind: str, lanes: int, element: str) -> str:
-        """`lanes` numbers from `memory`, of memref type `kind`, at the indices `at`."""
+        """Emit a load of `lanes` numbers from `memory`, of memref type `kind`, at the indices `at`."""
         return self.let(f"vector.load {memory}[{at}] : {kind}, {vector(lanes, element)}")
 
     def store(self, value: str, memory: str, at: str, kind: str, lanes: int, element: str = "f32") -> None:
         self.say(f"vector.store {value}, {memory}[{at}] : {kind}, {vector(lanes, element)}")
 
     def wide(self, value: str, lanes: int, element: str) -> str:
-        """A vector as float32."""
+        """Convert a vector to float32."""
         if element == "f32":
             return value
         given, floats = vector(lanes, element), vector(lanes)
@@ -64,7 +65,7 @@ class Lines:
         return self.let(f"arith.extf {value} : {given} to {floats}")
 
     def narrow(self, value: str, lanes: int, element: str) -> str:
-        """A vector of float32 rounded to `element`."""
+        """Round a vector of float32 to `element`."""
         if element == "f32":
             return value
         return self.let(f"arith.truncf {value} : {vector(lanes)} to {vector(lanes, element)}")
@@ -73,7 +74,7 @@ class Lines:
         return self.let(f"vector.fma {a}, {b}, {c} : {vector(lanes)}")
 
     def dot_pairs(self, sums: str, a: str, b: str) -> str:
-        """sums [16] + the products of 16 pairs of bfloat16 (AVX512_BF16: VDPBF16PS)."""
+        """Add to sums [16] the products of 16 pairs of bfloat16 (AVX512_BF16: VDPBF16PS)."""
         pairs = vector(32, "bf16")
         return self.let(
             f'llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"({sums}, {a}, {b}) : '
@@ -81,8 +82,8 @@ class Lines:
         )
 
     def dot_bytes(self, sums: str, a: str, b: str) -> str:
-        """sums [16] + the products of 16 times four bytes, those of `a` without a sign, those of `b` with one; all
-        three are 16 words of 32 bits (AVX512_VNNI: VPDPBUSD)."""
+        """Add to sums [16] the products of 16 times four bytes, those of `a` unsigned, those of `b` signed; all three
+        are 16 words of 32 bits (AVX512_VNNI: VPDPBUSD)."""
         words, octets = vector(16, "i32"), vector(64, "i8")
         a, b = (self.let(f"vector.bitcast {each} : {words} to {octets}") for each in (a, b))
         return self.let(
@@ -98,14 +99,14 @@ class Lines:
         return self.let(f'llvm.call_intrinsic "{name}"({a}, {b}) : ({halves}, {halves}) -> {words}')
 
     def spread_pair(self, pair: str) -> str:
-        """One pair of bfloat16, 16 times over: the partner of 16 pairs in `dot_pairs`."""
+        """Broadcast one pair of bfloat16 16 times: the partner of 16 pairs in `dot_pairs`."""
         bits = self.let(f"vector.bitcast {pair} : vector<2xbf16> to vector<1xi32>")
         single = self.let(f"vector.extract {bits}[0] : i32 from vector<1xi32>")
         spread = self.let(f"vector.broadcast {single} : i32 to vector<16xi32>")
         return self.let(f"vector.bitcast {spread} : vector<16xi32> to vector<32xbf16>")
 
     def exp(self, value: str, lanes: int) -> str:
-        """By @exp (see `exp_function`), which must be for `lanes`."""
+        """Call @exp (see `exp_function`), which must be for `lanes`."""
         return self.let(f"func.call @exp({value}) : ({vector(lanes)}) -> {vector(lanes)}")
 
     def exp_of_scalar(self, scalar: str, lanes: int) -> str:
@@ -113,7 +114,7 @@ class Lines:
         return self.let(f"vector.extract {powers}[0] : f32 from {vector(lanes)}")
 
     def total(self, value: str, lanes: int) -> str:
-        """The sum across a vector: halves are added until one number is left, in the order in which `totals` adds."""
+        """Sum across a vector: halves are added until one number is left, in the order in which `hsums` adds."""
         while lanes > 1:
             lanes //= 2
             halves = (
@@ -127,14 +128,14 @@ class Lines:
         return self.let(f"vector.extract {value}[0] : f32 from {vector(1)}")
 
     def totals(self, vectors: list[str], lanes: int) -> str:
-        """The sums of `lanes` vectors of `lanes` as one vector: in each round two are folded into one, so that
-        the whole takes lanes - 1 additions in place of as many reductions."""
+        """Sum `lanes` vectors of `lanes` into one vector of their totals: in each round two are folded into one, so
+        that the whole takes lanes - 1 additions in place of as many reductions."""
         kind, step = vector(lanes), lanes // 2
         while len(vectors) > 1:
             half = len(vectors) // 2
             folded = []
             for a, b in zip(vectors[:half], vectors[half:], strict=True):
-                # lane i of the sum: a's fold where bit `step` is clear, b's where it is set
+                # element i of the sum: a's fold where bit `step` is clear, b's where it is set
                 low = [i if not i & step else lanes + (i ^ step) for i in range(lanes)]
                 high = [i | step if not i & step else lanes + i for i in range(lanes)]
                 left = self.let(f"vector.shuffle {a}, {b} {low} : {kind}, {kind}")
@@ -146,14 +147,14 @@ class Lines:
     def open_sums(
         self, result: str, over: str, names: Sequence[str], initial: Sequence[str], lanes: int, element: str = "f32"
     ) -> list[str]:
-        """Begins a loop `over` (`%o = %from to %to step %one`) that carries vectors, `names` inside it, `initial` at
-        first. What they are called after it."""
+        """Begin a loop `over` (`%o = %from to %to step %one`) that carries vectors, `names` inside it, `initial` at
+        first; return their names after it."""
         begins = ", ".join(f"{name} = {start}" for name, start in zip(names, initial, strict=True))
         kinds = ", ".join([vector(lanes, element)] * len(names))
         self.say(f"{result}:{len(names)} = scf.for {over} iter_args({begins}) -> ({kinds}) {{")
         return [f"{result}#{i}" for i in range(len(names))]
 
     def close_sums(self, sums: Sequence[str], lanes: int, element: str = "f32") -> None:
-        """Ends the loop: `sums` are carried on."""
+        """End the loop: `sums` are carried on."""
         self.say(f"scf.yield {', '.join(sums)} : {', '.join([vector(lanes, element)] * len(sums))}")
         self.say("}")

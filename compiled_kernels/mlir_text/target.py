@@ -1,4 +1,4 @@
-"""What kernels are written for: a processor's vectors, and how MLIR spells types and numbers."""
+"""The processor that kernels are written for: its vectors, and how MLIR spells types and numbers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ PAGES = 1 << 24  # a bound for types only: no kernel depends on the size of the 
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels may count on at a level of the instruction set: how long vectors are and how many stay in registers."""
+    """The features of a level of the instruction set that kernels may count on: length and number of
+    vector registers."""
 
     level: Level
 
     @classmethod
     def here(cls) -> Target:
-        """The level that this process makes kernels for. Raises LaneError where the machine has none."""
+        """Return the target of this process. Raises LaneError where the machine has no level."""
         level = level_here()
         if level is None:
             raise LaneError(f"lane mlir: {NO_LEVEL}")
@@ -38,27 +39,27 @@ class Target:
 
     @property
     def lanes(self) -> int:
-        """Numbers of float32 in a vector."""
+        """Return the number of float32 in a vector."""
         return 8 if self.level is Level.V3 else 16
 
     @property
     def registers(self) -> int:
-        """Vector registers of the processor."""
+        """Return the number of vector registers."""
         return 16 if self.level is Level.V3 else 32
 
     @property
     def sums(self) -> int:
-        """Vectors of sums that a kernel keeps in registers: half of them, the rest is for what is multiplied."""
+        """Return how many vectors of sums a kernel keeps in registers: half of them; the rest is for the operands."""
         return self.registers // 2
 
     @property
     def bf16_dots(self) -> bool:
-        """Whether there are dot products of bfloat16 pairs."""
+        """Return whether there are dot products of bfloat16 pairs."""
         return self.level is Level.V4_BF16
 
     @property
     def byte_dots(self) -> bool:
-        """Whether there are dot products of four bytes."""
+        """Return whether there are dot products of four bytes."""
         return self.level in (Level.V4_VNNI, Level.V4_BF16)
 
 
@@ -66,7 +67,7 @@ _TARGETS = {level: Target(level) for level in Level}
 
 
 def divisor(count: int, most: int) -> int:
-    """The largest power of two up to `most` that divides `count`."""
+    """Return the largest power of two up to `most` that divides `count`."""
     return next(size for size in (64, 32, 16, 8, 4, 2, 1) if size <= most and count % size == 0)
 
 
@@ -79,5 +80,5 @@ def vector(lanes: int, kind: str = "f32") -> str:
 
 
 def number(value: float) -> str:
-    """A float32 constant as MLIR reads it: always with a point."""
+    """Return a float32 constant as MLIR reads it: always with a point."""
     return f"{value:.9e}"

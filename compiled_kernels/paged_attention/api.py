@@ -43,17 +43,33 @@ def paged_attention(
     sink_logits: Float[Tensor, " head"] | None = None,
     score: Score | None = None,
 ) -> Float[Tensor, "token head dim"]:
-    """softmax(scale q kᵀ) v for each query head over its group's context, in float32.
+    """Compute softmax(scale q kᵀ) v for each query head over the context of its key/value head, in float32.
 
-    Sequence s owns the tokens [span_starts[s], span_starts[s + 1]), the last of its `context_lengths[s]`
-    positions; position p lies in page `page_table[s, p // offset]`. What no sequence's length covers is never
-    read into a result, whatever stands there. A row that may look nowhere gives zeros, as does one of no sequence:
-    spans begin with row 0 and leave none out, so such rows come after the last span.
+    Sequence s owns the tokens [span_starts[s], span_starts[s + 1]), the last of its `context_lengths[s]` positions.
+    Position p lies in page `page_table[s, p // offset]`. Memory beyond a sequence's length is never read into a
+    result. A row that sees no key gives zeros, as does one of no sequence: spans begin with row 0 and leave none out,
+    so such rows come after the last span.
 
-    `softcap` c > 0 makes every score c tanh(score / c) (Gemma 2, 2024), `score` then puts another in its place (see
-    scores.py); `sink_logits` adds one logit a head to the softmax's sum that attends to nothing (gpt-oss, 2025).
-    `decode_only` promises that every span has one token. Raises LaneError for what `lane` cannot say: triton and mlir
-    know windows with sinks and no score functions.
+    Args:
+        q: queries of all spans, packed.
+        keys: the pool of key pages.
+        values: the pool of value pages.
+        page_table: page numbers of each sequence, page 0 is null.
+        span_starts: first token of each sequence, and the end of the last.
+        context_lengths: positions of each sequence, its span included.
+        scale: factor of the scores.
+        mask: predicate over (query, key) positions.
+        decode_only: promise that every span has one token.
+        lane: the backend.
+        softcap: c > 0 makes every score c tanh(score / c) (Gemma 2, 2024).
+        sink_logits: one logit a head in the softmax's sum that attends to nothing (gpt-oss, 2025).
+        score: changes each score after the cap (see scores.py).
+
+    Returns:
+        Weighted sums of values in the type of `q`.
+
+    Raises:
+        LaneError: for what the backend cannot express: triton and mlir know windows with sinks and no score functions.
     """
     rule = scale, mask, softcap, sink_logits, score
     if lane is Lane.INDUCTOR and decode_only:
@@ -69,7 +85,7 @@ def paged_attention(
 
 
 def refusal(lane: Lane, mask: Mask, score: Score | None) -> str | None:
-    """Why `lane` cannot carry out this mask and score function; None where it can."""
+    """Return why a backend cannot carry out this mask and score function; None where it can."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):
         return None
     try:

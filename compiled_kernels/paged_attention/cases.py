@@ -29,8 +29,8 @@ def inputs(
     alibi: bool = False,
     beyond: int = 0,
 ) -> tuple:
-    """Spans over pages in random order; everything that belongs to no context is NaN, the null page included, which
-    stands where a window has left a page behind for good, and so are `beyond` rows of q after the last span."""
+    """Draw spans over pages in random order. Everything that belongs to no context is NaN: the null page, which
+    replaces pages that a window has left behind, and `beyond` rows of q after the last span."""
     counts = [-(-context // size) for context in contexts]
     order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
     table = torch.zeros(len(contexts), max(2, *counts, 2), dtype=torch.int32)
@@ -61,7 +61,7 @@ def call(q, keys, values, table, starts, lengths, scale, mask, decode_only, soft
 
 
 def even(query: Tensor, key: Tensor) -> Tensor:
-    """Every other key: a mask that no lane knows by name."""
+    """Show every other key: a mask that no backend knows by name."""
     return key % 2 == 0
 
 
@@ -79,7 +79,7 @@ def case(
 
 
 def _seen(span: int, context: int, mask: Mask) -> tuple[int, int]:
-    """Positions that any query of a span sees, and pairs of query and position that see each other."""
+    """Return positions that any query of a span sees, and pairs of query and position that see each other."""
     allowed = mask(torch.arange(context - span, context)[:, None], torch.arange(context)[None])
     return int(allowed.any(0).sum()), int(allowed.sum())
 
@@ -90,7 +90,7 @@ def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
 
 
 def size(q, keys, values, table, starts, lengths, scale, mask, decode_only, softcap, sink_logits, score):
-    """What values of one sign would come to, so that a sum that happens to cancel is not held to less."""
+    """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
     given = q.double(), keys.double(), values.double().abs(), table, starts, lengths, scale, mask, decode_only, softcap
     sinks = None if sink_logits is None else sink_logits.double()
     return call(*given, sinks, score, Lane.EAGER).amax(-1, keepdim=True)

@@ -69,7 +69,7 @@ def _expect(
     sink_logits: Tensor | None,
     decode_only: bool,
 ) -> None:
-    """Refuses what the kernels would read or write beyond a tensor's end; the pages' numbers are believed."""
+    """Refuse what the kernels would read or write beyond a tensor's end; page numbers are believed."""
     name = "paged_attention"
     (tokens, heads, dim), (pages, groups, size, _) = q.shape, keys.shape
     seqs, held = page_table.shape
@@ -92,7 +92,7 @@ def _expect(
 
 @dataclass(frozen=True)
 class _Paged:
-    """What all spans of a call share: the cache, and the rule of who sees what."""
+    """The values that all spans of a call share: the cache, the mask and the scores' rule."""
 
     keys: Tensor
     values: Tensor
@@ -103,7 +103,7 @@ class _Paged:
     sink_logits: Tensor | None
 
     def decodes(self, q: Tensor, page_table: Tensor, context_lengths: Tensor) -> Tensor:
-        """Each query [row, head, dim] at the end of its own context."""
+        """Attend with each query [row, head, dim] at the end of its own context."""
         tokens, heads, dim = q.shape
         rows = _power(tokens)  # few shapes serve every batch: rows beyond the last have no context
         q, table, lengths = (_padded(part, rows) for part in (q, page_table.int(), context_lengths.int()))
@@ -117,7 +117,7 @@ class _Paged:
         return mixed[:tokens]
 
     def span(self, q: Tensor, table: Tensor, context: int, out: Tensor) -> None:
-        """One span's queries [token, head, dim] over its context of that many positions, into `out`."""
+        """Attend with one span's queries [token, head, dim] over its context of that many positions, into `out`."""
         shape = SpanAttention(**vars(self._heads(q)))
         elements = -(-context // BLOCK) * shape.groups * BLOCK * shape.dim // shape.each
         laid_out = torch.empty(2, elements, dtype=torch.int32)  # of 4 bytes, as float32 is
@@ -149,7 +149,7 @@ class _Paged:
 
 
 def stages(case: Case, operator: str = "paged_attention") -> Mapping[str, str]:
-    """Every stage of the function that runs for `case`."""
+    """Return every stage of the function that runs for `case`."""
     of = case.arguments
     window, sinks = band(of["mask"], "mlir") if "mask" in of else (0, 0)
     heads = PagedHeads(
@@ -172,7 +172,7 @@ def stages(case: Case, operator: str = "paged_attention") -> Mapping[str, str]:
 
 
 def _power(count: int) -> int:
-    """The next power of two."""
+    """Return the next power of two."""
     return 1 << (count - 1).bit_length()
 
 

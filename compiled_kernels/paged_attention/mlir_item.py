@@ -6,8 +6,8 @@ from compiled_kernels.paged_attention.mlir_shape import Attention
 
 
 def pages(shape: Attention, name: str) -> str:
-    """@{name}_pages(q [share, dim], k, v, table, partial, row, group, chunk, scores, weights, begin, end, first, last):
-    the tile of every page of the row's table from begin to end, cut to the positions from first to last."""
+    """Emit @{name}_pages(q [share, dim], k, v, table, partial, row, group, chunk, scores, weights, begin, end, first,
+    last): the tile of every page of the row's table from begin to end, cut to the positions from first to last."""
     t = shape.types
     return f"""func.func private @{name}_pages(%q: {t["queries"]}, %k: {t["pages"]}, %v: {t["pages"]},
     %table: {t["table"]}, %partial: {t["partial"]}, %row: index, %group: index, %chunk: index, %scores: {t["scores"]},
@@ -38,8 +38,8 @@ return
 
 
 def item(shape: Attention, name: str) -> str:
-    """@{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk): the chunk's part of the row's
-    context, for all query heads of the group, into `partial`."""
+    """Emit @{name}_item(q [share, dim], k, v, table, lengths, partial, row, group, chunk): the chunk's part of the
+    row's context, for all query heads of the group, into `partial`."""
     t = shape.types
     walks = [_walk(shape, name, "%begin, %end, %first, %length")]
     if shape.sinks:
@@ -65,7 +65,7 @@ return
 
 
 def empty(shape: Attention) -> str:
-    """Before any key: sums 0, peak minus infinity, total 0."""
+    """Emit the state before any key: sums 0, peak minus infinity, total 0."""
     partial = shape.types["partial"]
     return f"""%none = arith.constant 0xFF800000 : f32
 %nothing = arith.constant 0.0 : f32
@@ -81,7 +81,7 @@ scf.for %h = %base to %last_head step %one {{
 
 
 def _first(shape: Attention) -> str:
-    """%first: the first position in the window."""
+    """Emit %first: the first position in the window."""
     if not shape.window:
         return "%first = arith.addi %zero, %zero : index"
     return f"""%window = arith.constant {shape.window} : index
@@ -91,7 +91,7 @@ def _first(shape: Attention) -> str:
 
 
 def _chunk(shape: Attention) -> str:
-    """%begin and %end: the chunk's pages of the table. Counted from the end: the last chunk is never empty."""
+    """Emit %begin and %end: the chunk's pages of the table. Counted from the end: the last chunk is never empty."""
     return f"""%start = arith.divui %first, %size : index
 %stop = arith.ceildivui %length, %size : index
 %pages = arith.subi %stop, %start : index
@@ -108,7 +108,8 @@ def _chunk(shape: Attention) -> str:
 
 
 def _sinks(shape: Attention) -> str:
-    """%sink_pages and %sink_end: pages and positions of the sinks before the window; the first chunk sees to them."""
+    """Emit %sink_pages and %sink_end: pages and positions of the sinks before the window; the first chunk sees to
+    them."""
     return f"""%sinks = arith.constant {shape.sinks} : index
 %kept = arith.minui %sinks, %first : index
 %mine = arith.cmpi eq, %chunk, %zero : index
@@ -117,7 +118,7 @@ def _sinks(shape: Attention) -> str:
 
 
 def _walk(shape: Attention, name: str, bounds: str) -> str:
-    """A call of @{name}_pages with these (begin, end, first, last)."""
+    """Emit a call of @{name}_pages with these (begin, end, first, last)."""
     t = shape.types
     given = f"%q, %k, %v, %table, %partial, %row, %group, %chunk, %scores, %weights, {bounds}"
     memories = f"{t['queries']}, {t['pages']}, {t['pages']}, {t['table']}, {t['partial']}"

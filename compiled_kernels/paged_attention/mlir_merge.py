@@ -7,7 +7,7 @@ from compiled_kernels.paged_attention.mlir_shape import Attention
 
 
 def merge(shape: Attention, name: str) -> str:
-    """@{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
+    """Emit @{name}_merge(partial[, sink logits], mixed [row, head * dim], begin, end): for the rows from begin to end,
     every head's chunks, weighed by their peaks, over their common total; a row without a context is zero."""
     t, lines = shape.types, Lines()
     peak_at, total_at = lines.index(shape.dim), lines.index(shape.dim + 1)
@@ -35,7 +35,7 @@ return
 
 
 def _factors(lines: Lines, shape: Attention, chunks: list[str], peak_at: str) -> list[str]:
-    """exp(peak - highest peak) of each chunk, and last of the sink logit, if there is one."""
+    """Emit exp(peak - highest peak) of each chunk, and last of the sink logit, if there is one."""
     t = shape.types
     highest = lines.let("arith.constant -3.0e38 : f32")  # below every score: a peak of nothing is no number
     peaks = [lines.let(f"memref.load %partial[%row, %head, {c}, {peak_at}] : {t['partial']}") for c in chunks]
@@ -47,7 +47,7 @@ def _factors(lines: Lines, shape: Attention, chunks: list[str], peak_at: str) ->
 
 
 def _total(lines: Lines, shape: Attention, chunks: list[str], factors: list[str], total_at: str) -> str:
-    """What the head's sums are divided by: the chunks' totals times their factors; 1 where that is 0."""
+    """Emit the divisor of the head's sums: the chunks' totals times their factors; 1 where that is 0."""
     total = lines.let("arith.constant 0.0 : f32")
     for chunk, factor in zip(chunks, factors, strict=False):
         found = lines.let(f"memref.load %partial[%row, %head, {chunk}, {total_at}] : {shape.types['partial']}")
@@ -60,7 +60,7 @@ def _total(lines: Lines, shape: Attention, chunks: list[str], factors: list[str]
 
 
 def _mixed(lines: Lines, shape: Attention, chunks: list[str], shares: list[str]) -> None:
-    """mixed[row, head] = the chunks' sums, each times its share, rounded."""
+    """Emit mixed[row, head] = the chunks' sums, each times its share, rounded."""
     t, lanes = shape.types, shape.columns
     base = lines.let(f"arith.muli %head, {lines.index(shape.dim)} : index")
     for at in range(0, shape.dim, lanes):

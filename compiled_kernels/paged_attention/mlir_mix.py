@@ -8,7 +8,7 @@ from compiled_kernels.paged_attention.mlir_shape import Attention
 
 
 def mix(lines: Lines, shape: Attention, heads: list[Head], factors: list[str]) -> None:
-    """partial = partial * factor + weights · values, for offsets from %from to %to.
+    """Emit partial = partial * factor + weights · values, for offsets from %from to %to.
 
     As many sums as registers: wide heads are walked in runs of columns.
     """
@@ -30,7 +30,7 @@ def _place(head: Head, column: str) -> str:
 
 
 def _earlier(lines: Lines, shape: Attention, heads: list[Head], factors: list[str], run: list[str]) -> list[str]:
-    """Sums of earlier offsets times each head's factor, a vector for each head and column."""
+    """Emit sums of earlier offsets times each head's factor, a vector for each head and column."""
     lanes, sums = shape.columns, []
     for head, factor in zip(heads, factors, strict=True):
         factors_ = lines.splat(factor, lanes)
@@ -43,7 +43,7 @@ def _earlier(lines: Lines, shape: Attention, heads: list[Head], factors: list[st
 def _key_by_key(
     lines: Lines, shape: Attention, heads: list[Head], run: list[str], sums: list[str], begin: str
 ) -> list[str]:
-    """The sums, moved on by the keys from `begin` to %to."""
+    """Emit the sums, moved on by the keys from `begin` to %to."""
     t, lanes, mark = shape.types, shape.columns, lines.mark
     names = [f"%a{mark}_{i}" for i in range(len(sums))]
     found = lines.open_sums(f"%r{mark}", f"%o = {begin} to %to step %one", names, sums, lanes)
@@ -61,7 +61,7 @@ def _key_by_key(
 def _two_keys_at_once(
     lines: Lines, shape: Attention, heads: list[Head], run: list[str], sums: list[str]
 ) -> tuple[list[str], str]:
-    """The sums, moved on by pairs of keys as dot products; and the offset of a last key that has no partner."""
+    """Emit the sums, moved on by pairs of keys as dot products; and the offset of a last key that has no partner."""
     two = lines.index(2)
     count = lines.let("arith.subi %to, %from : index")
     odd = lines.let(f"arith.remui {count}, {two} : index")
@@ -81,7 +81,7 @@ def _two_keys_at_once(
 
 
 def _woven(lines: Lines, shape: Attention, run: list[str]) -> list[str]:
-    """The values of keys %o and %o + 1 as pairs, 16 columns a vector; two such come from one load of each key."""
+    """Emit the values of keys %o and %o + 1 as pairs, 16 columns a vector; two such come from one load of each key."""
     partner = lines.let("arith.addi %o, %one : index")
     values = []
     for column in run[::2]:

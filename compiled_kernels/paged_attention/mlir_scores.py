@@ -18,7 +18,7 @@ class Head(NamedTuple):
 
 
 def score(lines: Lines, shape: Attention, heads: list[Head]) -> None:
-    """scores[slot, offset] = q · k, for offsets from %from to %to."""
+    """Emit scores[slot, offset] = q · k, for offsets from %from to %to."""
     if shape.pairs and shape.size % 16 == 0:
         _sixteen_keys_at_once(lines, shape, heads)
     else:
@@ -42,8 +42,8 @@ def _key_by_key(lines: Lines, shape: Attention, heads: list[Head]) -> None:
 
 
 def _sixteen_keys_at_once(lines: Lines, shape: Attention, heads: list[Head]) -> None:
-    """Their sums across lanes are taken together. A run of 16 may reach beyond the offsets in use; what stands there
-    is scored and then ignored."""
+    """Score 16 keys together, so that their sums across lanes are taken together. A run of 16 may reach beyond the
+    offsets in use; such scores are ignored."""
     columns = [lines.index(at) for at in range(0, shape.dim, 32)]
     queries = _queries(lines, shape, heads, columns, 32)
     zero = lines.filled("0.0", 16)
@@ -75,7 +75,7 @@ def fetch(lines: Lines, shape: Attention, memory: str, offset: str) -> None:
 
 
 def _queries(lines: Lines, shape: Attention, heads: list[Head], columns: list[str], read: int) -> list[list[str]]:
-    """Each head's query, vector by vector."""
+    """Emit each head's query, vector by vector."""
     kind = shape.types["queries"]
     return [
         [_vector(lines, shape, "%q", f"{lines.index(head.number)}, {column}", kind, read) for column in columns]
@@ -84,6 +84,6 @@ def _queries(lines: Lines, shape: Attention, heads: list[Head], columns: list[st
 
 
 def _vector(lines: Lines, shape: Attention, memory: str, at: str, kind: str, read: int) -> str:
-    """`read` numbers as they are multiplied: bfloat16 pairs, or float32."""
+    """Emit `read` numbers as they are multiplied: bfloat16 pairs, or float32."""
     loaded = lines.load(memory, at, kind, read, shape.kind)
     return loaded if shape.pairs else lines.wide(loaded, read, shape.kind)

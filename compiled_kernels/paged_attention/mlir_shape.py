@@ -1,4 +1,4 @@
-"""What the attention kernels are compiled for, and the types of what they work on."""
+"""The shapes that attention kernels are compiled for, and the types of their memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from compiled_kernels.mlir_text import PAGES, Target, divisor, memref
 
 @dataclass(frozen=True, kw_only=True)
 class PagedHeads:
-    """`heads` query heads on `groups` key/value heads of width `dim`, whose pages hold `size` tokens each.
+    """Query heads on paged key/value heads.
 
-    `kind` (f32 or bf16) is the type of queries and cache. Scores are q · k * `scale`, capped by `softcap` unless that
-    is 0. A query sees the last `window` positions, all where that is 0, and the first `sinks`. With `sink_logits` each
-    head has one logit more in its softmax, which stands for no value.
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: key/value heads, each of width `head_dim`.
+        page_size: tokens of a page.
+        dtype: f32 or bf16, the type of queries and cache.
+        scale: scores are q · k * `scale`.
+        softcap: c tanh(score / c) unless 0.
+        window: positions that a query sees, all where it is 0.
+        sinks: first positions that are always seen.
+        sink_logits: whether each head has one logit more in its softmax, without a value.
     """
 
     heads: int
@@ -30,27 +37,27 @@ class PagedHeads:
 
     @property
     def share(self) -> int:
-        """Query heads of a group."""
+        """Return the query heads of a group."""
         return self.heads // self.groups
 
     @property
     def lanes(self) -> int:
-        """Scores of a vector."""
+        """Return the scores of a vector."""
         return self.target.lanes
 
     @property
     def columns(self) -> int:
-        """Columns of a head that one vector of float32 holds."""
+        """Return the columns of a head that one vector of float32 holds."""
         return divisor(self.dim, self.target.lanes)
 
     @property
     def pairs(self) -> bool:
-        """Whether sums are dot products of bfloat16 pairs."""
+        """Return whether sums are dot products of bfloat16 pairs."""
         return self.target.bf16_dots and self.kind == "bf16" and self.dim % 32 == 0
 
     @property
     def pages(self) -> str:
-        """Type of the pool of keys, and of that of values: [page, group, offset, dim]."""
+        """Return the type of the pool of keys, and of that of values: [page, group, offset, dim]."""
         return memref((PAGES, self.groups, self.size, self.dim), self.kind)
 
 
@@ -59,7 +66,7 @@ HEADS = 4  # query heads whose sums are kept in registers at once
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(PagedHeads):
-    """`rows` queries, each at the last position of its own context, of `held` pages at most, in `chunks` parts."""
+    """`rows` queries, each at the last position of its own context, of `max_pages` pages at most, in `chunks` parts."""
 
     rows: int
     held: int
@@ -67,12 +74,13 @@ class Attention(PagedHeads):
 
     @property
     def scored(self) -> int:
-        """Offsets of a page, filled up to whole vectors of scores."""
+        """Return the offsets of a page, filled up to whole vectors of scores."""
         return -(-self.size // self.lanes) * self.lanes
 
     @property
     def types(self) -> dict[str, str]:
-        """`queries` are those of one group; `partial` holds a chunk's unscaled sums, then its peak, then its total."""
+        """Return memref types by name: `queries` are those of one key/value head; `partial` holds a chunk's unscaled
+        sums, then its peak, then its total."""
         return {
             "q": memref((self.rows, self.heads, self.dim), self.kind),
             "pages": self.pages,

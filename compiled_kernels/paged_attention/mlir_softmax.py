@@ -33,35 +33,37 @@ class Softmax:
         return vector(self.shape.lanes)
 
     def logits(self, score: str, visible: str) -> str:
-        """Scores, scaled and capped; minus infinity where a key is not visible."""
+        """Emit scores, scaled and capped; minus infinity where a key is not visible."""
         score = self.lines.let(f"arith.mulf {score}, {self.scale} : {self._kind}")
         if self.shape.softcap:
             score = self._capped(score)
         return self._where(visible, score, self.none)
 
     def highest(self, logits: list[str]) -> str:
-        """The highest of vectors of logits, as one number."""
+        """Emit the highest of vectors of logits, as one number."""
         found = logits[0]
         for each in logits[1:]:
             found = self.lines.let(f"arith.maximumf {found}, {each} : {self._kind}")
         return self.lines.let(f"vector.reduction <maximumf>, {found} : {self._kind} into f32")
 
     def raise_peak(self, place: str, highest: str) -> tuple[str, str]:
-        """The peak before, and the peak from now on as a vector."""
+        """Emit the peak before, and the peak from now on as a vector."""
         before = self.lines.let(f"memref.load {place}")
         peak = self.lines.let(f"arith.maximumf {before}, {highest} : f32")
         self.lines.say(f"memref.store {peak}, {place}")
         return before, self.lines.splat(peak, self.shape.lanes)
 
     def weight(self, logits: str, visible: str, peaks: str) -> str:
-        """exp(logit - peak); 0 where a key is not visible."""
+        """Emit exp(logit - peak); 0 where a key is not visible."""
         fallen = self.lines.let(f"arith.subf {logits}, {peaks} : {self._kind}")
         return self._where(visible, self.lines.exp(fallen, self.shape.lanes), self.zero)
 
     def move_total(self, place: str, before: str, peaks: str, weights: str) -> str:
-        """total * factor + the sum of `weights`. The factor, exp(earlier peak - peak): earlier sums want it too.
+        """Emit total * factor + the sum of `weights`; return the factor, exp(earlier peak - peak), which earlier sums
+        need too.
 
-        It is 1 where the peak has not moved, and that of a query that has seen nothing yet is minus infinity still."""
+        It is 1 where the peak has not moved, and that of a query that has seen nothing yet is minus infinity still.
+        """
         lines, lanes = self.lines, self.shape.lanes
         earlier = lines.splat(before, lanes)
         same = lines.let(f"arith.cmpf oeq, {earlier}, {peaks} : {self._kind}")
@@ -78,7 +80,7 @@ class Softmax:
         return self.lines.let(f"arith.select {visible}, {value}, {otherwise} : {bits}, {self._kind}")
 
     def _capped(self, score: str) -> str:
-        """c tanh(score / c), with tanh x = 1 - 2 / (exp(2x) + 1)."""
+        """Emit c tanh(score / c), with tanh x = 1 - 2 / (exp(2x) + 1)."""
         lines, kind, cap = self.lines, self._kind, self.shape.softcap
         double, one, two, most = (lines.filled(number(v), self.shape.lanes) for v in (2 / cap, 1.0, 2.0, cap))
         power = lines.exp(lines.let(f"arith.mulf {score}, {double} : {kind}"), self.shape.lanes)

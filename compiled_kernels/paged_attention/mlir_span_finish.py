@@ -7,8 +7,8 @@ from compiled_kernels.paged_attention.mlir_span_shape import SpanAttention
 
 
 def finish(shape: SpanAttention) -> str:
-    """@finish([sink logits, ]sums, peaks, totals, out [token, head, dim], group, token, queries): what the tile of one
-    group that begins with `token` and has `queries` has found, put where it belongs."""
+    """Emit @finish([sink logits, ]sums, peaks, totals, out [token, head, dim], group, token, queries): what the tile
+    of one group that begins with `token` and has `queries` has found, put where it belongs."""
     t, lines = shape.types, Lines()
     share = _share(lines, shape)
     for at in range(0, shape.dim, shape.columns):
@@ -32,7 +32,7 @@ return
 
 
 def _share(lines: Lines, shape: SpanAttention) -> str:
-    """What a slot's sums are multiplied by: 1 / total, where a sink logit joins the total."""
+    """Emit the factor of a slot's sums: 1 / total, where a sink logit joins the total."""
     t = shape.types
     total = lines.let(f"memref.load %totals[%slot] : {t['peaks']}")
     if not shape.sink_logits:
@@ -49,7 +49,7 @@ def _share(lines: Lines, shape: SpanAttention) -> str:
 
 
 def _put(lines: Lines, shape: SpanAttention, column: str, share: str) -> None:
-    """out[row, head] = sums * share, rounded: the columns of one vector."""
+    """Emit out[row, head] = sums * share, rounded: the columns of one vector."""
     t, lanes = shape.types, shape.columns
     sums = lines.load("%sums", f"%slot, {column}", t["sums"], lanes, "f32")
     sums = lines.let(f"arith.mulf {sums}, {lines.splat(share, lanes)} : {vector(lanes)}")

@@ -7,9 +7,9 @@ from compiled_kernels.paged_attention.mlir_span_shape import BLOCK, SpanAttentio
 
 
 def pack(shape: SpanAttention) -> str:
-    """@pack(k, v, table, keys [at, dim, key], values [at, key, dim], group, block, blocks, context): the keys and
-    values of one block of one group go to at = group * blocks + block; zeros beyond the context and for the null page,
-    which stands where a page was given back."""
+    """Emit @pack(k, v, table, keys [at, dim, key], values [at, key, dim], group, block, blocks, context): the keys and
+    values of one block of one group go to at = group * blocks + block; zeros beyond the context and for the null page, which replaces freed
+    pages."""
     t = shape.types
     zero = "arith.constant 0 : i32" if shape.pairs else "arith.constant 0.0 : f32"
     return f"""func.func private @pack(%k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %keys: {t["keys"]},
@@ -54,7 +54,7 @@ return
 
 
 def _held(shape: SpanAttention) -> str:
-    """%held: whether %position lies in a page and not in the null page."""
+    """Emit %held: whether %position lies in a page and not in the null page."""
     return f"""    %slot = arith.divui %position, %size : index
     %found = memref.load %table[%slot] : {shape.types["table"]}
     %null = arith.constant 0 : i32
@@ -62,7 +62,7 @@ def _held(shape: SpanAttention) -> str:
 
 
 def _copied(shape: SpanAttention) -> str:
-    """One key and its value, of %position; they are the `side` of the pair `half`."""
+    """Emit one key and its value, of %position; they are the `side` of the pair `half`."""
     return f"""    %place = arith.divui %position, %size : index
     %offset = arith.remui %position, %size : index
     %number = memref.load %table[%place] : {shape.types["table"]}
@@ -76,7 +76,7 @@ def _copied(shape: SpanAttention) -> str:
 
 
 def _key(shape: SpanAttention) -> str:
-    """One key's elements, each into its own row of the block: an element of a pair is two columns."""
+    """Emit one key's elements, each into its own row of the block: an element of a pair is two columns."""
     t, lines = shape.types, Lines()
     read = divisor(shape.dim, 32 if shape.pairs else shape.lanes)
     elements_type = vector(read // shape.each, shape.packed)
@@ -95,7 +95,7 @@ def _key(shape: SpanAttention) -> str:
 
 
 def _value(shape: SpanAttention) -> str:
-    """One value's row: an element of a pair is two keys' values, which come one after the other."""
+    """Emit one value's row: an element of a pair is two keys' values, which come one after the other."""
     t, lanes, lines = shape.types, shape.columns, Lines("u")
     for at in range(0, shape.dim, lanes):
         column = lines.index(at)
@@ -106,7 +106,7 @@ def _value(shape: SpanAttention) -> str:
 
 
 def _joined(lines: Lines, shape: SpanAttention, loaded: str, column: str) -> str:
-    """What the block holds, with bfloat16 values in the half of each element that is %shift bits up."""
+    """Emit the block's elements, with bfloat16 values in the half of each element that is %shift bits up."""
     lanes = shape.columns
     words, out = vector(lanes, "i16"), vector(lanes, shape.packed)
     bits = lines.let(f"vector.bitcast {loaded} : {vector(lanes, shape.kind)} to {words}")

@@ -8,9 +8,10 @@ from compiled_kernels.paged_attention.mlir_span_weights import Query, weigh
 
 
 def rows(shape: SpanAttention) -> str:
-    """@rows(q [token, head, dim], keys, values, at, start, group, token, slot, queries, before, sums, peaks, totals,
-    weights): the queries of ROWS slots, from `slot` on, of the tile that begins with `token` and has `queries`, over
-    the block `at`, whose first position is `start`. `before` is how many positions the span itself comes after."""
+    """Emit @rows(q [token, head, dim], keys, values, at, start, group, token, slot, queries, before, sums, peaks,
+    totals, weights): the queries of ROWS slots, from `slot` on, of the tile that begins with `token` and has
+    `queries`, over the block `at`, whose first position is `start`. `before` is how many positions the span itself
+    comes after."""
     t, lines = shape.types, Lines()
     queries = _queries(lines, shape)
     scores = _scores(lines, shape, queries)
@@ -28,7 +29,7 @@ return
 
 
 def _queries(lines: Lines, shape: SpanAttention) -> list[Query]:
-    """Slots beyond the tile's last query stand for that query once more."""
+    """Emit the queries of ROWS slots. Slots beyond the tile's last query repeat that query."""
     places = [lines.index(i) for i in range(ROWS)]
     slots = [lines.let(f"arith.addi %slot, {place} : index") for place in places]
     last = lines.let("arith.subi %queries, %one : index")
@@ -44,8 +45,8 @@ def _queries(lines: Lines, shape: SpanAttention) -> list[Query]:
 
 
 def _scores(lines: Lines, shape: SpanAttention, queries: list[Query]) -> list[list[str]]:
-    """For each query a vector of scores for each run of keys in the block; as many runs at once as there are registers
-    for."""
+    """Emit the scores: for each query a vector for each run of keys in the block; as many runs at once as there are
+    registers for."""
     starts = [lines.index(at) for at in range(0, BLOCK, shape.lanes)]
     most = max(1, shape.target.sums // ROWS)
     found: list[list[str]] = [[] for _ in queries]
@@ -72,7 +73,7 @@ def _score_runs(lines: Lines, shape: SpanAttention, queries: list[Query], runs: 
 
 
 def _mix(lines: Lines, shape: SpanAttention, queries: list[Query]) -> None:
-    """sums += weights · values, in runs of as many columns as there are registers for."""
+    """Emit sums += weights · values, in runs of as many columns as there are registers for."""
     columns = range(0, shape.dim, shape.columns)
     most = max(1, shape.target.sums // ROWS)
     for first in range(0, len(columns), most):
@@ -98,7 +99,7 @@ def _mix_run(lines: Lines, shape: SpanAttention, queries: list[Query], run: list
 
 
 def _elements(lines: Lines, shape: SpanAttention, places: list[str], lanes: int) -> list[str]:
-    """Vectors of the new layout as they are multiplied; a place is a memory, indices and type."""
+    """Emit vectors of the new layout as they are multiplied; a place is a memory, indices and type."""
     found = [lines.let(f"vector.load {place}, {vector(lanes, shape.packed)}") for place in places]
     if not shape.pairs:
         return found
@@ -108,7 +109,7 @@ def _elements(lines: Lines, shape: SpanAttention, places: list[str], lanes: int)
 
 
 def _factor(lines: Lines, shape: SpanAttention, place: str, element: str, lanes: int) -> str:
-    """What stands at a place, in every element of a vector: a pair of bfloat16, or one number of type `element`."""
+    """Emit the number at a place, in every element of a vector: a pair of bfloat16, or one number of type `element`."""
     if shape.pairs:
         return lines.spread_pair(lines.let(f"vector.load {place}, {vector(2, 'bf16')}"))
     loaded = lines.let(f"memref.load {place}")

@@ -1,4 +1,4 @@
-"""What the attention of one long span is compiled for, and the types of what it works on."""
+"""The shape that attention of one long span is compiled for, and the types of its memory."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ class SpanAttention(PagedHeads):
 
     @property
     def packed(self) -> str:
-        """Type of an element of the new layout."""
+        """Return the type of an element of the new layout."""
         return "i32" if self.pairs else "f32"
 
     @property
     def each(self) -> int:
-        """Numbers an element holds."""
+        """Return the numbers an element holds."""
         return 2 if self.pairs else 1
 
     @property
     def tokens(self) -> int:
-        """Tokens of a tile."""
+        """Return the tokens of a tile."""
         return max(1, TILE // self.share)
 
     @property
     def slots(self) -> int:
-        """Queries of a tile, and room for the last few to be computed twice."""
+        """Return the queries of a tile, and room for the last few to be computed twice."""
         return -(-self.tokens * self.share // ROWS) * ROWS
 
     @property
     def types(self) -> dict[str, str]:
-        """`sizes` are the numbers of tokens and of positions; `keys` and `values` the new layout, block by block of
-        each group; `sums`, `peaks` (and totals) one tile's, by slot; `weights` those of one block for a few slots."""
+        """Return memref types by name: `sizes` are the numbers of tokens and of positions; `keys` and `values` the new
+        layout, block by block of each key/value head; `sums`, `peaks` (and totals) one tile's, by slot; `weights`
+        those of one block for a few slots."""
         return {
             "q": memref((PAGES, self.heads, self.dim), self.kind),
             "pages": self.pages,

@@ -20,7 +20,8 @@ class Query(NamedTuple):
 
 
 def weigh(lines: Lines, shape: SpanAttention, query: Query, scores: list[str]) -> None:
-    """Scores of the block, a vector for each run of keys, become weights; the query's peak, total and sums move on."""
+    """Emit the weights of a block from its scores, a vector for each run of keys, and update the query's peak, total
+    and sums."""
     t, lanes = shape.types, shape.lanes
     softmax = Softmax.begin(lines, shape)
     visible, logits = _logits(lines, shape, softmax, query, scores)
@@ -40,7 +41,7 @@ def weigh(lines: Lines, shape: SpanAttention, query: Query, scores: list[str]) -
 def _logits(
     lines: Lines, shape: SpanAttention, softmax: Softmax, query: Query, scores: list[str]
 ) -> tuple[list[str], list[str]]:
-    """For each run of keys: whether the query sees them, and their logits."""
+    """Emit for each run of keys which of them the query sees, and their logits."""
     lanes, positions = shape.lanes, vector(shape.lanes, "index")
     steps = lines.let(f"vector.step : {positions}")
     here = lines.let(f"vector.broadcast {query.position} : index to {positions}")
@@ -54,7 +55,8 @@ def _logits(
 
 
 def _visible(lines: Lines, shape: SpanAttention, keys: str, here: str) -> str:
-    """Which of the positions `keys` a query at `here` sees: all up to its own, of these the window and the sinks."""
+    """Emit which of the positions `keys` a query at `here` sees: all up to its own, of these the window
+    and the sinks."""
     positions, bits = vector(shape.lanes, "index"), vector(shape.lanes, "i1")
     visible = lines.let(f"arith.cmpi ule, {keys}, {here} : {positions}")
     if not shape.window:
@@ -69,7 +71,7 @@ def _visible(lines: Lines, shape: SpanAttention, keys: str, here: str) -> str:
 
 
 def _rescale(lines: Lines, shape: SpanAttention, query: Query, factor: str) -> None:
-    """sums = sums * factor, for this query."""
+    """Emit sums = sums * factor, for this query."""
     kind, lanes = shape.types["sums"], shape.columns
     for at in range(0, shape.dim, lanes):
         place = f"{query.slot}, {lines.index(at)}"

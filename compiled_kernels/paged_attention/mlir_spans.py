@@ -19,13 +19,13 @@ __all__ = ["BLOCK", "SpanAttention", "span_text"]
 
 
 def span_text(shape: SpanAttention) -> str:
-    """@paged_attention(q [token, head, dim], k, v, table, (tokens, context), packed keys, packed values[, sink logits],
-    out), run by all threads at once, with what it calls; @exp must be there."""
+    """Emit @paged_attention(q [token, head, dim], k, v, table, (tokens, context), quantized keys, quantized values[,
+    sink logits], out), run by all threads at once, with what it calls; @exp must be there."""
     return "\n".join((pack(shape), rows(shape), finish(shape), _entry(shape)))
 
 
 def _entry(shape: SpanAttention) -> str:
-    """@paged_attention: packs blocks of groups in turn with the other threads, then tiles of groups."""
+    """Emit @paged_attention: packs blocks of groups in turn with the other threads, then tiles of groups."""
     t = shape.types
     sinks = f"%sinks: {t['sinks']}, " if shape.sink_logits else ""
     return f"""func.func @paged_attention(%q: {t["q"]}, %k: {t["pages"]}, %v: {t["pages"]}, %table: {t["table"]}, %sizes: {t["sizes"]},
@@ -63,7 +63,7 @@ return
 
 
 def _packs(shape: SpanAttention) -> str:
-    """All blocks of all groups, laid out anew."""
+    """Emit all blocks of all groups, laid out anew."""
     t = shape.types
     return f"""%blocks = arith.ceildivui %context, %length : index
 %packs = arith.muli %blocks, %groups : index
@@ -76,7 +76,7 @@ scf.for %item = %thread to %packs step %threads {{
 
 
 def _tile(shape: SpanAttention) -> str:
-    """One tile: `queries` queries of `group`, whose first token is `token`, over every block up to their own."""
+    """Emit one tile: `queries` queries of `group`, whose first token is `token`, over every block up to their own."""
     t = shape.types
     sunk, sunk_type = ("%sinks, ", f"{t['sinks']}, ") if shape.sink_logits else ("", "")
     return f"""  %number = arith.divui %item, %groups : index
@@ -103,7 +103,7 @@ def _tile(shape: SpanAttention) -> str:
 
 
 def _block(shape: SpanAttention) -> str:
-    """One block, for all queries of a tile, a few at a time; blocks that none of them sees are passed over."""
+    """Emit one block, for all queries of a tile, a few at a time; blocks that none of them sees are passed over."""
     t = shape.types
     return f"""    %start = arith.muli %block, %length : index
     %from = arith.muli %group, %blocks : index
@@ -118,7 +118,7 @@ def _block(shape: SpanAttention) -> str:
 
 
 def _needed(shape: SpanAttention) -> str:
-    """%needed: whether the block reaches into the window of the tile's first token, or holds sinks."""
+    """Emit %needed: whether the block reaches into the window of the tile's first token, or holds sinks."""
     if not shape.window:
         return "    %needed = arith.constant true"
     return f"""    %earliest = arith.addi %before, %token : index

@@ -19,14 +19,14 @@ __all__ = ["Attention", "attention_text", "entry_text"]
 
 
 def attention_text(shape: Attention, name: str) -> str:
-    """@{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and
-    @{name}_merge(partial[, sink logits], mixed, begin, end), with what they call; @exp must be there."""
+    """Emit @{name}_item(queries, keys, values, table, lengths, partial, row, group, chunk) and @{name}_merge(partial[,
+    sink logits], mixed, begin, end), with what they call; @exp must be there."""
     return "\n".join((tile(shape, name), pages(shape, name), item(shape, name), merge(shape, name)))
 
 
 def entry_text(shape: Attention) -> str:
-    """@paged_attention(q [row, head, dim], keys, values, table, lengths, partial[, sink logits], mixed
-    [row, head * dim]), run by all threads at once over the functions named `attend`."""
+    """Emit @paged_attention(q [row, head, dim], keys, values, table, lengths, partial[, sink logits], mixed [row, head
+    * dim]), run by all threads at once over the functions named `attend`."""
     t = shape.types
     sink = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
     sunk, sunk_type = (", %sinks", f", {t['sinks']}") if shape.sink_logits else ("", "")

@@ -10,8 +10,8 @@ from compiled_kernels.paged_attention.mlir_softmax import Softmax
 
 
 def tile(shape: Attention, name: str) -> str:
-    """@{name}_tile(q [share, dim], k, v, page, next page, group, from, to, partial, row, chunk, scores, weights): offsets
-    [from, to) of one page move on what `partial` holds of the row's chunk, for all query heads of the group."""
+    """Emit @{name}_tile(q [share, dim], k, v, page, next page, group, from, to, partial, row, chunk, scores, weights):
+    offsets [from, to) of one page move on what `partial` holds of the row's chunk, for all query heads of the group."""
     t, lines = shape.types, Lines()
     for first in range(0, shape.share, HEADS):
         _heads(lines, shape, range(first, min(first + HEADS, shape.share)))
@@ -25,7 +25,7 @@ return
 
 
 def _heads(lines: Lines, shape: Attention, numbers: range) -> None:
-    """The heads of these numbers in the group: scores, weights, sums."""
+    """Emit the heads of these numbers in the group: scores, weights, sums."""
     slots = [lines.index(i) for i in range(len(numbers))]
     first = lines.let(f"arith.muli %group, {lines.index(shape.share)} : index")
     owners = [lines.let(f"arith.addi {first}, {lines.index(number)} : index") for number in numbers]
@@ -36,7 +36,7 @@ def _heads(lines: Lines, shape: Attention, numbers: range) -> None:
 
 
 def weigh(lines: Lines, shape: Attention, head: Head) -> str:
-    """The head's scores become weights, its peak and total move on. The factor for earlier sums."""
+    """Emit a head's weights from its scores, and update its peak and total; return the factor for earlier sums."""
     t, lanes = shape.types, shape.lanes
     softmax = Softmax.begin(lines, shape)
     starts = [lines.index(at) for at in range(0, shape.scored, lanes)]
@@ -58,7 +58,7 @@ def weigh(lines: Lines, shape: Attention, head: Head) -> str:
 def _logits(
     lines: Lines, shape: Attention, softmax: Softmax, head: Head, starts: list[str]
 ) -> tuple[list[str], list[str]]:
-    """For each run of offsets: whether they are in [from, to), and their logits."""
+    """Emit for each run of offsets which are in [from, to), and their logits."""
     lanes, kind = shape.lanes, vector(shape.lanes, "index")
     steps = lines.let(f"vector.step : {kind}")
     begin, end = (lines.let(f"vector.broadcast {limit} : index to {kind}") for limit in ("%from", "%to"))

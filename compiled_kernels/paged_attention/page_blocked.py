@@ -25,7 +25,7 @@ def decode(
     sink_logits: Tensor | None = None,
     score: Score | None = None,
 ) -> Tensor:
-    """q [seq, head, dim] at the last position of each context."""
+    """Attend with q [seq, head, dim] at the last position of each context."""
     seqs, heads, dim = q.shape
     groups, size = keys.shape[1], keys.shape[2]
     table = page_table.long()

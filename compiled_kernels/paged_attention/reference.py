@@ -46,7 +46,7 @@ def attend(
     sink_logits: Tensor | None = None,
     score: Score | None = None,
 ) -> Tensor:
-    """q [token, head, dim] at positions from `first_position` on, over k and v [context, group, dim]."""
+    """Attend with q [token, head, dim] at positions from `first_position` on, over k and v [context, kv_head, dim]."""
     weights = weigh(q, k, first_position, scale, mask, softcap, sink_logits, score)
     values = v.to(weights.dtype)
     mixed = einsum(weights, values, "group share token context, context group dim -> token group share dim")
@@ -63,7 +63,8 @@ def weigh(
     sink_logits: Tensor | None = None,
     score: Score | None = None,
 ) -> Tensor:
-    """How much each query looks at each key: [group, share, token, context], in float32 or q's float64."""
+    """Return the weight of each key for each query: [kv_head, queries_per_kv, token, context], in float32 or q's
+    float64."""
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=k.shape[1])
     scores = (
@@ -86,7 +87,8 @@ def weigh(
 
 
 def context_of(pages: Tensor, table: Tensor, context: int) -> Tensor:
-    """The first `context` positions of one sequence, in order: [context, group, dim]; zeros for a page given back."""
+    """Return the first `context` positions of one sequence, in order: [context, kv_head, dim]; zeros for
+    freed pages."""
     size = pages.shape[2]
     held = table[: -(-context // size)].long()
     used = pages[held]

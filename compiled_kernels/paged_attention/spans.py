@@ -54,7 +54,8 @@ def by_spans(
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, mask: Mask) -> Tensor:
-    """q [token, head, dim] over k and v [context, group, dim]; every row sees at least itself."""
+    """Attend with q [token, head, dim] over k and v [context, kv_head, dim] by torch's fused attention; every row sees
+    at least itself."""
     share = q.shape[1] // k.shape[1]
     queries = rearrange(q, "token head dim -> 1 head token dim")
     k, v = (
@@ -74,7 +75,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, first_position: int, scale: float, m
 def eager_form(
     q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits, alibi
 ) -> Tensor:
-    """The specification as an operation that a graph may hold."""
+    """Run the specification as an operation that a graph may hold."""
     mask = SlidingWindow(window, sinks) if window else Causal()
     score = ALiBi(q.shape[1]) if alibi else None
     return reference(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits, score)
@@ -83,7 +84,7 @@ def eager_form(
 def inductor_form(
     q, keys, values, table, starts, lengths, scale, window, sinks, decode_only, softcap, sink_logits, alibi
 ) -> Tensor:
-    """`by_spans` as an operation that a graph may hold."""
+    """Run `by_spans` as an operation that a graph may hold."""
     mask = SlidingWindow(window, sinks) if window else Causal()
     score = ALiBi(q.shape[1]) if alibi else None
     return by_spans(q, keys, values, table, starts, lengths, scale, mask, softcap, sink_logits, score)

@@ -37,9 +37,17 @@ def plan(
     splits: int | None = None,
     fixed: bool = False,
 ) -> tuple[list[Launch], Tensor]:
-    """`tile` (keys) and `splits` are chosen by shape where they are not given. With `fixed` every query walks its own
-    context in one order, by one kernel, whatever its span and its company: tiles at positions of their own, all of them
-    masked, none in parts."""
+    """Plan the launches of paged attention.
+
+    Args:
+        tile: keys of a tile; chosen by shape unless given.
+        splits: parts of each walk over the context; chosen by shape unless given.
+        batch_invariant: every query walks its own context in one order, by one kernel, whatever its span and the batch
+            composition: tiles at positions of their own, all of them masked, none in parts.
+
+    Returns:
+        The launches, and the output they fill.
+    """
     check("paged_attention", q, keys, values, sink_logits)
     if not (keys.is_contiguous() and values.is_contiguous()):
         raise LaneError("paged_attention: lane triton reads contiguous pages")
@@ -52,7 +60,7 @@ def plan(
     if fixed:
         tile, splits, window = max(LEAST_DOT, min(MOST_KEYS, narrow)), 1, window or EVERYTHING
     tile = tile or max(LEAST_DOT, min(MOST_KEYS, narrow, power_of_two(reach)))
-    # Rows outside every span give zeros; where every row is a span of its own there are none.
+    # Rows outside every span give zeros; where every span has one row there are none.
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if decode_only else q.new_zeros(q.shape)
     spans = {
         "span_starts": span_starts, "sink_logits": q if sink_logits is None else sink_logits, "out": out,

@@ -20,7 +20,7 @@ from compiled_kernels.prefill.text import after_text, before_text
 
 
 class Buffers:
-    """Tensors between the products of blocks: `rows` rows at most. Blocks share them, as far as they are alike."""
+    """Tensors between the products of blocks, for `rows` rows at most. Blocks of equal sizes share them."""
 
     def __init__(self, rows: int):
         self.rows = max(rows, TILE_ROWS)
@@ -28,7 +28,7 @@ class Buffers:
         self._tensors: dict[tuple[str, int, str], Tensor] = {}
 
     def get(self, name: str, columns: int, element: str) -> Tensor:
-        """[row, columns], zeros when it is made."""
+        """Return the buffer [row, columns], zeros when it is made."""
         key = name, columns, element
         if key not in self._tensors:
             dtype = next(dtype for dtype, told in TYPES.items() if told == element)
@@ -37,11 +37,11 @@ class Buffers:
 
 
 class PrefillBlock:
-    """`weights` holds what the shape's sides name and no buffer is; raises LaneError where one is missing or of another
-    shape or type.
+    """One block's two sides around attention. `weights` holds the tensors that the shape's sides name and that are no
+    buffers; raises LaneError where one is missing or of another shape or type.
 
-    Fill `x` (and the angles) of `buffers`; `before(rows)` gives q, k, v [row, head, dim]; `after(mixed)` takes what
-    attention read, in the same order, and moves x on. Both are views of the buffers, good until the next call.
+    Fill `x` (and the angles) of `buffers`; `before(rows)` gives q, k, v [row, head, dim]; `after(mixed)` takes the
+    result of attention, in the same order, and adds to x. Both are views of the buffers, good until the next call.
     """
 
     def __init__(self, shape: BlockShape, weights: Mapping[str, Tensor], buffers: Buffers):
@@ -63,13 +63,13 @@ class PrefillBlock:
     def before(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         if not 0 < rows <= self.buffers.rows:
             raise LaneError(f"prefill: {rows} rows, and the buffers are for 1 to {self.buffers.rows}")
-        self._rows, self.buffers.sizes[0] = rows, max(rows, TILE_ROWS)  # rows beyond are computed for nobody
+        self._rows, self.buffers.sizes[0] = rows, max(rows, TILE_ROWS)  # rows beyond are computed and not read
         self._before()
         q, k, v = (part[:rows].view(rows, -1, self.shape.layer.dim) for part in self._heads)
         return q, k, v
 
     def after(self, mixed: Tensor) -> None:
-        """Of the rows that `before` was called with."""
+        """Run the side after attention, for the rows that `before` was called with."""
         rows, heads, dim = self._rows, self.shape.layer.heads, self.shape.layer.dim
         expect("prefill", "mixed", mixed, (rows, heads, dim), (self._mixed.dtype,), dense=False)
         self._mixed[:rows].view(rows, heads, dim).copy_(mixed)

@@ -16,9 +16,9 @@ from compiled_kernels.mlir_text import PAGES, Named, Target, memref
 
 @dataclass(frozen=True)
 class BlockShape:
-    """A block of `layer`, whose four products have their weights in panels, in a model of this `width`.
+    """A block of `layer`, whose four products have their weights in panels, in a model of this `hidden_size`.
 
-    `kind` (f32 or bf16) is the type of queries, keys and values; the residual stream is float32.
+    `dtype` (f32 or bf16) is the type of queries, keys and values; the residual stream is float32.
     """
 
     layer: LayerShape
@@ -34,14 +34,15 @@ class BlockShape:
 
     @property
     def alike(self) -> BlockShape:
-        """The same without what only attention and the cache are compiled for: blocks alike in this share code."""
+        """Return the shape without what only attention and the cache are compiled for: blocks with equal keys share
+        code."""
         turn = None if self.layer.turn is None else 0
         ours = {"table": 0, "packing": None, "window": 0, "sinks": 0, "softcap": 0.0, "sink_logits": False}
         return replace(self, layer=replace(self.layer, turn=turn, scale=1.0, **ours))
 
     @cached_property
     def parts(self) -> Layer:
-        """The layer with rows of any number, as the compiled step has it with a fixed one."""
+        """Return the layer with rows of any number, as the compiled step has it with a fixed one."""
         step = StepShape(PAGES, self.width, 1, self.eps, self.kind, (), None, 1, 1, 1, self.target)
         return Layer(step, self.layer, "block")
 
@@ -55,7 +56,8 @@ class BlockShape:
 
     @cached_property
     def gate_up(self) -> ManyRows:
-        """Pairs of panels are one of the gate and one of what it gates, so that its end is `hidden` columns wide."""
+        """Return the product of gate and up. Pairs of panels are one of the gate and one of up, so that its end is
+        `intermediate_size` columns wide."""
         hidden = self.layer.hidden
         return replace(_many(self.parts.gate_up), result=self.down.entering, columns=hidden, apart=hidden // PANEL)
 
@@ -65,7 +67,7 @@ class BlockShape:
 
     @property
     def x(self) -> Named:
-        """The residual stream."""
+        """Return the residual stream."""
         return self.parts.x
 
     @property
@@ -78,12 +80,12 @@ class BlockShape:
 
     @property
     def mixed(self) -> Named:
-        """The result of attention, in the type of the cache."""
+        """Return the result of attention, in the type of the cache."""
         return Named("mixed", memref((PAGES, self.layer.heads * self.layer.dim), self.kind))
 
     @property
     def widened(self) -> list[Named]:
-        """The same as it is multiplied, where that is another type."""
+        """Return the result of attention as it is multiplied, where that is another type."""
         return [] if self.output.entering == self.kind else [Named("widened", self.output.x_type)]
 
     @property
@@ -96,14 +98,14 @@ class BlockShape:
 
     @property
     def heads(self) -> list[Named]:
-        """Queries, keys and values: [row, head, dim]."""
+        """Return the queries, keys and values: [row, head, dim]."""
         dim, groups = self.layer.dim, self.layer.groups
         sizes = {"q": self.layer.heads, "k": groups, "v": groups}
         return [Named(name, memref((PAGES, count, dim), self.kind)) for name, count in sizes.items()]
 
     @property
     def before(self) -> list[Named]:
-        """Arguments of the side before attention, but for the number of rows."""
+        """Return the arguments of the side before attention, but for the number of rows."""
         norm = Named("attention_norm", self.parts.norm_type)
         head_norms = self.parts.head_norms.values()
         weights = [norm, *matrices("qkv", self.qkv), *head_norms]
@@ -112,7 +114,7 @@ class BlockShape:
 
     @property
     def after(self) -> list[Named]:
-        """Arguments of the side after attention, but for the number of rows."""
+        """Return the arguments of the side after attention, but for the number of rows."""
         norm = Named("feedforward_norm", self.parts.norm_type)
         products = (("output", self.output), ("gate_up", self.gate_up), ("down", self.down))
         weights = [norm, *(named for name, product in products for named in matrices(name, product))]
@@ -120,7 +122,7 @@ class BlockShape:
         return [*weights, self.x, self.mixed, *self.widened, self.normed, self.gated, *rows]
 
     def buffers(self) -> dict[str, tuple[int, str]]:
-        """Columns and type of what lies between: of each argument that holds a row for each token."""
+        """Return columns and type of what lies between: of each argument that holds a row for each token."""
         found = {}
         for name, kind in (*self.before, *self.after):
             rows, *sizes, element = kind.removeprefix("memref<").removesuffix(">").split("x")

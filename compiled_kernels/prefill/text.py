@@ -1,6 +1,6 @@
 """The two sides of a block's attention as MLIR text, for any number of rows.
 
-    before:  norm -> qkv -> turn                                         q, k, v of each row
+    before:  norm -> qkv -> rotary                                       q, k, v of each row
     after:   output, add -> norm -> gate and up, gate -> down, add       x of each row
 
 Nothing is added up across rows, so every thread takes its own rows through all of a side and waits for none: the next
@@ -23,7 +23,7 @@ BOUNDS = [Named("run", "index"), Named("run_end", "index")]
 
 
 def before_text(shape: BlockShape) -> str:
-    """@before(see `BlockShape.before`, (rows)), run by all threads at once."""
+    """Emit @before(see `BlockShape.before`, (rows)), run by all threads at once."""
     functions = [norm_from_to(shape.parts.step, shape.qkv.entering), many_text(shape.qkv, stored), turn(shape)]
     functions += quantizers("rows", [shape.qkv], PAGES)
     x, normed, qkv = shape.x, shape.normed, shape.parts.qkv_out
@@ -36,7 +36,7 @@ def before_text(shape: BlockShape) -> str:
 
 
 def after_text(shape: BlockShape) -> str:
-    """@after(see `BlockShape.after`, (rows)), run by all threads at once."""
+    """Emit @after(see `BlockShape.after`, (rows)), run by all threads at once."""
     products = many_text(shape.output, added), many_text(shape.gate_up, _gated), many_text(shape.down, added)
     functions = [exp_function(shape.target.lanes), norm_from_to(shape.parts.step, shape.gate_up.entering), *products]
     functions += quantizers("rows", shape.products[1:], PAGES)
@@ -64,7 +64,7 @@ def _multiply(product: ManyRows, name: str, x: Named, out: Named) -> list[str]:
 
 
 def _entry(name: str, arguments: list[Named], steps: tuple[str, ...]) -> str:
-    """@name(arguments, (rows)): this thread's rows, a run at a time, through all steps."""
+    """Emit @name(arguments, (rows)): this thread's rows, a run at a time, through all steps."""
     body = "\n".join(f"func.{step}" for step in steps)
     return f"""func.func @{name}({declared([*arguments, Named("sizes", "memref<1xi64>")])}) {{
 %thread, %threads = call @thread() : () -> (index, index)
@@ -101,7 +101,7 @@ def _gated(lines: Lines, product: ManyRows, row: str, kept: str) -> None:
 
 
 def _widen(shape: BlockShape) -> str:
-    """@widen(mixed, widened, from, to): rows as float32."""
+    """Emit @widen(mixed, widened, from, to): rows as float32."""
     mixed, (widened,) = shape.mixed, shape.widened
     columns = shape.layer.heads * shape.layer.dim
     lanes, lines = divisor(columns, shape.target.lanes), Lines()

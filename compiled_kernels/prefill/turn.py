@@ -1,4 +1,5 @@
-"""Between the first product of a block and its attention: heads normed and turned, as cache and attention take them."""
+"""Between the first product of a block and its attention: heads normed and rotated, as cache and attention
+take them."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from compiled_kernels.prefill.shape import BlockShape
 
 
 def turn(shape: BlockShape) -> str:
-    """@turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm, key norm [dim],] q, k, v [row, head, dim],
-    from, to): queries and keys of the rows from..to, normed and turned where the layer does that, and their values."""
+    """Emit @turn(qkv [row, columns], [cos, sin [row, dim / 2],] [query norm, key norm [dim],] q, k, v [row, head,
+    dim], from, to): queries and keys of the rows from..to, normed and rotated where the layer does that, and their
+    values."""
     layer, types = shape.layer, {name: kind for name, kind in shape.heads}
     arguments = [shape.parts.qkv_out._replace(name="qkv"), *shape.parts.angles, *shape.parts.head_norms.values()]
     bounds = [Named("from", "index"), Named("to", "index")]
@@ -42,7 +44,7 @@ return
 
 
 def _value(shape: BlockShape, kind: str) -> str:
-    """%v[%row, %head] = the head that begins at column %value_at of the row, rounded."""
+    """Emit %v[%row, %head] = the head that begins at column %value_at of the row, rounded."""
     lines, lanes = Lines("w"), divisor(shape.layer.dim, shape.target.lanes)
     for at in range(0, shape.layer.dim, lanes):
         place = lines.index(at)

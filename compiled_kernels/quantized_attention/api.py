@@ -51,13 +51,19 @@ def quantized_attention(
     sink_logits: Float[Tensor, " head"] | None = None,
     score: Score | None = None,
 ) -> Float[Tensor, "token head dim"]:
-    """softmax(scale q kᵀ) v over settled keys and values as their codes say, and over the others in full precision.
+    """Compute softmax(scale q kᵀ) v over quantized keys and values as their codes say, and over the residual ones in
+    full precision.
 
-    `keys` are packed [page, group, dim, offset], `values` [page, group, offset, dim], dense ones both the latter;
-    a query at position t reads position p packed where `rule` says so, from page `packed_table[s, p // offset]`,
-    else from the recent page in that place. All else is as in `paged_attention`: what nobody may see may be anything.
-    Raises LaneError for what `lane` cannot say: triton and mlir know windows whose sinks are not packed, and no score
-    functions; mlir reads no dense keys beside packed values.
+    `keys` are quantized [page, kv_head, dim, offset], `values` [page, kv_head, offset, dim], dense ones both the
+    latter. A query at position t reads position p quantized where `rule` says so, from page `quantized_table[s, p //
+    offset]`, else from the residual page in that place. All else is as in `paged_attention`.
+
+    Args:
+        rule: which positions a query reads quantized.
+
+    Raises:
+        LaneError: for what the backend cannot express: triton and mlir know windows whose sinks are not quantized, and
+            no score functions; mlir reads no dense keys beside quantized values.
     """
     cache = keys, values, recent_keys, recent_values, packed_table, recent_table
     rest = scale, mask, rule, softcap, sink_logits, score

@@ -37,7 +37,8 @@ def inputs(
     softcap: float = 0.0,
     sinks: bool = False,
 ) -> tuple:
-    """Spans over pages in random order. What no query of this step reads is NaN, and codes nobody wrote are 255."""
+    """Draw spans over pages in random order. Memory that no query of this step reads is NaN, and unwritten codes are
+    255."""
     rule = Settling(run, lag, first)
     starts = torch.tensor([0, *torch.tensor(spans).cumsum(0).tolist()], dtype=torch.int32)
     q = random(generator, dtype, (int(starts[-1]), groups * share, dim))
@@ -81,7 +82,7 @@ def _table(generator: torch.Generator, held: Sequence[int]) -> Tensor:
 
 
 def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> Packed:
-    """Pages all of whose bytes are 255: NaN in every type of float."""
+    """Return pages all of whose bytes are 255: NaN in every type of float."""
     packed = format.empty(pages, dtype)
     for part in packed.tensors:
         part.view(torch.uint8).fill_(255)
@@ -89,7 +90,7 @@ def _unwritten(format: PageFormat, pages: int, dtype: torch.dtype) -> Packed:
 
 
 def _packed(inputs: tuple) -> tuple:
-    """The flat inputs as the operator takes them."""
+    """Return the flat inputs as the operator takes them."""
     q, *parts = inputs
     return q, Packed(*parts[:3]), Packed(*parts[3:6]), *parts[6:]
 
@@ -100,7 +101,7 @@ def call(*inputs: Any, lane: Lane) -> Tensor:
 
 
 def exact(*inputs: Any) -> Tensor:
-    """By the specification, on what the codes say: in float64."""
+    """Compute the specification in float64, on the numbers of the codes."""
     q, keys, values, recent_keys, recent_values, *rest = _packed(inputs)
     *tables, scale, mask, rule, _, softcap, sink = rest
     said = {"scale": scale, "mask": mask, "rule": rule, "softcap": softcap, "sink_logits": sink}
@@ -140,7 +141,7 @@ def terms(contexts: Sequence[int], dim: int, **_: object) -> float:
 
 
 def scale(*inputs: Any) -> Tensor:
-    """What values of one sign would come to, so that a sum that happens to cancel is not held to less."""
+    """Return what values of one sign would sum to, so that a sum that happens to cancel has a fair bound."""
     q, keys, values, recent_keys, recent_values, *rest = _packed(inputs)
     *tables, scale, mask, rule, _, softcap, sink_logits = rest
     recent = recent_keys.double(), recent_values.double().abs()

@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 def rotate(x: Tensor) -> Tensor:
-    """x [..., dim] H / sqrt(dim), rounded once to the type of x; H is Sylvester's, so that twice is once back.
+    """Rotate x [..., dim] by H / sqrt(dim), rounded once to the type of x; H is Sylvester's, so that twice is once
+    back.
 
-    By butterflies (the fast Walsh-Hadamard transform) in float64, not a product of matrices: a product's bits depend on
-    how many rows it has, and a bit decides a code that lies between two. ValueError where dim is no power of two.
+    By butterflies (the fast Walsh-Hadamard transform) in float64, not a product of matrices: a product's bits depend
+    on how many rows it has, and a bit decides a code that lies between two. ValueError where dim is no power of two.
     """
     dim = x.shape[-1]
     if dim < 1 or dim & (dim - 1):

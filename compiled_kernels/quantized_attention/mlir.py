@@ -73,7 +73,7 @@ def quantized_attention(
 
 
 def _rows(span_starts: Tensor, context_lengths: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """For each token its sequence, and how many positions it is the last of."""
+    """Return for each token its sequence, and how many positions it is the last of."""
     starts = span_starts.int()
     owners = torch.repeat_interleave(torch.arange(len(context_lengths), dtype=torch.int32), starts[1:] - starts[:-1])
     ends = (context_lengths.int() - starts[1:])[owners]
@@ -96,7 +96,7 @@ def _check(q: Tensor, keys: Packed, values: Packed, recent: Tensor, window: int,
 
 
 def stages(case: Case, operator: str = "quantized_attention") -> Mapping[str, str]:
-    """Every stage of the function that runs for `case`."""
+    """Return every stage of the function that runs for `case`."""
     of = case.arguments
     window, sinks = band(of["mask"], "mlir") if "mask" in of else (0, 0)
     rows, threads = sum(of["spans"]), torch.get_num_threads()

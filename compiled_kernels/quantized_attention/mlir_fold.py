@@ -1,4 +1,4 @@
-"""A scale belongs to what is summed over as much as the weight does: both are multiplied once a run, not once a code."""
+"""Scales folded into weights: both are multiplied once a run, not once a code."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Weight = Callable[[str], str]  # the column's index -> a vector of float32 weigh
 
 
 def fold(lines: Lines, side: Side, memories: tuple[str, str], part: str, slot: str, weight: Weight, given: bool) -> tuple[str, str]:
-    """folded[slot] = weights times the scales of a part of the page.
+    """Emit folded[slot] = weights times the scales of a part of the page.
 
-    (unit, bias), two numbers: sum of weight * number = unit * sum of folded * code + bias. With `given`, columns of
-    weight zero are left out, whatever their scale is.
+    Returns (unit, bias), two numbers: sum of weight * number = unit * sum of folded * code + bias. With `given`,
+    columns of weight zero are left out, whatever their scale is.
     """
     lanes, kind = side.folds, vector(side.folds)
     bias = lines.filled("0.0", lanes)
@@ -63,7 +63,8 @@ def _name(memories: tuple[str, str]) -> str:
 
 
 def _fixed(lines: Lines, side: Side, memory: str, slot: str, products: list[str]) -> str:
-    """The products as fixed-point numbers of 16 bits, their high and low bytes apart. The unit they count in."""
+    """Emit the products as fixed-point numbers of 16 bits, their high and low bytes apart; return the unit they count
+    in."""
     lanes, whole = side.folds, vector(side.folds, "i32")
     unit, inverse = _unit(lines, lanes, products)
     half, eight = lines.filled("128", lanes, "i32"), lines.filled("8", lanes, "i32")
@@ -82,7 +83,7 @@ def _fixed(lines: Lines, side: Side, memory: str, slot: str, products: list[str]
 
 
 def _unit(lines: Lines, lanes: int, products: list[str]) -> tuple[str, str]:
-    """What one is worth when the largest of the products becomes LARGEST, and its reciprocal."""
+    """Emit the unit, in which the largest of the products becomes LARGEST, and its reciprocal."""
     whole = vector(lanes, "i32")
     sign = lines.filled(str(0x7FFFFFFF), lanes, "i32")
     most = lines.filled("0", lanes, "i32")

@@ -1,10 +1,10 @@
-"""Attention over packed and recent pages: one item of work, which is one row, one group and one chunk of its pages.
+"""Attention over quantized and residual pages: one item of work, which is one row, one group and one chunk of its pages.
 
-    positions   0 .... first | first ...................... settled | settled ........ length
-    pages         recent     |    packed, split into chunks         |       recent
-    seen by       chunk 0    |    every chunk its own part          |     the last chunk
+    positions   0 .... sinks | sinks ............ quantized_until | quantized_until ... length
+    pages        residual    |    quantized, split into chunks      |        residual
+    seen by      chunk 0     |    every chunk its own part          |     the last chunk
 
-A window cuts all three from the left; of what lies before it the sinks, which are among the `first`, are still seen.
+A window cuts all three from the left; of what lies before it the sinks, which are among the first `num_sink_tokens`, are still seen.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PACKED = ", ".join(f"%{name}" for name in PACKED)
 
 
 def walk(shape: QuantizedAttention, name: str, recent: bool) -> str:
-    """@{name}_recent(q, k, v, ...) and @{name}_packed(q, packed, ...; table, place, partial, row, group, chunk, scores,
-    weights, first, last, begin, end): the tiles of pages from begin to end, cut to positions from first to last. The
-    row's page numbers stand in `table` from `place` on."""
+    """Emit @{name}_recent(q, k, v, ...) and @{name}_packed(q, packed, ...; table, place, partial, row, group, chunk,
+    scores, weights, first, last, begin, end): the tiles of pages from begin to end, cut to positions from first to
+    last. The row's page numbers stand in `table` from `place` on."""
     t = shape.types
     pages = f"%k: {t['pages']}, %v: {t['pages']}" if recent else packed_arguments(shape)
     given = "%k, %v" if recent else _PACKED
@@ -57,7 +57,7 @@ return
 
 
 def bounds() -> str:
-    """@span(first, last, size): the pages from begin to end that positions from first to last lie in."""
+    """Emit @span(first, last, size): the pages from begin to end that positions from first to last lie in."""
     return """func.func private @span(%first: index, %last: index, %size: index) -> (index, index) {
 %some = arith.cmpi ugt, %last, %first : index
 %begin = arith.divui %first, %size : index
@@ -68,8 +68,9 @@ return %begin, %end : index, index
 
 
 def item(shape: QuantizedAttention, name: str) -> str:
-    """@{name}_item(queries [share, dim], the same as float32, packed, k, v, packed table, recent table, their places,
-    length, partial, row, group, chunk): the chunk's part of the row's context, for all query heads of the group."""
+    """Emit @{name}_item(queries [share, dim], the same as float32, packed, k, v, quantized table, residual table,
+    their places, length, partial, row, group, chunk): the chunk's part of the row's context, for all query heads of
+    the group."""
     t = shape.types
     return f"""func.func private @{name}_item(%q: {t["queries"]}, %f: {shape.floats}, {packed_arguments(shape)},
     %k: {t["pages"]}, %v: {t["pages"]}, %packed_table: {shape.flat}, %recent_table: {shape.flat}, %packed_place: index,
@@ -103,7 +104,7 @@ return
 
 
 def _settled(shape: QuantizedAttention) -> str:
-    """%settled, and %front: where packed positions begin. If nothing is packed both are 0."""
+    """Emit %settled and %front: where quantized positions end and begin. If nothing is quantized both are 0."""
     return f"""%lag = arith.constant {shape.lag} : index
 %run = arith.constant {shape.key_run} : index
 %kept_full = arith.constant {shape.first} : index
@@ -118,7 +119,7 @@ def _settled(shape: QuantizedAttention) -> str:
 
 
 def _seen(shape: QuantizedAttention) -> str:
-    """%seen: the first position in the window."""
+    """Emit %seen: the first position in the window."""
     if not shape.window:
         return "%seen = arith.addi %zero, %zero : index"
     return f"""%window = arith.constant {shape.window} : index
@@ -128,7 +129,7 @@ def _seen(shape: QuantizedAttention) -> str:
 
 
 def _front(shape: QuantizedAttention, name: str) -> str:
-    """What is seen of the first positions, those of the window and those of its sinks."""
+    """Emit the visible part of the first positions: those of the window and those of its sinks."""
     walks = [_recent_walk(shape, name, "front", "%seen", "%front")]
     if shape.window and shape.sinks:
         sinks = f"""%sinks = arith.constant {shape.sinks} : index
@@ -139,7 +140,7 @@ def _front(shape: QuantizedAttention, name: str) -> str:
 
 
 def _chunk(shape: QuantizedAttention) -> str:
-    """%begin and %end: the chunk's share of the packed pages."""
+    """Emit %begin and %end: the chunk's share of the quantized pages."""
     return f"""%start, %stop = func.call @span(%packed_from, %settled, %size) : (index, index, index) -> (index, index)
 %pages = arith.subi %stop, %start : index
 %chunks = arith.constant {shape.chunks} : index
@@ -160,7 +161,7 @@ def _packed_walk(shape: QuantizedAttention, name: str) -> str:
 
 
 def _recent_walk(shape: QuantizedAttention, name: str, mark: str, first: str, last: str) -> str:
-    """A call of @{name}_recent for positions from first to last, none where last does not lie after first."""
+    """Emit a call of @{name}_recent for positions from first to last, none where last does not lie after first."""
     t = shape.types
     given = f"%recent_table, %recent_place, %partial, %row, %group, %chunk, %scores, %weights, {first}, {last}"
     kinds = f"{shape.flat}, index, {t['partial']}, index, index, index, {t['scores']}, {t['weights']}, index, index"

@@ -1,4 +1,5 @@
-"""What attention over quantized pages is compiled for: one function for any number of rows, pages and sequences."""
+"""The shape that attention over quantized pages is compiled for: one function for any number of rows, pages and
+sequences."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ ANY = 1 << 20  # rows: a bound for types only
 
 @dataclass(frozen=True)
 class Side:
-    """Packed keys or packed values: codes [page, group, word, kept] of 32 bits, scales and minima
-    [page, group, part, summed] (see packed.py). `exact`: weights stay float32, whatever the processor can."""
+    """Quantized keys or values: codes [page, group, word, kept] of 32 bits, scales and minima [page, group,
+    part, summed] (see quantize.py). `exact`: weights stay float32, whatever the processor can."""
 
     kind: Kind
     groups: int
@@ -27,7 +28,7 @@ class Side:
 
     @property
     def each(self) -> int:
-        """Codes of a word."""
+        """Return the codes of a word."""
         return per_word(self.kind)
 
     @property
@@ -36,17 +37,17 @@ class Side:
 
     @property
     def lanes(self) -> int:
-        """Words of a vector."""
+        """Return the words of a vector."""
         return divisor(self.run, self.target.lanes)
 
     @property
     def folds(self) -> int:
-        """Weights of a vector."""
+        """Return the weights of a vector."""
         return divisor(self.summed, self.target.lanes)
 
     @property
     def fixed(self) -> bool:
-        """Whether weights are fixed-point numbers of 16 bits, multiplied with four codes at a time."""
+        """Return whether weights are fixed-point numbers of 16 bits, multiplied with four codes at a time."""
         return self.kind != "fp8" and self.target.byte_dots and not self.exact and self.lanes == 16 and self.folds % 4 == 0
 
     @property
@@ -59,7 +60,8 @@ class Side:
 
     @property
     def folded(self) -> str:
-        """Type of the weights of a few heads, scaled: float32, or the high and the low bytes of fixed-point numbers."""
+        """Return the type of the weights of a few heads, scaled: float32, or the high and the low bytes of fixed-point
+        numbers."""
         if self.fixed:
             return memref((HEADS, 2, self.summed // 4), "i32")
         return memref((HEADS, self.summed), "f32")
@@ -67,8 +69,9 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedAttention(Attention):
-    """Queries over settled keys and values in packed pages, and over the others in pages of `kind`; `key_run`
-    tokens share a key scale, `value_run` columns a value scale; `lag` and `first` as in rule.py."""
+    """Queries over quantized keys and values in quantized pages, and over the others in pages of `dtype`;
+    `tokens_per_scale` tokens share a key scale, `columns_per_scale` columns a value scale; `residual_length` and
+    `num_sink_tokens` as in `QuantizationRule`."""
 
     rows: int = ANY
     held: int = ANY
@@ -89,15 +92,15 @@ class QuantizedAttention(Attention):
 
     @property
     def packed(self) -> tuple[str, ...]:
-        """Types of codes, scales and minima: of keys, then of values."""
+        """Return the types of codes, scales and minima: of keys, then of values."""
         return tuple(kind for side in (self.key_side, self.value_side) for kind in (side.codes, side.scales, side.scales))
 
     @property
     def flat(self) -> str:
-        """Type of a page table row after row, and of all else that is one number a row."""
+        """Return the type of a page table row after row, and of all else that is one number a row."""
         return memref((min(PAGES, self.rows * self.held),), "i32")
 
     @property
     def floats(self) -> str:
-        """Type of the queries of one group as float32."""
+        """Return the type of the queries of one group as float32."""
         return memref((self.share, self.dim), "f32")

@@ -18,7 +18,7 @@ Take = Callable[[Head, str, str], None]  # a head, the index of a run's first nu
 def sums(
     lines: Lines, side: Side, name: str, heads: list[Head], weight: Callable[[Head, str], str], given: bool, take: Take
 ) -> None:
-    """For every head and every number kept: the sum of weight * (minimum + scale * code) over all that is summed.
+    """Emit for every head and every number kept the sum of weight * (minimum + scale * code) over all that is summed.
 
     Codes, scales and minima lie in %{name}c, %{name}s and %{name}m, at %page and %group; %next is the next page.
     """
@@ -44,7 +44,7 @@ def sums(
 
 
 def _words(lines: Lines, side: Side, name: str, kept: list[str], word: str) -> list[str]:
-    """Codes of one word of what is kept; and the same of the page that comes next is asked for."""
+    """Emit the loads of one word of codes; the same of the next page is prefetched."""
     memory = f"%{name}c"
     for at in kept:
         fetch(lines, memory, f"{word}, {at}", side.codes)
@@ -52,7 +52,7 @@ def _words(lines: Lines, side: Side, name: str, kept: list[str], word: str) -> l
 
 
 def _fixed_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:
-    """Four codes at a time against four high bytes, and four low bytes, of the weights."""
+    """Emit four codes at a time against four high bytes, and four low bytes, of the weights."""
     mark, words = lines.mark, vector(16, "i32")
     zero = lines.filled("0", 16, "i32")
     names = [f"%s{mark}_{i}" for i in range(2 * len(heads) * len(kept))]
@@ -75,7 +75,7 @@ def _fixed_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: li
 
 
 def _quads(lines: Lines, side: Side, loaded: list[str], word: str) -> list[tuple[str, list[str]]]:
-    """The quads of weights of a word, each with its codes as bytes."""
+    """Emit the quads of weights of a word, each with its codes as bytes."""
     if side.kind == "int8":
         return [(word, loaded)]
     words = vector(16, "i32")
@@ -90,7 +90,7 @@ def _quads(lines: Lines, side: Side, loaded: list[str], word: str) -> list[tuple
 
 
 def _joined(lines: Lines, after: list[str], heads: int, kept: int) -> list[str]:
-    """256 times the sums of high bytes plus those of low bytes, as float32; for each head, each vector."""
+    """Emit 256 times the sums of high bytes plus those of low bytes, as float32; for each head, each vector."""
     words, floats = vector(16, "i32"), vector(16)
     shift = lines.filled("256.0", 16)
     found = []
@@ -103,7 +103,7 @@ def _joined(lines: Lines, after: list[str], heads: int, kept: int) -> list[str]:
 
 
 def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: list[str]) -> list[str]:
-    """One code at a time, as float32."""
+    """Emit one code at a time, as float32."""
     mark, lanes = lines.mark, side.lanes
     zero = lines.filled("0.0", lanes)
     names = [f"%s{mark}_{i}" for i in range(len(heads) * len(kept))]
@@ -128,7 +128,7 @@ def _exact_sums(lines: Lines, side: Side, name: str, heads: list[Head], kept: li
 
 
 def _integer(lines: Lines, side: Side, word: str, code: int) -> str:
-    """The code of that number in every word, as float32."""
+    """Emit the code of that number in every word, as float32."""
     words = vector(side.lanes, "i32")
     shift = lines.filled(str(8 * (code % 4) + 4 * (code // 4)), side.lanes, "i32")
     mask = lines.filled("255" if side.kind == "int8" else "15", side.lanes, "i32")
@@ -137,8 +137,8 @@ def _integer(lines: Lines, side: Side, word: str, code: int) -> str:
 
 
 def _e4m3(lines: Lines, side: Side, word: str, code: int) -> str:
-    """The byte of that number in every word, as a float32 that is 2**120 times too small: sign, exponent and fraction
-    are moved to where float32 has them."""
+    """Emit the byte of that number in every word, as a float32 that is 2**120 times too small: sign, exponent and
+    fraction are moved to their places in float32."""
     words = vector(side.lanes, "i32")
 
     def moved(bits: int, by: int) -> str:

@@ -1,7 +1,8 @@
-"""Attention over packed and recent pages as MLIR text: the walk of paged_attention/mlir_text.py over two kinds of pages.
+"""Attention over packed and residual pages as MLIR text: the walk of paged_attention/mlir_decode.py over two kinds of
+pages.
 
     entry:  @item for each item | @merge for each row      (at the bar threads wait for one another)
-    @item:  @recent for the first positions, @packed for the settled, @recent for the others
+    @item:  @recent for the first positions, @packed for the quantized, @recent for the others
     @packed, @recent:  @packed_tile, @tile for each page
 
 A row is one token at the end of its own context, whether it decodes or is one of a longer span: every token reads by
@@ -19,13 +20,13 @@ from compiled_kernels.quantized_attention.mlir_tile import PACKED, packed_argume
 
 
 def attention_text(shape: QuantizedAttention, name: str) -> str:
-    """@{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span; @exp must be there."""
+    """Emit @{name}_item, @{name}_merge and @{name}_widen, with what they call but for @span; @exp must be there."""
     tiles = tile(shape, name), packed_tile(shape, name), *(walk(shape, name, recent) for recent in (True, False))
     return "\n".join((*tiles, item(shape, name), merge(shape, name), widen(shape, name)))
 
 
 def widen(shape: QuantizedAttention, name: str) -> str:
-    """@{name}_widen(queries [share, dim], the same as float32)."""
+    """Emit @{name}_widen(queries [share, dim], the same as float32)."""
     lines, lanes = Lines(), shape.columns
     for at in range(0, shape.dim, lanes):
         column = lines.index(at)
@@ -43,9 +44,10 @@ return
 
 
 def entry_text(shape: QuantizedAttention) -> str:
-    """@quantized_attention(q [row, head, dim], packed keys and values, recent keys and values, packed table, recent
-    table, owner of each row, length of each row, (rows, held packed, held recent), partial[, sink logits], mixed), run
-    by all threads at once over the functions named `attend`; `owners` say which lines of the tables a row reads."""
+    """Emit @quantized_attention(q [row, head, dim], quantized keys and values, residual keys and values, quantized
+    table, recent table, owner of each row, length of each row, (rows, held packed, held recent), partial[, sink
+    logits], mixed), run by all threads at once over the functions named `attend`; `owners` say which lines of the
+    tables a row reads."""
     t, flat = shape.types, shape.flat
     sink = f", %sinks: {t['sinks']}" if shape.sink_logits else ""
     sunk, sunk_type = (", %sinks", f", {t['sinks']}") if shape.sink_logits else ("", "")
@@ -101,7 +103,7 @@ func.func @quantized_attention(%q: {t["q"]}, {packed_arguments(shape)}, %k: {t["
 
 
 def _queries(shape: QuantizedAttention) -> str:
-    """One head of %q to %queries."""
+    """Emit one head of %q to %queries."""
     lines, lanes = Lines("q"), shape.columns
     for at in range(0, shape.dim, lanes):
         column = lines.index(at)

@@ -1,4 +1,4 @@
-"""Attention over one packed page, for a few query heads at a time: scores, weights, sums."""
+"""Attention over one quantized page, for a few query heads at a time: scores, weights, sums."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def packed_arguments(shape: QuantizedAttention) -> str:
 
 
 def packed_tile(shape: QuantizedAttention, name: str) -> str:
-    """@{name}_packed_tile(q [share, dim] f32, packed keys and values, page, next page, group, from, to, partial, row, chunk,
-    scores, weights): as @{name}_tile of recent pages. Every offset of the page is scored; those outside [from, to)
-    weigh nothing, whatever stands there."""
+    """Emit @{name}_packed_tile(q [share, dim] f32, quantized keys and values, page, next page, group, from, to,
+    partial, row, chunk, scores, weights): as @{name}_tile of residual pages. Every offset of the page is scored; those
+    outside [from, to) weigh nothing, whatever lies there."""
     t, lines = shape.types, Lines()
     for first in range(0, shape.share, HEADS):
         _heads(lines, shape, range(first, min(first + HEADS, shape.share)))
@@ -48,7 +48,7 @@ def _heads(lines: Lines, shape: QuantizedAttention, numbers: range) -> None:
 
 
 def _score(lines: Lines, shape: QuantizedAttention, heads: list[Head]) -> None:
-    """scores[slot, offset] = q · k, for all offsets of the page."""
+    """Emit scores[slot, offset] = q · k, for all offsets of the page."""
     side, scores = shape.key_side, shape.types["scores"]
 
     def query(head: Head, column: str) -> str:
@@ -61,7 +61,7 @@ def _score(lines: Lines, shape: QuantizedAttention, heads: list[Head]) -> None:
 
 
 def _mix(lines: Lines, shape: QuantizedAttention, heads: list[Head], factors: dict[Head, str]) -> None:
-    """partial = partial * factor + weights · values."""
+    """Emit partial = partial * factor + weights · values."""
     side, scores, partial = shape.value_side, shape.types["scores"], shape.types["partial"]
 
     def weight(head: Head, offset: str) -> str:

@@ -27,8 +27,8 @@ SCALED: tuple[Kind, ...] = ("int8", "int4", "fp8")  # codes with scales
 
 
 class Packed(NamedTuple):
-    """`number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3 numbers; dense has
-    codes only: the numbers, in order."""
+    """A quantized tensor: `number = minimum + scale * code`. FP8 has no minima, and codes that are the bits of e4m3
+    numbers; dense has codes only: the numbers, in order."""
 
     codes: Tensor
     scales: Tensor | None = None
@@ -43,7 +43,7 @@ class Packed(NamedTuple):
         return "int8" if self.codes.shape[-3] * BYTES == self.scales.shape[-1] else "int4"
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Packed:
-        """The same change made to all its tensors."""
+        """Apply the same change to all its tensors."""
         scales, minima = (None if part is None else change(part) for part in (self.scales, self.minima))
         return Packed(change(self.codes), scales, minima)
 
@@ -53,7 +53,7 @@ class Packed(NamedTuple):
 
     @property
     def three(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, scales and minima; where FP8 has no minima its scales stand again, for nobody to read."""
+        """Return codes, scales and minima; where FP8 has no minima its scales stand in for them, unread."""
         assert self.scales is not None
         return self.codes, self.scales, self.scales if self.minima is None else self.minima
 
@@ -63,12 +63,12 @@ class Packed(NamedTuple):
 
 
 def per_word(kind: Kind) -> int:
-    """Numbers of one word."""
+    """Return the number of codes of one word."""
     return 8 if kind == "int4" else BYTES
 
 
 def pack(codes: UInt8[Tensor, "*before summed kept"], kind: Kind) -> UInt8[Tensor, "*before word kept four"]:
-    """Codes as they are stored. In INT4 byte i of word w has code 8 w + i below and code 8 w + 4 + i above."""
+    """Store codes in words. In INT4 byte i of word w has code 8 w + i below and code 8 w + 4 + i above."""
     if kind != "int4":
         return rearrange(codes, "... (word four) kept -> ... word kept four", four=BYTES).contiguous()
     low, high = rearrange(codes, "... (word half four) kept -> half ... word kept four", half=2, four=BYTES)
@@ -76,7 +76,7 @@ def pack(codes: UInt8[Tensor, "*before summed kept"], kind: Kind) -> UInt8[Tenso
 
 
 def unpack(stored: UInt8[Tensor, "*before word kept four"], kind: Kind) -> UInt8[Tensor, "*before summed kept"]:
-    """What `pack` was given."""
+    """Undo `pack_codes`."""
     if kind != "int4":
         return rearrange(stored, "... word kept four -> ... (word four) kept")
     halves = torch.stack([stored & 15, stored >> 4], dim=-4)
@@ -84,7 +84,7 @@ def unpack(stored: UInt8[Tensor, "*before word kept four"], kind: Kind) -> UInt8
 
 
 def dequantize(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The numbers, [..., summed, kept], computed in `dtype`; a dense one is given back as it is stored."""
+    """Return the numbers, [..., summed, kept], computed in `dtype`; a dense tensor as it is stored."""
     if packed.scales is None:
         return packed.codes.to(dtype)
     codes = unpack(packed.codes, packed.kind)
@@ -97,7 +97,8 @@ def dequantize(packed: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def e4m3_numbers(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tensor, "*any"]:
-    """Bits of e4m3 as numbers, exact in every `dtype`. The bits of NaN, which `quantize` never writes, are none here.
+    """Return bits of e4m3 as numbers, exact in every `dtype`. The bits of NaN, which `quantize` never writes, are none
+    here.
 
         e4m3     s eeee mmm          bias 7
         float16  s 0eeee mmm0000000  bias 15: the number, and 2 ** 8 too small
@@ -109,8 +110,8 @@ def e4m3_numbers(codes: UInt8[Tensor, "*any"], dtype: torch.dtype) -> Float[Tens
 
 
 def storage(kind: Kind, before: tuple[int, ...], summed: int, kept: int, run: int) -> list[tuple[tuple, torch.dtype]]:
-    """Shapes and types of the tensors that hold numbers [*before, summed, kept] as `kind`, a scale for `run` of them.
-    Raises ValueError where words or runs do not fit."""
+    """Return shapes and types of the tensors that hold numbers [*before, summed, kept] in a format, a scale for `run`
+    of them. Raises ValueError where words or runs do not fit."""
     each = per_word(kind)
     if summed % each or kept % run:
         raise ValueError(f"{kind}: words of {each} and runs of {run} do not divide {summed} x {kept} numbers")
@@ -119,7 +120,7 @@ def storage(kind: Kind, before: tuple[int, ...], summed: int, kept: int, run: in
 
 
 def bits_per_number(kind: Kind, run: int, dense: torch.dtype) -> float:
-    """The formula: bits of a code, and of what a run of `run` numbers shares."""
+    """Return bits per number: those of a code, and its part of what a run of `run` numbers shares."""
     if kind == "dense":
         return 8.0 * dense.itemsize
     return 32 / per_word(kind) + (32 if kind in LEVELS else 16) / run

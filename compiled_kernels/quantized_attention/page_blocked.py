@@ -1,4 +1,4 @@
-"""Decode rows over packed and recent pages, written so that Inductor fuses look-up, unpacking and scaling into the
+"""Decode rows over packed and residual pages, written so that Inductor fuses look-up, unpacking and scaling into the
 two reductions: of the context only the scores are materialised, and no number is ever stored wide."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def decode(
     sink_logits: Tensor | None = None,
     score: Score | None = None,
 ) -> Tensor:
-    """q [seq, head, dim] at the last position of each context."""
+    """Return q [seq, head, dim] at the last position of each context."""
     seqs, heads, dim = q.shape
     groups, size = recent_keys.shape[1], recent_keys.shape[2]
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -58,7 +58,7 @@ def decode(
 
 
 def _mixed(blocks: list[tuple[Tensor, Tensor, Tensor]], sink: Tensor | None) -> Tensor:
-    """The softmax over all blocks' scores, times their values: [seq, group, share, dim]."""
+    """Return the softmax over all blocks' scores, times their values: [seq, group, share, dim]."""
     peak = torch.stack([scores.amax(dim=(1, 4), keepdim=True) for scores, _, _ in blocks]).amax(0)
     if sink is not None:
         peak = torch.maximum(peak, sink)
@@ -77,14 +77,14 @@ def _mixed(blocks: list[tuple[Tensor, Tensor, Tensor]], sink: Tensor | None) -> 
 
 
 def _page(pages: Packed, table: Tensor, dtype: torch.dtype, transposed: bool) -> Tensor:
-    """Whole pages by the table, as numbers [seq, page, group, offset, dim]."""
+    """Return whole pages by the table, as numbers [seq, page, group, offset, dim]."""
     used = table.long()
     numbers = dequantize(pages.each(lambda part: part[used]), dtype)
     return numbers.transpose(-1, -2) if transposed and pages.kind != "dense" else numbers
 
 
 def _unsettled(table: Tensor, lengths: Tensor, size: int, rule: Settling) -> tuple[Tensor, Tensor]:
-    """Places [seq, few] of what is read in full precision, and the pages there: the unsettled end, and the first
+    """Return places [seq, few] of what is read in full precision, and the pages there: the residual end, and the first
     positions where those are kept. A place that would come twice, or lies beyond the table, reads as one past it."""
     begin = rule.settled_of(lengths) // size
     places = begin[:, None] + torch.arange(rule.recent_pages(size), device=table.device)

@@ -1,4 +1,4 @@
-"""Numbers to codes, each within half a step of what it stands for.
+"""Quantization of numbers to codes, each within half a step of its number.
 
 Scale and minimum are float16, the scale rounded up and the minimum down, so that the steps from the stored minimum on
 reach every number; codes are then chosen against what is stored. What float16 cannot hold is stored as its largest
@@ -19,7 +19,7 @@ MOST_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 def quantize(numbers: Float[Tensor, "*before summed kept"], kind: Kind, run: int) -> Packed:
-    """`numbers` as codes of `kind`, a scale for each `run` of them along `kept`."""
+    """Quantize `numbers` to a format, with a scale for each `numbers_per_scale` of them along `kept`."""
     if kind == "dense":
         return Packed(numbers)
     exact = numbers.to(torch.promote_types(numbers.dtype, torch.float32))
@@ -30,7 +30,7 @@ def quantize(numbers: Float[Tensor, "*before summed kept"], kind: Kind, run: int
 
 
 def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Steps up from the minimum. A constant run that float16 holds has the scale 0 and is exact."""
+    """Quantize by steps up from the minimum. A constant run that float16 holds has the scale 0 and is exact."""
     lowest, highest = runs.amin(-1), runs.amax(-1)
     minima = _rounded(lowest, up=False)
     scales = _rounded((highest - minima.to(runs.dtype)) / levels, up=True)
@@ -40,7 +40,7 @@ def _integers(runs: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fp8(runs: Tensor) -> tuple[Tensor, None, Tensor]:
-    """The largest of a run becomes e4m3's largest, 448."""
+    """Quantize to FP8: the largest of a run becomes e4m3's largest, 448."""
     scales = _rounded(runs.abs().amax(-1) / MOST_FP8, up=True)
     steps = scales.to(runs.dtype)[..., None]
     codes = (runs / torch.where(steps == 0, 1.0, steps)).nan_to_num(0.0).clamp(-MOST_FP8, MOST_FP8)
@@ -48,7 +48,7 @@ def _fp8(runs: Tensor) -> tuple[Tensor, None, Tensor]:
 
 
 def _rounded(exact: Tensor, up: bool) -> Tensor:
-    """float16 numbers not below (or not above) `exact`, and the nearest such."""
+    """Return float16 numbers not below (or not above) `exact`, and the nearest such."""
     near = exact.half()
     bits = near.view(torch.int16).int()
     ordered = torch.where(bits < 0, -(bits & 0x7FFF), bits)  # neighbours differ by one, on both sides of zero

@@ -1,4 +1,5 @@
-"""The specification: one span after another over what its queries read, packed and recent, in one softmax."""
+"""The specification: one span after another over the positions its queries read, quantized and residual, in one
+softmax."""
 
 from __future__ import annotations
 
@@ -54,8 +55,9 @@ def context_of(
     rule: Settling,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the last `span` of `context` positions may read: keys and values [read, group, dim], their positions, and
-    whether they come from packed pages. A position that some queries read packed and others not stands there twice."""
+    """Return what the last `span` of `context` positions may read: keys and values [read, kv_head, dim], their
+    positions, and whether they come from quantized pages. A position that only some queries read quantized comes
+    twice."""
     size, exact = recent[0].shape[2], dtype or torch.promote_types(recent[0].dtype, torch.float32)
     settled = rule.settled(context)
     unsettled = rule.settled(context - span + 1)
@@ -84,8 +86,8 @@ def attend(
     sink_logits: Tensor | None = None,
     score: Score | None = None,
 ) -> Tensor:
-    """q [token, head, dim] at `queries` [token, 1] over k and v [read, group, dim] at `positions` [read], where
-    `allowed` [token, read]; nowhere to look is zero."""
+    """Attend with q [token, head, dim] at `queries` [token, 1] over k and v [read, kv_head, dim] at `positions`
+    [read], where `allowed` [token, read]; a query that sees no key gives zeros."""
     exact = torch.promote_types(q.dtype, torch.float32)
     grouped = rearrange(q.to(exact), "token (group share) dim -> group share token dim", group=k.shape[1])
     scores = einsum(grouped, k.to(exact), "group share token dim, read group dim -> group share token read") * scale
@@ -111,7 +113,7 @@ def _positions(begin: int, end: int) -> Tensor:
 
 
 def _packed_run(pages: Packed, table: Tensor, end: int, size: int, dtype: torch.dtype, transposed: bool) -> Tensor:
-    """The first `end` positions as numbers [position, group, dim]."""
+    """Return the first `end` positions as numbers [position, kv_head, dim]."""
     used = table[: -(-end // size)].long()
     numbers = dequantize(pages.each(lambda part: part[used]), dtype)
     order = "page group dim offset" if transposed and pages.kind != "dense" else "page group offset dim"
@@ -119,7 +121,7 @@ def _packed_run(pages: Packed, table: Tensor, end: int, size: int, dtype: torch.
 
 
 def _recent_run(pages: Tensor, table: Tensor, begin: int, end: int) -> Tensor:
-    """Positions [begin, end) as they lie in full precision."""
+    """Return positions [begin, end) as they lie in full precision."""
     size = pages.shape[2]
     first = begin // size
     used = table[first : -(-end // size)].long()

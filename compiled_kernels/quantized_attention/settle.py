@@ -1,4 +1,4 @@
-"""Whole groups of tokens pass from recent pages, in full precision, to packed ones."""
+"""Quantization of whole groups of tokens: from residual pages, in full precision, to quantized ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from compiled_kernels.quantized_attention.quantize import quantize
 
 @dataclass(frozen=True)
 class PageFormat:
-    """How pages of `size` tokens hold keys or values of width `dim` for `groups` heads: as `kind`, keys with a scale
-    for each channel of `run` tokens, values with one for each `run` columns of a token."""
+    """The format of pages of `page_size` tokens of keys or values of width `head_dim` for `num_kv_heads` heads: keys
+    have a scale for each channel of `numbers_per_scale` tokens, values one for each `numbers_per_scale` columns of a
+    token."""
 
     kind: Kind
     keys: bool
@@ -27,7 +28,7 @@ class PageFormat:
     run: int
 
     def empty(self, pages: int, dense: torch.dtype, device: str | torch.device = "cpu") -> Packed:
-        """Zeroed pages; dense ones are of type `dense`. Raises ValueError where the format does not fit."""
+        """Allocate zeroed pages; dense ones are of type `dense`. Raises ValueError where the format does not fit."""
         parts = [((pages, self.groups, self.size, self.dim), dense)]
         if self.kind != "dense":
             summed, kept = (self.dim, self.size) if self.keys else (self.size, self.dim)
@@ -37,8 +38,9 @@ class PageFormat:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of `size` tokens on their way: the `parts`-th of their pages, from recent pages to packed ones. The first
-    `unread` tokens of each are read in full precision by everybody: they have no say in its scales."""
+    """Groups of `group_size` tokens that are being quantized: the `parts`-th of their pages, from residual pages to
+    quantized ones. The first `num_sink_tokens` tokens of each are always read in full precision and do not enter its
+    scales."""
 
     size: int
     from_pages: Int[Tensor, " settling"]
@@ -47,13 +49,13 @@ class Groups:
     unread: Int[Tensor, " settling"]
 
     def taken(self, recent: Float[Tensor, "recent_page group offset dim"]) -> Float[Tensor, "settling group token dim"]:
-        """The tokens as they are to be quantized."""
+        """Gather the tokens to quantize."""
         tokens = recent.unflatten(2, (-1, self.size))[self.from_pages, :, self.parts]
         ignored = torch.arange(self.size, device=recent.device) < self.unread[:, None]
         return torch.where(ignored[:, None, :, None], tokens[:, :, -1:], tokens)
 
     def put(self, coded: Packed, packed: Packed, keys: bool) -> None:
-        """Lay what `coded` made of the tokens into packed pages, in place."""
+        """Scatter what `coded` made of the tokens into quantized pages, in place."""
         at, part = self.to_pages, self.parts
         if packed.scales is None:
             packed.codes.unflatten(2, (-1, self.size))[at, :, part] = coded.codes.to(packed.codes.dtype)

@@ -63,7 +63,7 @@ def by_spans(
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float) -> Tensor:
-    """As `attend`, of scores that nothing changes."""
+    """Attend as `attend`, with scores that nothing changes."""
     share = q.shape[1] // k.shape[1]
     v = torch.where(allowed.any(0)[:, None, None], v, 0.0)
     k, v = (rearrange(part, "read group dim -> 1 group read dim").repeat_interleave(share, dim=1) for part in (k, v))
@@ -74,7 +74,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float) -> Te
 
 
 def _unflattened(form):
-    """`form` as an operation that a graph may hold: tensors and numbers only."""
+    """Wrap `form` as an operation that a graph may hold: tensors and numbers only."""
 
     def run(
         q, key_codes, key_scales, key_minima, value_codes, value_scales, value_minima, recent_keys, recent_values,

@@ -37,7 +37,8 @@ def plan(
     tile: int | None = None,
     splits: int | None = None,
 ) -> tuple[list[Launch], Tensor]:
-    """`tile` (keys, a power of two that divides a page) and `splits` are chosen by shape where they are not given."""
+    """Plan the launches of attention over quantized pages; `tile` (keys, a power of two that divides a page) and
+    `splits` are chosen by shape unless given."""
     tokens, heads, dim = q.shape
     groups, size = recent_keys.shape[1:3]
     seqs, held = recent_table.shape
@@ -68,7 +69,7 @@ def plan(
 
 
 def _pages(name: str, packed: Packed) -> dict[str, object]:
-    """The tensors of packed pages and their strides: of words, but of numbers where they are dense."""
+    """Return the tensors of quantized pages and their strides: of words, but of numbers where they are dense."""
     codes, scales, minima = packed
     words = codes if scales is None else codes.view(torch.int32)[..., 0]
     scales = codes if scales is None else scales
@@ -80,7 +81,7 @@ def _pages(name: str, packed: Packed) -> dict[str, object]:
 
 
 def _columns(values: Packed, padded: int) -> int:
-    """Columns that share a scale; `padded` where all of a token's do."""
+    """Return columns that share a scale; `padded` where all of a token's do."""
     assert values.scales is not None
     parts = values.scales.shape[-2]
     return padded if parts == 1 else values.codes.shape[-2] // parts

@@ -33,7 +33,7 @@ ADD_RMS_NORM = define(
 def rms_norm(
     x: Float[Tensor, "token width"], weight: Float[Tensor, " width"], eps: float, lane: Lane = Lane.EAGER
 ) -> Float[Tensor, "token width"]:
-    """x / sqrt(mean(x²) + eps) * weight over `width`, in float32; the result has the type of `x`."""
+    """Compute x / sqrt(mean(x²) + eps) * weight over the last axis, in float32; the result has the type of `x`."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):  # traced, the specification is one fused kernel
         return reference.rms_norm(x, weight, eps)
     return RMS_NORM.form(lane)(x, weight, eps)
@@ -46,8 +46,8 @@ def add_rms_norm(
     eps: float,
     lane: Lane = Lane.EAGER,
 ) -> tuple[Tensor, Tensor]:
-    """x + residual, rounded to the type of `x`, and its norm: both [token, width]. Raises LaneError where the two
-    differ in shape."""
+    """Compute x + residual, rounded to the type of `x`, and its norm: both [token, hidden]. Raises LaneError where the
+    two differ in shape."""
     if x.shape != residual.shape:
         raise LaneError(f"add_rms_norm: x {list(x.shape)} and residual {list(residual.shape)} must have one shape")
     if lane in (Lane.EAGER, Lane.INDUCTOR):

@@ -1,4 +1,4 @@
-"""One program a row, the whole row in registers: read once, written once."""
+"""RMS norm with one program a row, the whole row in registers: read once, written once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def norm_rows(
 def plan(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[list[Launch], tuple[Tensor, Tensor]]:
-    """Gives the sum (`x` itself where nothing is added) and its norm."""
+    """Plan the launches; the outputs are the sum (`x` itself where nothing is added) and its norm."""
     check("rms_norm" if residual is None else "add_rms_norm", x, residual, weight)
     tokens, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)

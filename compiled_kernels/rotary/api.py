@@ -24,7 +24,7 @@ def rotary(
     sin: Float[Tensor, "token half"],
     lane: Lane = Lane.EAGER,
 ) -> Float[Tensor, "token head dim"]:
-    """Turn each pair (x[i], x[i + dim/2]) by its token's angle i, in float32; the type of `x` is kept."""
+    """Rotate each pair (x[i], x[i + dim/2]) by its token's angle i, in float32; the type of `x` is kept."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):
         return reference(x, cos, sin)
     return ROTARY.form(lane)(x, cos, sin)

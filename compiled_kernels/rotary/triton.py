@@ -1,4 +1,4 @@
-"""One program a token and a few heads: the angles are read once for all of them."""
+"""Rotary embedding with one program a token and a few heads: the angles are read once for all of them."""
 
 from __future__ import annotations
 

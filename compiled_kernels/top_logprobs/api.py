@@ -28,14 +28,14 @@ TOP_LOGPROBS = define(
 
 
 def log_softmax(logits: Float[Tensor, "sample vocab"], lane: Lane = Lane.EAGER) -> Float[Tensor, "sample vocab"]:
-    """logits - log(sum(exp(logits))) of each row, in float32; the type of `logits` is kept. -inf stays."""
+    """Compute logits - log(sum(exp(logits))) of each row, in float32; the type of `logits` is kept. -inf stays."""
     if lane in (Lane.EAGER, Lane.INDUCTOR):
         return reference.log_softmax(logits)
     return LOG_SOFTMAX.form(lane)(logits)
 
 
 def top_logprobs(logits: Float[Tensor, "sample vocab"], count: int, lane: Lane = Lane.EAGER) -> tuple[Tensor, Tensor]:
-    """The `count` largest log probabilities of each row and their token ids, both [sample, count].
+    """Return the `count` largest log probabilities of each row and their token ids, both [sample, count].
 
     Largest first, equal ones by token id. The log probabilities have the type of `logits`.
     """

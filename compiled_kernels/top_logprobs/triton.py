@@ -1,5 +1,6 @@
-"""A row is cut into chunks that fill the device: each leaves its maximum, its sum and its largest entries; one
-program a row puts them together. Entries travel as integers that order like the pair (logit, smaller id first)."""
+"""Top log probabilities in two kernels: a row is cut into chunks that fill the device, each of which leaves its
+maximum, its sum and its largest entries; one program a row merges them. Entries travel as integers that order like the
+pair (logit, smaller id first)."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def survey(logits, maxima, sums, keys, vocab, chunks, row_stride, column_stride,
     ordered = tl.where(x != x, SIGN, tl.where(bits < 0, bits ^ SIGN, bits))  # NaN comes first, as in torch.sort
     key = tl.where(inside, (ordered.to(tl.int64) << 32) | (ids ^ SIGN).to(tl.int64), NOTHING)
     # The chunk's largest is left out of its sum (its exponential is 1), so that the logarithm of a sum near 1 keeps
-    # its digits. A chunk of -inf alone adds nothing; a NaN reaches the sum, whatever the maximum makes of it.
+    # its digits. A chunk of -inf alone adds nothing; a NaN reaches the sum, also where the maximum drops it.
     weights = tl.exp(x - tl.where(peak == -float("inf"), 0.0, peak))
     largest = (key == tl.max(key, axis=0)) & (x == peak) & (x > -float("inf"))
     tl.store(sums + row * chunks + chunk, tl.sum(tl.where(largest, weights - 1.0, weights), axis=0))

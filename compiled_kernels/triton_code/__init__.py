@@ -1,4 +1,4 @@
-"""What the Triton kernels share, and what their compiler makes of them. Importing this does not import triton."""
+"""Helpers of the Triton kernels, and what their compiler makes of them. Importing this does not import triton."""
 
 from compiled_kernels.triton_code.ahead import Artifact, artifacts, stages
 

@@ -46,9 +46,9 @@ class Artifact:
 
 @functools.cache
 def artifacts(operator: str, sm: int = 90) -> tuple[Artifact, ...]:
-    """Every kernel of `operator`'s examples for compute capability `sm`, compiled once a process.
+    """Return every kernel of `operator`'s examples for compute capability `sm`, compiled once a process.
 
-    Raises LaneError where the lane does not have the operator, or Triton is missing or interpreted.
+    Raises LaneError where the backend does not have the operator, or Triton is missing or interpreted.
     """
     from compiled_kernels.triton_code.examples import EXAMPLES
 
@@ -68,7 +68,7 @@ def artifacts(operator: str, sm: int = 90) -> tuple[Artifact, ...]:
 
 
 def stages(operator: str, sm: int = 90) -> dict[str, str]:
-    """The text of each stage (source, ttir, ttgir, llir, ptx), one kernel after another."""
+    """Return the text of each stage (source, ttir, ttgir, llir, ptx), one kernel after another."""
     found = artifacts(operator, sm)
 
     def text(stage: str) -> str:
@@ -78,7 +78,7 @@ def stages(operator: str, sm: int = 90) -> dict[str, str]:
 
 
 class _Stages(dict[str, str]):
-    """Answers a wrong name with the right ones."""
+    """Stages by name; a wrong name is answered with the right ones."""
 
     def __init__(self, operator: str, text: Mapping[str, str]):
         super().__init__(text)
@@ -121,7 +121,7 @@ def _compiled(name: str, launch: Launch, sm: int) -> Artifact:
 
 
 def _specialized(launch: Launch) -> tuple[dict, dict, dict]:
-    """Signature, constants and attributes as Triton's launcher would choose them for these arguments."""
+    """Return signature, constants and attributes as Triton's launcher would choose them for these arguments."""
     from triton._utils import canonicalize_dtype
 
     signature, constants, attributes = {}, {}, {}
@@ -143,7 +143,7 @@ def _specialized(launch: Launch) -> tuple[dict, dict, dict]:
 
 
 def _assembled(ptx: str) -> dict[str, int]:
-    """Registers a thread and bytes spilled, as Triton's own assembler reports them of `ptx`."""
+    """Return registers a thread and bytes spilled, as Triton's own assembler reports them of `ptx`."""
     from triton import knobs
 
     (architecture,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)

@@ -23,7 +23,7 @@ ANY, SINGLE, LONGER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # which
 
 @triton.jit
 def span_of(span_starts, seqs, block, TOKENS: tl.constexpr):
-    """The sequence of a block, where sequence s has the blocks from starts[s] // TOKENS + s on (at least its
+    """Find the sequence of a block, where sequence s has the blocks from starts[s] // TOKENS + s on (at least its
     tokens need, at most one more); with TOKENS 0, the sequence of a token."""
     low = 0
     high = seqs - 1
@@ -41,8 +41,8 @@ def span_of(span_starts, seqs, block, TOKENS: tl.constexpr):
 
 @triton.jit
 def span_at(span_starts, seqs, block, TOKENS: tl.constexpr, KIND: tl.constexpr):
-    """The sequence of a block, where its span starts, how long it is, the first of the span's tokens that are the
-    block's, and whether there is one that this launch takes."""
+    """Find the sequence of a block, the start and length of its span, the first of the span's tokens that are the
+    block's, and whether this launch takes it."""
     if KIND == SINGLE:
         seq = block
         within = 0
@@ -64,7 +64,8 @@ def leave(
     out, parts, logs, sink_logits, sums, peak, total, place, used, head, split, splits, dim,
     DIM: tl.constexpr, SPLIT: tl.constexpr, SINK_LOGITS: tl.constexpr,
 ):  # fmt: skip
-    """What a walk found: the mixed values of its rows at `place` (token times heads plus head), or its part of them."""
+    """Store the result of a walk: the mixed values of its rows at `place` (token times heads plus head), or its part
+    of them."""
     column = tl.arange(0, DIM)
     written = used[:, None] & (column < dim)[None, :]
     if SPLIT:
@@ -86,7 +87,7 @@ def leave(
 
 @triton.jit
 def scaled(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Products of queries and keys as scores in base 2."""
+    """Scale products of queries and keys to scores in base 2."""
     if SOFTCAP:
         capped = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * (scores * (scale / softcap))))  # tanh
         scores = capped * (softcap * LOG2E)
@@ -97,7 +98,8 @@ def scaled(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def soften(sums, peak, total, scores, v, dtype: tl.constexpr):
-    """Scores [ROWS, TILE] and values [TILE, DIM] into the running softmax (Milakov and Gimelshein, 2018), base 2."""
+    """Update the running softmax (Milakov and Gimelshein, 2018), base 2, by scores [ROWS, TILE] and values [TILE,
+    DIM]."""
     higher = tl.maximum(peak, tl.max(scores, axis=1))
     base = tl.where(higher == -float("inf"), 0.0, higher)  # rows that have seen nothing yet
     weights = tl.exp2(scores - base[:, None])
@@ -114,8 +116,8 @@ def fold(
     SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, MASKED: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys into the running softmax. `MASKED` tiles hold keys that some query may not see; what none may
-    see is not read."""
+    """Update the running softmax by one tile of keys. `MASKED` tiles hold keys that some query may not see; keys that
+    none may see are not read."""
     key = tile * TILE + tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     wanted = key <= last
@@ -228,7 +230,7 @@ def merge(
     parts, logs, sink_logits, span_starts, out, seqs, heads, dim, splits,
     SPLITS: tl.constexpr, DIM: tl.constexpr, WHOLE_DIM: tl.constexpr, KIND: tl.constexpr, SINK_LOGITS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: its parts, each weighed by its share of the sum of exponentials."""
+    """Merge the parts of one head of one token, each weighed by its share of the sum of exponentials."""
     token = tl.program_id(0)
     head = tl.program_id(1)
     if KIND != ANY:

@@ -14,13 +14,13 @@ UPCAST = tl.constexpr(interpreted())
 
 @triton.jit
 def operand(numbers, dtype: tl.constexpr):
-    """Numbers made in registers as an operand of `dtype`; the interpreter keeps them in float32."""
+    """Return numbers made in registers as an operand of `dtype`; the interpreter keeps them in float32."""
     return numbers.to(tl.float32 if UPCAST else dtype)
 
 
 @triton.jit
 def dot(a, b, sums):
-    """sums + a @ b in float32; float32 operands are multiplied as such, not as TF32."""
+    """Return sums + a @ b in float32; float32 operands are multiplied as such, not as TF32."""
     if UPCAST:
         a = a.to(tl.float32)
         b = b.to(tl.float32)

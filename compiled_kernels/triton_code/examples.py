@@ -1,4 +1,4 @@
-"""What is compiled ahead of time: each operator's plans at the shapes of Llama 3.1 8B in bfloat16.
+"""Examples that are compiled ahead of time: each operator's plans at the shapes of Llama 3.1 8B in bfloat16.
 
 The tensors lie on torch's meta device: a plan reads shapes, never numbers.
 """

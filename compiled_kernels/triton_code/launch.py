@@ -1,5 +1,4 @@
-"""A kernel with everything it is started with. An operator's `plan` makes launches from its arguments without
-reading them, so that the same plan runs, is captured in a CUDA graph, or is compiled ahead of time."""
+"""A kernel with all arguments of its launch."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def run(launches: Iterable[Launch], outputs: Outputs) -> Outputs:
 
 
 def check(operator: str, *tensors: Tensor | None) -> None:
-    """Raises LaneError where the lane cannot take these tensors."""
+    """Raise LaneError where the backend triton cannot take these tensors."""
     for tensor in tensors:
         if tensor is None:
             continue
@@ -54,19 +53,19 @@ def check(operator: str, *tensors: Tensor | None) -> None:
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of `device`."""
+    """Return the number of streaming multiprocessors of `device`."""
     if device.type != "cuda":
         return NOMINAL_PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def power_of_two(number: int, least: int = 1) -> int:
-    """The smallest power of two that is no smaller than either."""
+    """Return the smallest power of two that is no smaller than either."""
     return max(least, 1 << max(number - 1, 0).bit_length())
 
 
 def power_below(number: int) -> int:
-    """The largest power of two up to `number`; 1 at the least."""
+    """Return the largest power of two up to `number`; 1 at the least."""
     return 1 << max(number, 1).bit_length() - 1
 
 

@@ -1,6 +1,6 @@
-"""Tiles of packed keys and values as numbers: words of four bytes are read whole, and taken apart in registers.
+"""Tiles of quantized keys and values as numbers: words of four bytes are read whole, and taken apart in registers.
 
-Layouts and formulas are those of `quantized_attention/packed.py`.
+Layouts and formulas are those of `quantized_attention/quantize.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KINDS = {"dense": DENSE.value, "int8": INT8.value, "int4": INT4.value, "fp8": FP
 
 @triton.jit
 def four(words, low: tl.constexpr, most: tl.constexpr):
-    """The bits `most` of every byte of the words [word, kept], from bit `low` on: [word, kept, 2, 2]."""
+    """Return the bits `most` of every byte of the words [word, kept], from bit `low` on: [word, kept, 2, 2]."""
     byte_0 = (words >> low) & most
     byte_1 = (words >> (8 + low)) & most
     byte_2 = (words >> (16 + low)) & most
@@ -25,7 +25,7 @@ def four(words, low: tl.constexpr, most: tl.constexpr):
 
 @triton.jit
 def codes(words, KIND: tl.constexpr):
-    """The codes of the words [word, kept] in order: [4 or 8 times word, kept] in float32."""
+    """Return the codes of the words [word, kept] in order: [4 or 8 times word, kept] in float32."""
     if KIND == INT4:
         both = tl.join(four(words, 0, 15), four(words, 4, 15))
         found = tl.reshape(tl.permute(both, (0, 4, 2, 3, 1)), (words.shape[0] * 8, words.shape[1]))
@@ -41,7 +41,7 @@ def key_tile(
     pages, scales, minima, page, group, offset, wanted, page_stride, group_stride, scale_page, scale_group, dim,
     TILE: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """Keys [DIM, TILE] of the tokens from `offset` of a page on; those not `wanted` are zero. Scales are one a
+    """Return keys [DIM, TILE] of the tokens from `offset` of a page on; those not `wanted` are zero. Scales are one a
     channel and run of RUN tokens; strides are in words, of dense keys in numbers."""
     token = offset + tl.arange(0, TILE)
     channel = tl.arange(0, DIM)
@@ -64,7 +64,7 @@ def key_tile(
         numbers = codes(words, KIND) * tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
         if KIND != FP8:
             numbers += tl.load(minima + place, mask=known, other=0.0).to(tl.float32)
-        numbers = tl.where(inside, numbers, 0.0)  # a run that nobody wrote may say anything
+        numbers = tl.where(inside, numbers, 0.0)  # the scales of an unwritten run may be anything
     return numbers
 
 
@@ -73,7 +73,7 @@ def value_tile(
     pages, scales, minima, page, group, offset, wanted, page_stride, group_stride, scale_page, scale_group, dim,
     TILE: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Values [TILE, DIM], as `key_tile` gives keys. Scales are one a token and run of COLUMNS columns."""
+    """Return values [TILE, DIM], as `key_tile` gives keys. Scales are one a token and run of COLUMNS columns."""
     token = offset + tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     inside = wanted[:, None] & (column < dim)[None, :]

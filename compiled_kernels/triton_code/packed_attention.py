@@ -1,9 +1,9 @@
-"""Paged attention where most keys and values lie packed: a walk over tiles of three runs of positions.
+"""Paged attention where most keys and values are quantized: a walk over tiles of three runs of positions.
 
-    positions   0 .. FIRST | FIRST ............. settled | settled ........ last
-    read from     recent            packed                     recent
+    positions   0 .. FIRST | FIRST ..... quantized_until | quantized_until .. last
+    read from     residual       quantized                  residual
 
-What a query at position t reads packed is a function of t (quantized_attention/rule.py), so that the queries of one
+What a query at position t reads quantized is a function of t (see `QuantizationRule`), so that the queries of one
 program may differ where the runs meet: tiles there are walked in both, and each row sees its own of them.
 """
 
@@ -19,7 +19,7 @@ from compiled_kernels.triton_code.packed import DENSE, key_tile, value_tile
 
 @triton.jit
 def settled_of(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
-    """How many of so many known tokens lie packed."""
+    """Return how many of `tokens` known tokens lie quantized."""
     return tl.maximum(tokens - LAG, 0) // RUN * RUN
 
 
@@ -27,7 +27,7 @@ def settled_of(tokens, LAG: tl.constexpr, RUN: tl.constexpr):
 def settle_tile(
     sums, peak, total, q, k, v, allowed, scale, softcap, dtype: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys [DIM, TILE] and values [TILE, DIM] into the running softmax, where `allowed` [ROWS, TILE]."""
+    """Update the running softmax by a tile of keys [DIM, TILE] and values [TILE, DIM], where `allowed` [ROWS, TILE]."""
     scores = dot(q, operand(k, dtype), tl.zeros([q.shape[0], k.shape[1]], tl.float32))
     scores = tl.where(allowed, scaled(scores, scale, softcap, SOFTCAP), -float("inf"))
     return soften(sums, peak, total, scores, operand(v, dtype), dtype)
@@ -66,7 +66,7 @@ def attend_packed(
     q_at = (line * q_token + head * q_head)[:, None] + (column * q_dim)[None, :]
     queries = tl.load(q + q_at, mask=used[:, None] & (column < dim)[None, :], other=0.0)
 
-    # Tiles in the order of the walk: `front` recent ones, `packed` ones from `begin` on, and recent ones to the end.
+    # Tiles in the order of the walk: `front` residual ones, `packed` ones from `begin` on, and residual ones last.
     settled = settled_of(positions + 1, LAG, RUN)
     settled_last = settled_of(last + 1, LAG, RUN)
     left = 0  # what no query of this program sees any more ends here

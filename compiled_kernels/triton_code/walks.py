@@ -1,5 +1,5 @@
-"""How walks over a context are laid out on the device: rows together, spans by kind, and walks split where programs
-are too few to fill it."""
+"""The layout of attention's launches on the device: rows together, spans by kind, and walks over the context split
+where programs are too few to fill it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ GOOD_ENOUGH = 0.85  # of the best share of places taken
 
 
 def splits_for(programs: int, processors: int, most: int, decode: bool) -> int:
-    """Parts of each walk, a power of two. Decode waits for memory: the fewest parts that keep every place of the
-    device taken nearly as well as any number would. A long span is arithmetic: parts only for idle processors."""
+    """Return the parts of each walk, a power of two. Decode waits for memory: the fewest parts that keep every place
+    of the device taken nearly as well as any number would. A long span is arithmetic: parts only for idle processors.
+    """
     if not decode:
         return min(most, power_below(processors // max(1, programs)))
     choices = [1 << bits for bits in range(most.bit_length())]
@@ -40,9 +41,10 @@ def splits_for(programs: int, processors: int, most: int, decode: bool) -> int:
 
 @dataclass(frozen=True)
 class Walks:
-    """Walks of `kernel` (`attend`, or one of its shape) over `reach` positions at most, in tiles of `tile` keys.
+    """Launches of `kernel` (`attend`, or one of its shape) over `reach` positions at most, in tiles of `tile` keys.
 
-    `spans` are the arguments that `merge` has in common with it, `walk` what only the kernel takes."""
+    `spans` are the arguments that `merge` has in common with it, `walk` what only the kernel takes.
+    """
 
     kernel: Any
     spans: Mapping[str, Any]
@@ -56,7 +58,8 @@ class Walks:
     fixed: bool = False  # whether all spans are walked alike
 
     def launches(self, decode_only: bool) -> list[Launch]:
-        """Spans of one token and longer ones have launches of their own, each of which leaves the other's alone."""
+        """Return the launches. Spans of one token and longer ones have launches of their own, each of which leaves the
+        other's alone."""
         (tokens, heads, dim), seqs = self.q.shape, self.spans["seqs"]
         share = heads // self.groups
         single = power_of_two(share, LEAST_DOT)
@@ -73,7 +76,8 @@ class Walks:
         return [*self._of(SINGLE.value, single, alone=False), *self._of(LONGER.value, longer, alone=False)]
 
     def _of(self, kind: int, rows: int, alone: bool) -> list[Launch]:
-        """The walk over spans of one kind, and the merge where it is split; `alone` if there is no other kind."""
+        """Return the walk over spans of one kind, and the merge where it is split; `alone` if there is no
+        other kind."""
         (tokens, heads, dim), seqs, out = self.q.shape, self.spans["seqs"], self.spans["out"]
         together = 1 if kind == SINGLE.value else rows // (heads // self.groups)
         count = seqs if kind == SINGLE.value else tokens // together + seqs

@@ -1,4 +1,4 @@
-"""What tokens cost against each other, and what spares them: routing, kept answers, long prompts, thinking, agents."""
+"""Claims on the relative cost of tokens: routing, cached answers, long prompts, reasoning, agents."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ BATCHES = (1, 8, 32, 64, 128, 256)
 
 
 def token_costs(hardware: str | Hardware = "h100") -> Numbers:
-    """How many times the machine's time of a prompt token an output token takes, by batch: Llama 3.1 8B on an H100 by
-    the roofline, 1,000 tokens in and 200 out; and what the sources' price tables say."""
+    """Return an output token's machine time as a multiple of a prompt token's, by batch, and the price tables' ratios.
+
+    Llama 3.1 8B on an H100 by the roofline, 1,000 tokens in and 200 out.
+    """
     machine = Machine.of("llama-3.1-8b", hardware)
     prompt = machine.prefill(1000) / 1000
     by_batch = {str(batch): machine.decode(1100, batch) / batch / prompt for batch in BATCHES}
@@ -43,7 +45,7 @@ def asymmetry(found: Numbers) -> Ruling:
 
 
 def routed(arrivals: Sequence[Arrival] = (), cheaper: Sequence[int] = (20, 30)) -> Numbers:
-    """Of Azure's questions unless others are given."""
+    """Return the savings of a router, for Azure's questions unless others are given."""
     from workbench.traffic.generators import azure_conversations
 
     asked = arrivals or list(islice(azure_conversations(Random(0)), 5000))

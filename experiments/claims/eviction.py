@@ -1,4 +1,4 @@
-"""What papers say about which tokens a small cache should keep; no row of the introductory texts, but tested here."""
+"""Claims of papers on the tokens that a small cache should keep; not in the introductory texts, but tested here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from workbench.ledger.claim import Claim, Gives, Never, Numbers, OfJudge, Run, S
 
 
 def _evicted(bits: dict[str, tuple[float, float]], left: float, pages: float) -> Numbers:
-    """Rows in which policies need such bits a byte with the small and the large budget, SnapKV keeps `left` of the
-    gain, and `pages` budgets are held."""
+    """Return rows of policies with the given bits a byte under both budgets.
+
+    SnapKV keeps `left` of the gain, and `pages` budgets are held.
+    """
     seen = {"0.0": {"gain": 5.0, "distance": 900.0}}
     full = {"variant": kv_evict.FULL, "stored_bytes_per_token": 1.0, "kv_tokens": 1000, "bits_per_byte": 0.5}
     rows = [full | {"copying": seen}]

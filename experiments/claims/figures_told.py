@@ -1,10 +1,10 @@
-"""The absolute figures that the sources state, which contradict each other by four to eight times: for which model,
-format, batch and machine each is right, by the roofline, and for which it cannot be.
+"""Claims on absolute figures that the sources state, which contradict each other by four to eight times.
 
-A roofline is a lower bound on time. Good engines reach between 40% and 100% of it (gpt-fast: 68% of the bandwidth in
-bfloat16, 42% in INT4; prefill here at 55 to 67% of the arithmetic, prefill_decode_length-20261121-165935). So a
-figure is *right* for a machine if a time within it lies between the bound and the bound over 0.4; it *cannot be* if the
-bound is longer than the whole figure; and it is *slow* if every time in it is longer than the bound over 0.4: nothing
+For each figure the roofline tells the models, formats, batches and machines for which it is right, and those for which
+it cannot be. A roofline is a lower bound on time. Good engines reach between 40% and 100% of it (gpt-fast: 68% of the
+bandwidth in bfloat16, 42% in INT4; prefill here at 55 to 67% of the arithmetic, prefill_decode_length-20261121-165935).
+A figure is *right* for a machine if a time within it lies between the bound and the bound over 0.4. It *cannot be* if
+the bound is longer than the whole figure. It is *slow* if every time in it is longer than the bound over 0.4: nothing
 but the software would take that long.
 """
 
@@ -36,7 +36,7 @@ NAMED = "rooflines of " + ", ".join(dict(MACHINES))
 
 
 class Figure(NamedTuple):
-    """What a source says: `name`, and the least and the most of it."""
+    """A stated figure: its name, and its lower and upper end."""
 
     name: str
     least: float
@@ -44,7 +44,7 @@ class Figure(NamedTuple):
 
     @classmethod
     def about(cls, name: str, value: float) -> Figure:
-        """One number, told as such: within a fifth."""
+        """Make a figure of a single number, within a fifth."""
         return cls(name, 0.8 * value, 1.2 * value)
 
 
@@ -70,16 +70,16 @@ class Served:
         return f"{self.what} on {self.where}" + (f", batch {self.batch}" if self.batch > 1 else "")
 
     def fits(self, tokens: int) -> bool:
-        """Whether weights and the cache of a batch with so many tokens each lie in its memory."""
+        """Return whether weights and the cache of a batch with so many tokens each fit its memory."""
         room = FILLED * self.gpus * HARDWARE[self.hardware].memory
         return weights(self.model, self.format) + self.batch * tokens * cache_bytes(self.model) <= room
 
     def prefill(self, tokens: int, known: int = 0) -> float:
-        """Seconds, at the least, of one step that computes `tokens` after `known` others."""
+        """Return the least seconds of one step that computes `tokens` after `known` others."""
         return self._seconds([(known, tokens)])
 
     def decode(self, tokens: int) -> float:
-        """Seconds, at the least, of a step in which each of the batch has `tokens` before it."""
+        """Return the least seconds of a step in which each sequence of the batch has `tokens` before it."""
         return self._seconds([(tokens, 1)] * self.batch)
 
     def _seconds(self, spans: list[tuple[int, int]]) -> float:
@@ -89,19 +89,19 @@ class Served:
 
 @cache
 def weights(model: str, format: str) -> float:
-    """Bytes, scales counted; the embedding stays in 16 bits."""
+    """Return the bytes of the weights, with scales; the embedding stays in 16 bits."""
     return of_name(f"shape:{model}", context=1, dtype="bfloat16", weights=FORMATS[format])["weight_bytes"]
 
 
 @cache
 def cache_bytes(model: str) -> float:
-    """Bytes of a token in the cache, in 16 bits."""
+    """Return the bytes of a token in the cache, in 16 bits."""
     return of_name(f"shape:{model}", context=1, dtype="bfloat16")["cache_bytes_per_token"]
 
 
 @cache
 def step_times(model: str, format: str, hardware: str, gpus: int) -> StepTimes:
-    """The roofline; products are of 16 bits in every format, as weights in few bits are widened."""
+    """Return the roofline; products are of 16 bits in every format, as weights in few bits are widened."""
     sizes = Sizes.dense(named_shape(model))
     return roofline(replace(sizes, weight_bytes=weights(model, format)), HARDWARE[hardware], gpus)
 
@@ -113,27 +113,27 @@ def served(
     batches: Iterable[int] = BATCHES,
     tokens: int = TOKENS,
 ) -> list[Served]:
-    """All of them that lie in their machine's memory, of models that were made for so many tokens."""
+    """Return all combinations that fit their machine's memory, of models with at least so much context."""
     machines, formats, batches = list(machines), list(formats), list(batches)
     able = [model for model in models if named_shape(model).context >= tokens]
     every = [Served(m, f, name, gpus, b) for m in able for f in formats for name, gpus in machines for b in batches]
     return [each for each in every if each.fits(tokens)]
 
 
-TIMES = ("cannot be", "slow")  # what a bound above, and a time below the figure, are called
+TIMES = ("cannot be", "slow")  # names for a bound above the figure, and a time below it
 EXACT = ("more", "less")
 
 
 def settled(
     figures: Iterable[Figure], bounds: Mapping[str, float], slack: float = REACHED, words: tuple[str, str] = TIMES
 ) -> Numbers:
-    """Return, by figure, the names of what it is right for, and of what it is not for, in two ways.
+    """Classify each figure: the names of cases for which it is right, and of those for which it is not, in two ways.
 
     Args:
-        figures: what is said.
+        figures: the stated figures.
         bounds: the least values, by name.
         slack: a real value is at most 1 / `slack` times its bound; 1 where the bounds are the values.
-        words: what is said where the bound is above the figure, and where the real value is below it.
+        words: the names of the two ways: the bound is above the figure, or the real value is below it.
     """
     above, below = words
     found = {}
@@ -164,7 +164,7 @@ def settles(found: Numbers) -> Ruling:
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
-    """The first, one of the middle and the last: the whole is in the table."""
+    """Join the first, a middle and the last name: the table has all of them."""
     if not names:
         return "none"
     places = sorted({round(i * (len(names) - 1) / max(most - 1, 1)) for i in range(most)})
@@ -223,8 +223,12 @@ def decode_table(records: object) -> Sequence[Table]:
 def tables(
     title: str, figures: Sequence[Figure], bound: Callable[[Served], float], options: Sequence[Served]
 ) -> list[Table]:
-    """A row a model and format, a column a machine: how many of it, the bound in ms, a letter for each figure that is
-    right and one after a ! for each that cannot be. First the fewest machines that hold the model, then eight."""
+    """Return tables with a row a model and format, and a column a machine, for the fewest machines that fit and for
+    eight.
+
+    A cell has the number of machines, the bound in ms, a letter for each figure that is right, and one after a ! for
+    each that cannot be.
+    """
     letters = dict(zip("abc", figures, strict=False))
     told = "; ".join(f"{letter}: {figure.name}" for letter, figure in letters.items())
     legend = f"-: does not fit; {told}; after a !: cannot be; no letter: slow"
@@ -255,15 +259,17 @@ READERS = tuple((batch, tokens) for batch in BATCHES for tokens in (TOKENS, 32_0
 
 
 def read_bytes(model: str, format: str, batch: int = 1, tokens: int = TOKENS) -> float:
-    """Bytes that a step of a batch reads, divided by its tokens: weights once for all, the cache of each for itself.
-    The embedding, of which a row a token is read, is left out where the head has a matrix of its own."""
+    """Return the bytes that a step of a batch reads, divided by its tokens: shared weights, and each sequence's cache.
+
+    The embedding, of which a row a token is read, is left out where the head has a matrix of its own.
+    """
     spec = named_shape(model)
     embedding = 0 if spec.tied else 2 * spec.vocab * spec.width
     return (weights(model, format) - embedding) / batch + tokens * cache_bytes(model)
 
 
 def reads(models: Iterable[str] = MODELS, readers: Iterable[tuple[int, int]] = READERS) -> Numbers:
-    """Of models that were made for so many tokens."""
+    """Classify the bytes read a token, for models with at least so much context."""
     readers = list(readers)
     sizes = {
         f"{model} in {format}, batch {batch}, {tokens:,} tokens": read_bytes(model, format, batch, tokens)
@@ -285,7 +291,7 @@ def read_table(records: object) -> Sequence[Table]:
     return [Table("GB read for a token, by batch and tokens of context (a: 30 to 200 GB)", headings, rows)]
 
 
-# What a known beginning of the prompt saves
+# Savings of a known beginning of the prompt
 
 SAVED = (Figure("70 to 90% saved", 0.7, 0.9),)
 KNOWN = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -293,7 +299,7 @@ PROMPTS = (1000, 10_000, 100_000)
 
 
 def savings(known: Iterable[float] = KNOWN, prompts: Iterable[int] = PROMPTS) -> Numbers:
-    """Shares of a prompt's prefill time, by the roofline, and of its price, that a cached beginning saves."""
+    """Classify the shares of a prompt's prefill time (by the roofline) and price that a cached beginning saves."""
     return settled(SAVED, saved_shares(known, prompts), 1.0, EXACT)
 
 
@@ -333,7 +339,7 @@ PLACES = (("h100", 8), ("a100", 8), ("b200", 4))
 
 
 def small_models(pairs: Iterable[tuple[str, str]] = PAIRS, batches: Iterable[int] = (1, 32)) -> Numbers:
-    """How many times as quick the smaller of two is on one machine, in 16 bits, by the roofline of each."""
+    """Classify the speed of the smaller of two models on one machine, in 16 bits, by the roofline of each."""
     return settled(SMALLER, quicker(pairs, batches), 1.0, EXACT)
 
 
@@ -365,7 +371,7 @@ def small_table(records: object) -> Sequence[Table]:
 
 
 def widths(models: Iterable[str] = MODELS) -> Numbers:
-    """By model: whether it is 12,288 wide and has 96 layers."""
+    """Check each model for a hidden size of 12,288 and 96 layers."""
     found = {}
     for model in models:
         spec = named_shape(model)
@@ -393,8 +399,10 @@ def _one(
     id: str, says: str, sources: tuple[Source, ...], numbers: Callable[[], Numbers], where: Callable,
     refuted: Callable[[], Numbers], holds: Callable[[], Numbers] | None, never: str = "", machine: str = NAMED,
 ) -> Claim:  # fmt: skip
-    """`refuted` and `holds` are the same calculation for fewer models or machines, by which the claim falls and holds;
-    without the latter `never` says why nothing makes it hold."""
+    """Make a claim whose `refuted` and `holds` are the same calculation for fewer models or machines.
+
+    `never` has the reason why nothing makes it hold, where `holds` is None.
+    """
     gives: dict[Outcome, Callable[[], Numbers]] = {"holds-with-limits": numbers, "refuted": refuted}
     gives |= {"holds": holds} if holds else {}
     trial = Trial(Calculation(numbers, machine), settles, gives, {"holds": never} if never else {})

@@ -1,4 +1,4 @@
-"""The KV cache in numbers: what it takes, what fits beside the weights, and what it spares."""
+"""Claims on the KV cache in numbers: its size, what fits beside the weights, and its savings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.model.cost import visible
 from workbench.study.memory_report import of_name
 
 LLAMA = "shape:llama-3.1-70b"
-FULL = 128_000  # tokens: what the sources mean by 128K
+FULL = 128_000  # tokens; the sources write 128K
 CARD = 80e9
 
 
@@ -28,7 +28,7 @@ GROUPED, WASTEFUL = _groups(12288.0, 6144.0, 3072.0), _groups(12288.0, 12288.0, 
 
 
 def figures_of_128k(records: object) -> Sequence[Table]:
-    """The 30 and the 40 GB: what is right at which number of tokens, and in which unit."""
+    """Tabulate the 30 and the 40 GB: the number of tokens and the unit in which each is right."""
     rows = []
     for told, tokens in (("128,000", FULL), ("131,072 (128 Ki)", 1 << 17), ("100,000", 100_000), ("91,552", 91_552)):
         size = _llama(tokens)["cache_bytes"]
@@ -40,7 +40,7 @@ def figures_of_128k(records: object) -> Sequence[Table]:
 
 
 def sessions(shape: str = LLAMA, context: int = FULL) -> Numbers:
-    """Full texts in one card: beside the weights, without them, and with both in few bits."""
+    """Count full texts on one card: beside the weights, without them, and with both quantized."""
 
     def fit(**settings: str) -> dict[str, Any]:
         return of_name(shape, context=context, dtype="float16", memory="80GB", **settings)  # type: ignore[arg-type]
@@ -84,8 +84,10 @@ def cards(records: object) -> Sequence[Table]:
 
 
 def growth(tokens: int = 32_768, scores: bool = False) -> Numbers:
-    """Bytes that attention keeps for a text, and its query-key pairs, at twice the tokens over once. `scores`: of a way
-    to compute it that writes down one layer's scores (float32) of the whole text, besides the cache."""
+    """Return the growth of cache bytes and query-key pairs when tokens double.
+
+    With `scores`, attention also stores one layer's scores (float32) of the whole text.
+    """
 
     def size(n: int) -> float:
         return _llama(n)["cache_bytes"] + (64 * n * n * 4 if scores else 0)
@@ -109,7 +111,9 @@ def quadratic(found: Numbers) -> Ruling:
 
 
 def outgrowing(*shapes: str) -> Numbers:
-    """Tokens, of all requests together, from which the cache is larger than the weights; and what both take then."""
+    """Return the tokens of all requests together from which the cache is larger than the weights, and the size of both
+    then.
+    """
     found = {}
     for shape in shapes or ("llama-3.1-8b", "llama-3.1-70b"):
         told = of_name(f"shape:{shape}", dtype="float16")

@@ -1,4 +1,4 @@
-"""Smaller caches: fewer bits, a window, pages."""
+"""Claims on smaller caches: quantization, windows, pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from workbench.ledger.claim import Claim, Gives, Numbers, OfJudge, Run, Source, 
 
 
 def _formats(int8: float, int4: float, lost: float, sequences: tuple[int, int, int]) -> Numbers:
-    """Rows of formats that take these shares of bfloat16's bytes and lose so many nats a token."""
+    """Return rows of formats with these shares of bfloat16's bytes and losses in nats a token."""
     rows = [
         ("bfloat16", 1.0, 0.0, sequences[0]),
         ("int8", int8, lost, sequences[1]),
@@ -24,8 +24,7 @@ QUANTIZED: Gives = {"holds": GOOD, "holds-with-limits": SOME, "refuted": USELESS
 
 
 def _windows(pages: float, gain: float = 0.0) -> Numbers:
-    """Rows of windows that hold so many times their tokens, and of names that give them so much gain (the full model:
-    5)."""
+    """Return rows of windows that hold `pages` times their tokens, with this gain on names (the full model: 5)."""
     seen = {"gain": 5.0, "distance": 600.0}
     rows = [{"variant": window_span.FULL, "stored_bytes_per_token": 1.0, "copying": {"0.0": seen}}]
     blind = {"0.0": {"gain": gain, "distance": 600.0}}

@@ -1,4 +1,4 @@
-"""What a pass through the model does: a whole prompt at once, a token after another, and nothing to the weights."""
+"""Claims on passes through the model: a prompt in one pass, one token a pass, and unchanged weights."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def _steps(runner: Any, asked: Any) -> list[Any]:
 
 
 def one_pass() -> Numbers:
-    """Steps of a prompt's prefill, tokens that the cache holds after it, and the tokens that follow, against the naive
-    oracle that computes the whole text for each."""
+    """Return the steps of a prompt's prefill, the tokens cached after it, and the next tokens.
+
+    The next tokens are compared with the naive oracle, which computes the whole text for each.
+    """
     from workbench.engine import naive
     from workbench.engine.runner import generate
 
@@ -60,8 +62,10 @@ def parallel(found: Numbers) -> Ruling:
 
 
 def dependent() -> Numbers:
-    """Decode steps for 64 tokens of a text that repeats itself, one token a step, and with drafts that a step checks
-    besides; and whether both give the same."""
+    """Return the decode steps for 64 tokens of a repetitive text, without and with drafts.
+
+    `same` says whether both outputs are equal.
+    """
     from workbench.engine.runner import generate
     from workbench.request import Request, SamplingParameters
 
@@ -91,7 +95,7 @@ def sequential(found: Numbers) -> Ruling:
 
 
 def unchanged() -> Numbers:
-    """Fingerprints of all weights before and after prefill and decode."""
+    """Return fingerprints of all weights before and after prefill and decode."""
     runner = _demo()
 
     def fingerprint() -> str:
@@ -114,8 +118,10 @@ def frozen(found: Numbers) -> Ruling:
 
 
 def identity(quick: bool) -> Numbers:
-    """Of one answer of the demo, in shares of its time from arrival to last token: how far TTFT + tokens / rate is off,
-    with the rate after the first token (B), the rate over the whole time (E), and TPOT's own count."""
+    """Return the relative error of TTFT + tokens / rate for one answer of the demo, as a share of its E2EL.
+
+    The rate is taken after the first token (B), over the whole time (E), and by TPOT's own count.
+    """
     from workbench.engine.load import load
     from workbench.trace.events import Decoded
 

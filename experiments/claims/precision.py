@@ -1,4 +1,4 @@
-"""Weights in fewer bits: what they take, and what they cost in quality."""
+"""Claims on quantized weights: their size and their quality."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ NEAR, SOME = 0.05, 0.2
 
 
 def sizes(shape: str = "shape:llama-3-70b") -> Numbers:
-    """GB of Llama 3 70B's weights, scales counted; embedding and norms stay in 16 bits where matrices have fewer."""
+    """Return GB of Llama 3 70B's weights, with scales; embedding and norms stay in 16 bits where matrices are
+    quantized.
+    """
     formats = {"FP32": ("float32", "dense"), "FP16": ("float16", "dense"), "INT8": ("float16", "int8"),
                "INT4": ("float16", "int4")}  # fmt: skip
     return {
@@ -34,7 +36,7 @@ def weights(found: Numbers) -> Ruling:
 
 
 def _kept(int8: float, int4: float) -> Numbers:
-    """Rows of formats that keep these shares of float32's quality."""
+    """Return rows of formats with these shares of float32's quality."""
     shares = {weight_formats.REFERENCE: 1.0, weight_formats.FULL: 1.0, weight_formats.INT8: int8,
               weight_formats.INT4: int4}  # fmt: skip
     speed = {"decode_tokens_per_s": {weight_formats.SPEED: 100.0}}

@@ -1,7 +1,8 @@
-"""Prefill and decode against length: what is flat, what is linear, what is quadratic, and up to where.
+"""Claims on prefill and decode against length: flat, linear or quadratic, and up to which length.
 
 Sources contradict each other here on purpose. Each claim has one rule, the experiment's, and three kinds of numbers:
-this machine's, and the rooflines of an H100 and an H200 with Llama 3.1 8B and 70B."""
+this machine's, and the rooflines of an H100 and an H200 with Llama 3.1 8B and 70B.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ MEASURED = Run("prefill_decode_length", quick=("workload.rounds=1",))
 
 
 def bound(machine: Machine, prompt: int, output: int) -> dict[str, Any]:
-    """One request as the experiment's rows have it, where every step takes what the roofline says."""
+    """Return one request as a row of the experiment, where every step takes its roofline time."""
     shares = {}
     for phase, span in (("prefill", (0, prompt)), ("decode", (prompt + output // 2 - 1, 1))):
         work = work_of([span], 1, machine.times.kinds)
@@ -44,7 +45,7 @@ def rows_of(machine: Machine) -> Numbers:
 
 
 def _rows(prefill: Callable[[int], float], decode: Callable[[int], float], flops: float, reads: float) -> Numbers:
-    """Rows of a machine of our own: seconds by length, and the shares of its ceilings."""
+    """Return rows of a made-up machine: seconds by length, and the shares of its ceilings."""
     points = []
     for prompt, output in (*((n, 16) for n in (64, 128, 512, 1024, 2048, 4096)), prefill_decode_length.ASKED):
         times = {"prefill_s": prefill(prompt), "decode_step_s": decode(prompt)}
@@ -67,7 +68,7 @@ BEGINS = _rows(lambda n: n**1.1, lambda n: 0.1, 0.9, 0.9)
 LOW = {"prefill_flops_share": 0.05}
 SOMEWHERE = [LINEAR[0] | {"curve": [p | (LOW if p["prompt_tokens"] < 512 else {}) for p in LINEAR[0]["curve"]]}]
 
-# Machines of our own, to try the rules on rooflines: with hardly any products a second, with ever so many, between.
+# Made-up machines to try the rules on rooflines: with very few products a second, with very many, and between.
 FEW = Hardware(name="few products", flops=2e12, bandwidth=2e12, memory=80e9)
 MANY = Hardware(name="many products", flops=1e19, bandwidth=2e12, memory=80e9)
 SOME = Hardware(name="more products", flops=1e15, bandwidth=2e12, memory=80e9)
@@ -76,7 +77,7 @@ HALF = Hardware(name="as few as that", flops=1.4e13, bandwidth=2e12, memory=80e9
 
 
 def seen_by(hardware: Hardware, window: int | None = None, shape: str = "llama-3.1-8b") -> Callable[[], Numbers]:
-    """Rows of the roofline of a shape on `hardware`, where layers see `window` tokens back."""
+    """Return a function for rows of a shape's roofline on `hardware`, with attention windows of `window` tokens."""
     spec = named_shape(shape)
     layers = tuple(
         layer.model_copy(update={"attention": layer.attention.model_copy(update={"window": window})})
@@ -90,7 +91,9 @@ def _trials(
     claim: str, gives: Mapping[Outcome, Numbers], by_roofline: Mapping[Outcome, Numbers],
     never: Mapping[Outcome, str] | None = None,
 ) -> tuple[Trial, ...]:  # fmt: skip
-    """The experiment here, then the rooflines, by the same rule, each with evidence of its own kind."""
+    """Return the trial by the experiment here, then those by rooflines, with the same rule and examples of their own
+    kind.
+    """
     rule = OfJudge(prefill_decode_length.judge, claim)
     bounds = [
         Calculation(lambda m=machine: rows_of(Machine.of(*m)), f"roofline: {gpus} x {hardware}, {shape}")
@@ -102,7 +105,7 @@ def _trials(
 
 
 def no_cache_rows(shape: str, hardware: str, longest: int) -> Numbers:
-    """The experiment without a cache as a roofline has it: a step that reads the text, and one that computes it."""
+    """Return the experiment without a cache by a roofline: a step that reads the text, and one that computes it."""
     machine = Machine.of(shape, hardware)
     lengths = [n for n in LENGTHS if no_cache.SHORT <= n <= longest]
     steps = {"cache": machine.decode, "no cache": machine.prefill, "naive": machine.prefill}
@@ -114,7 +117,7 @@ def no_cache_rows(shape: str, hardware: str, longest: int) -> Numbers:
 
 
 def _machines(records: Any) -> list[tuple[str, Machine]]:
-    """The rooflines, and this machine's for the model that was measured here, once there is a record of it."""
+    """Return the rooflines, and this machine's for the measured model once there is a record of it."""
     found = [(machine.name, machine) for machine in (Machine.of(*each) for each in MACHINES)]
     if record := records.of(MEASURED):
         told, shape = record.numbers[0]["predicted"], record.experiment["model"]["name"].removeprefix("shape:")
@@ -146,7 +149,7 @@ def decode_sizes(records: Any) -> Sequence[Table]:
 
 
 def _measured(records: Any, key: str) -> list[Table]:
-    """The record's curve: times, and the local exponent up to each length."""
+    """Return the record's curve: times, and the local exponent up to each length."""
     if (record := records.of(MEASURED)) is None:
         return []
     curve = [p for p in record.numbers[0]["curve"]
@@ -164,7 +167,7 @@ def _told(tokens: int | None) -> str:
 
 
 def pairs() -> Numbers:
-    """Query-key pairs of one decode step with n tokens known, at twice the n over once: with a cache, and without."""
+    """Return the growth of query-key pairs of one decode step when the text doubles, with a cache and without."""
     once, twice = 4096, 8192
     return {
         "cached": visible(twice - 1, 1, None)[0] / visible(once - 1, 1, None)[0],
@@ -189,7 +192,7 @@ NO_CACHE = OfJudge(no_cache.judge, "kv-linear-step")
 
 
 def _steps(*powers: float) -> Numbers:
-    """Rows of steps whose time goes with these powers of the length."""
+    """Return rows of steps whose time goes with these powers of the length."""
     lengths = (256, 1024)
     return [
         {"variant": name, "curve": [

@@ -1,4 +1,4 @@
-"""What a prompt cache costs and saves: break-even, a day's bill, and which life to buy."""
+"""Claims on the price of a prompt cache: break-even point, a day's bill, and the choice of TTL."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def life(found: Numbers) -> Ruling:
 
 
 def _where(so: dict[bool, bool]) -> str:
-    """Under which renewal the choice is as told, and what the other one does to it."""
+    """Describe the renewal under which the choice is right, and its failure under the other."""
     if all(so.values()):
         return "the choice is as told"
     return "where hits renew the life, not where they do not" if so[True] else "where hits do not renew the life"
@@ -103,7 +103,7 @@ def lives(**changed: str) -> Numbers:
 
 
 def _priced(**changed: str) -> Prices:
-    """The source's table, with some prices changed."""
+    """Return the source's table with some prices changed."""
     table = prices_of(SOURCE).model_dump(exclude={"says"}) | changed
     return Prices.of(table | {"name": "changed", "example": bool(changed)})
 

@@ -1,4 +1,4 @@
-"""What a text's length does to its use, and how outputs are to be compared."""
+"""Claims on long texts and on comparing outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from workbench.ledger.claim import Claim, Missing, Numbers, Ruling, Run, Source,
 
 
 def _depths(*gains: float) -> Numbers:
-    """The full model's row, with a gain at each depth from the text's beginning to its end."""
+    """Return the full model's row, with a gain at each depth from the text's beginning to its end."""
     last = len(gains) - 1
     copying = {str(i / last): {"gain": gain, "distance": 100.0 * (last - i)} for i, gain in enumerate(gains)}
     return [{"variant": window_span.FULL, "copying": copying}]

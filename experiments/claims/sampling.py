@@ -1,4 +1,4 @@
-"""From logits to a token: in which order, what has no effect, and what ends a text."""
+"""Claims on sampling: the order of filters, settings without effect, and the ends of a text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from workbench.study.verdict import RuleChange
 
 
 def ordered() -> Numbers:
-    """The filters that a request's parameters become, and how many tokens they keep of a row with the temperature
-    first, as here, and last."""
+    """Return the filters of a request's parameters, and the tokens they keep with the temperature first and last."""
     import torch
 
     from workbench.request import SamplingParameters
@@ -46,8 +45,9 @@ def order(found: Numbers) -> Ruling:
 
 
 def at_zero() -> Numbers:
-    """Greedy outputs of the demo under several top_p and top_k; and places of a text where top-k removes nothing that
-    top-p had left, and the other way round."""
+    """Return greedy outputs of the demo under several top_p and top_k, and the share of places where one filter is
+    redundant.
+    """
     import torch
 
     from workbench.engine.load import load
@@ -103,8 +103,7 @@ ENDS_CHANGED = RuleChange(
 
 
 def endings(quick: bool) -> Numbers:
-    """How greedy and sampled texts of the demo end: after few tokens asked, at a stop string, and with no limit but the
-    context."""
+    """Count the ends of sampled texts of the demo: few tokens allowed, a stop string, and no limit but the context."""
     from workbench.engine.load import load
     from workbench.engine.runner import generate
     from workbench.request import Request, SamplingParameters

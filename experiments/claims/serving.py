@@ -1,4 +1,4 @@
-"""Many requests: batches, queues, long prompts in the way, pools, prefixes, drafts."""
+"""Claims on serving: batches, queues, prefill interference, pools, prefixes, drafts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.study.verdict import Outcome
 
 
 def _batches(*rates: float) -> Numbers:
-    """Rows of batches that give so many tokens a second: static, padded, then one at a time to sixteen."""
+    """Return rows of batches with these tokens a second: static, padded, then one at a time to sixteen."""
     names = ("static", "padded", *batching.SIZES.values())
     return [
         {"variant": name, batching.RATE: rate, batching.SERVICE: 0.01 * (1 + rate / 1000), "ttft_s_p50": 1 / rate,
@@ -38,7 +38,7 @@ BATCHES: Gives = {"holds": GROWING, "holds-with-limits": HALTING, "refuted": STA
 
 
 def _interrupted(gap: float) -> Numbers:
-    """Rows in which a whole prompt makes the longest gap `gap` times as long."""
+    """Return rows in which a whole prompt makes the longest gap `gap` times as long."""
     rows: list[dict[str, Any]] = []
     for name in (chunked_prefill.UNDISTURBED, chunked_prefill.WHOLE, *chunked_prefill.CHUNKED):
         longest = 0.1 * (gap if name == chunked_prefill.WHOLE else 1)
@@ -47,8 +47,10 @@ def _interrupted(gap: float) -> Numbers:
 
 
 def _pools(gap: float, served: int = 2) -> Numbers:
-    """Rows of fleets in which whole prompts make the longest gap `gap` times as long, and separate pools serve so many
-    of two loads as promised, one pool both."""
+    """Return rows of fleets: whole prompts make the longest gap `gap` times as long.
+
+    Separate pools meet the SLO at `served` of two loads, one pool at both.
+    """
     rows = []
     for name in (disaggregation.WHOLE, disaggregation.CHUNKED, *disaggregation.SPLIT):
         loads = served if name in disaggregation.SPLIT else 2
@@ -59,7 +61,7 @@ def _pools(gap: float, served: int = 2) -> Numbers:
 
 
 def _tails(*tails: float) -> Numbers:
-    """Rows of traffics whose p99 TTFT grows so many times while the median grows by half."""
+    """Return rows of traffics whose p99 TTFT grows so many times while the median grows by half."""
     rows = []
     for name, tail in zip(queue_tail.TRAFFICS, tails, strict=True):
         points = [{"value": load, queue_tail.MEDIAN: 0.1 * median, queue_tail.TAIL: 0.5 * times}

@@ -1,4 +1,4 @@
-"""What one request feels: the size of its model, the batch it is in, and whether its text is streamed."""
+"""Claims on a single request: the model's size, its batch, and streaming."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEWER = ("measure.rounds=1",)
 
 
 def latencies(*shapes: str, hardware: str | Hardware = "h200") -> Numbers:
-    """Parameters, and seconds of 128 tokens in and 32 out, alone on eight H200 by the roofline, which hold them all."""
+    """Return parameters, and seconds of 128 tokens in and 32 out, alone on eight H200 by the roofline."""
     found = {}
     for shape in shapes or SHAPES:
         machine = Machine.of(shape, hardware, 8)
@@ -43,13 +43,13 @@ def by_bytes(found: Numbers) -> Ruling:
     )
 
 
-# The link between GPUs is so slow that what is sent takes longer than what is read: widths and layers count alone.
+# The link between GPUs is so slow that sending takes longer than reading: only sizes and layer counts matter.
 SLOW_LINK = Hardware(name="slow link", flops=989.5e12, bandwidth=4.8e12, memory=141e9, link=1e6)
 SOME_LINK = SLOW_LINK.model_copy(update={"name": "slower link", "link": 5e9})
 
 
 def crowds(gain: float, wait: float) -> Numbers:
-    """Rows of batches in which each doubling gives `gain` times the tokens a second, and each takes `wait` times."""
+    """Return rows of batches in which each doubling multiplies tokens a second by `gain` and latency by `wait`."""
     found = []
     for number, name in enumerate((*batch_size.SIZES, batch_size.LIMITED)):
         number = min(number, 6) if name != batch_size.LIMITED else 4
@@ -63,14 +63,17 @@ def crowds(gain: float, wait: float) -> Numbers:
 
 
 def _steeper(rows: Numbers) -> Numbers:
-    """The same rows, in which the largest model takes a hundred times as long."""
+    """Return the same rows, with the largest model a hundred times as slow."""
     (point,) = rows[-1]["curve"]
     slow = point | {name: 100 * point[name] for name in ("e2el_s", "predicted_e2el_s", "decode_step_s")}
     return [*rows[:-1], rows[-1] | {"curve": [slow]}]
 
 
 def _streams(gain: float, wait: float) -> Numbers:
-    """Rows in which no streaming gives `gain` times the tokens a second, and streaming shows text after `wait`."""
+    """Return rows of both deliveries of a text.
+
+    Without streaming there are `gain` times the tokens a second; streaming shows text after `wait`.
+    """
     rows = []
     for name, rate, seen in (("whole", gain, 1.0), ("stream", 1.0, wait)):
         rates = {streaming.RATE: rate, f"predicted_{streaming.RATE}": rate, "rates": [rate] * 3}
@@ -84,18 +87,18 @@ def _ladder(gain: float) -> Numbers:
 
 
 def _stalled(rows: Numbers) -> Numbers:
-    """The same ladder, whose last rung gives nothing."""
+    """Return the same ladder, whose last rung gives nothing."""
     return [*rows[:-1], rows[-2] | {"variant": rows[-1]["variant"]}]
 
 
 def _alike(rows: Numbers) -> Numbers:
-    """The same batches, but a lower limit for the same clients changes nothing."""
+    """Return the same batches, with a lower limit for the same clients that changes nothing."""
     same = next(row for row in rows if row["variant"] == batch_size.CROWD)
     return [row if row["variant"] != batch_size.LIMITED else same | {"variant": batch_size.LIMITED} for row in rows]
 
 
 def _judged(id: str, says: str, run: Run, judge, tried: tuple[Numbers, Numbers, Numbers], *sources: Source) -> Claim:
-    """`tried` are rows that make the claim hold, hold with limits, and fall."""
+    """Make a claim from rows under which it holds, holds with limits, and is refuted."""
     gives: dict[Outcome, Numbers] = dict(zip(OUTCOMES, tried, strict=True))
     return Claim(id, says, sources, (Trial(run, OfJudge(judge, id), gives),))
 

@@ -1,4 +1,4 @@
-"""What the ways to draw a token make of a text, by what can be counted in it."""
+"""Claims on the texts that ways of sampling produce, by counts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ WAYS = ("greedy", *sampling_texts.COOL, *sampling_texts.HOT, *sampling_texts.FEW
 
 
 def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> Numbers:
-    """Rows in which hot texts have `wild` times the bits of text that came; of texts with few candidates and of greedy
-    ones so large a share loops and repeats itself, and these repeat `again` more of their 4-grams."""
+    """Return rows in which hot texts have `wild` times the bits of real continuations.
+
+    Texts with few candidates loop at the share `few`, greedy ones at `greedy`; both repeat `again` more of their
+    4-grams.
+    """
     rows = []
     for number, name in enumerate(WAYS):
         looped = few if name in sampling_texts.FEW else greedy if name == "greedy" else 0.0
@@ -25,7 +28,7 @@ def _texts(wild: float, few: float, greedy: float, again: float = 0.0) -> Number
 
 
 def _border_elsewhere(rows: Numbers) -> Numbers:
-    """The same texts, of which those at 1.2 are as wild as hotter ones."""
+    """Return the same texts, of which those at 1.2 are as wild as hotter ones."""
     return [row | {"bits_per_byte": 4.0} if row["variant"] == "temperature 1.2" else row for row in rows]
 
 

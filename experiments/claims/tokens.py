@@ -1,4 +1,4 @@
-"""Text and tokens: there and back, how many, how quickly; what a prompt holds, and in which order it should."""
+"""Claims on text and tokens: round trips, counts and speed; the contents and the order of a prompt."""
 
 from __future__ import annotations
 
@@ -48,8 +48,11 @@ class Counter:
 
 
 def reading() -> Numbers:
-    """Round trips through the demo's tokenizer, and bits a byte that the demo model needs for code in its own ids and
-    in those of another tokenizer (the bytes', whose ids are all entries of its vocabulary too)."""
+    """Return round trips through the demo's tokenizer, and bits a byte of code in its own ids and in another
+    tokenizer's.
+
+    The other tokenizer is the bytes', whose ids are all entries of the demo's vocabulary too.
+    """
     import torch
 
     from workbench.engine.load import DEMO, load
@@ -128,8 +131,9 @@ def ratio(found: Numbers) -> Ruling:
 
 
 def speed(quick: bool) -> Numbers:
-    """Tokens a second of the tokenizer, one text after another in one thread, and of the demo model's prefill; and what
-    a roofline lets an H100 prefill."""
+    """Return tokens a second of the tokenizer in one thread, of the demo model's prefill, and of an H100's by the
+    roofline.
+    """
     from workbench.engine.load import load
     from workbench.request import Request, SamplingParameters
     from workbench.trace.events import Stepped
@@ -169,8 +173,9 @@ def cheap(found: Numbers) -> Ruling:
 
 
 def turns() -> Numbers:
-    """Of Mooncake's conversations (a generator fitted to the recorded hour), next turns: tokens that stand before what
-    the user says, and what is new."""
+    """Return, for next turns of Mooncake's conversations (a fitted generator), the tokens before the message and new
+    ones.
+    """
     from workbench.traffic.generators import mooncake_conversations
 
     before, share, last = [], [], {}
@@ -197,7 +202,7 @@ def assembly(found: Numbers) -> Ruling:
 
 
 def orders() -> Numbers:
-    """Prompt tokens found in the prefix index: requests of a static and a dynamic part, in either order."""
+    """Return the share of prompt tokens found in the prefix index, for a static and a dynamic part in either order."""
     from workbench.engine.load import load
     from workbench.engine.runner import generate
     from workbench.request import Request, SamplingParameters
@@ -230,8 +235,9 @@ def static_first(found: Numbers) -> Ruling:
 
 
 def too_long() -> Numbers:
-    """A prompt that is longer than the context, under both settings of `schedule.overflow`; and one that fits, with an
-    output that does not."""
+    """Return the ends of a prompt longer than the context under both overflow settings, and of one whose output is too
+    long.
+    """
     from workbench.engine.load import load
     from workbench.engine.runner import generate
     from workbench.request import Request, SamplingParameters

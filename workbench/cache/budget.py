@@ -1,9 +1,9 @@
-"""How many tokens a sequence may hold when others are evicted, and when they are. Integers only.
+"""Decide how many tokens a sequence may hold under eviction, and when it evicts. Integers only.
 
-Eviction happens at places that the text alone decides: a step computes up to such a place and no further. So it is the
-same in a batch as alone, in chunks as at once, and after a set-back as without one.
+Eviction happens at positions that the text alone decides: a step computes up to such a position and no further. So it
+is the same in a batch as alone, in chunks as at once, and with or without preemption.
 
-    in decode:   | holds up to `tokens` | evicts down to `after` | a block of new tokens | evicts | ...
+    in decode:   | holds up to `tokens` | evicts down to `tokens_after_eviction` | a block of new tokens | evicts | ...
     otherwise:   | holds the whole prompt, evicts down to `tokens` at its end | holds all that is generated
 """
 
@@ -17,8 +17,11 @@ LEAST = 2  # tokens: the newest, and a place for the next
 
 @dataclass(frozen=True)
 class Budget:
-    """`tokens`, or the `ratio` of each prompt, that a sequence holds at most; with `in_decode` at all times, else of
-    its prompt. `block` tokens are evicted at once, an eighth of the budget unless given."""
+    """A limit on held tokens: `tokens`, or `ratio` of each prompt. With `in_decode` it holds at all times, otherwise
+    for the prompt.
+
+    `block` tokens are evicted at once; the default is an eighth of the budget.
+    """
 
     tokens: int | None = None
     ratio: float | None = None
@@ -30,20 +33,20 @@ class Budget:
             raise ValueError("a budget is in tokens or a ratio, one of both")
 
     def most(self, prompt: int) -> int:
-        """The budget of a sequence whose prompt has so many tokens."""
+        """Return the budget of a sequence whose prompt has `prompt` tokens."""
         if self.tokens is not None:
             return max(LEAST, self.tokens)
         return max(LEAST, math.ceil((self.ratio or 0) * prompt))
 
     def after(self, prompt: int) -> int:
-        """What an eviction leaves."""
+        """Return the tokens that remain after an eviction."""
         most = self.most(prompt)
         if not self.in_decode:
             return most
         return most - max(1, min(self.block or most // 8, most // 2))
 
     def kept(self, prompt: int, computed: int, evicted: int) -> int | None:
-        """How many tokens a sequence that is to compute more holds after it evicts now; None where it does not."""
+        """Return the tokens to keep if the sequence must evict before it computes more; None if it need not."""
         if self.in_decode:
             due = computed - evicted >= self.most(prompt)
         else:
@@ -51,16 +54,16 @@ class Budget:
         return self.after(prompt) if due else None
 
     def left(self, prompt: int, computed: int, evicted: int) -> int | None:
-        """How many tokens may be computed before the next eviction; None: any number."""
+        """Return the tokens that may be computed before the next eviction; None: any number."""
         if self.in_decode:
             return self.most(prompt) - (computed - evicted)
         return prompt - computed if computed < prompt else None
 
     def resting(self, prompt: int, tokens: int) -> int:
-        """The most tokens held once the prompt is computed, on the way to `tokens` known ones."""
+        """Return the most tokens held after the prompt is computed, on the way to `tokens` known ones."""
         most = self.most(prompt)
         return min(tokens, most) if self.in_decode else min(prompt, most) + tokens - prompt
 
     def at_once(self, prompt: int, tokens: int) -> int:
-        """The most tokens held at once on the way to `tokens` known ones."""
+        """Return the most tokens held at once on the way to `tokens` known ones."""
         return max(self.resting(prompt, tokens), 0 if self.in_decode else min(prompt, tokens))

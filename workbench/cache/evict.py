@@ -1,8 +1,8 @@
-"""Which tokens' keys and values stay when a sequence may hold only so many.
+"""Choose the tokens whose keys and values stay when a sequence may hold only so many.
 
-A policy chooses for each layer and each of its key/value heads, by how much attention a token has received from the
-query heads that share it, or by its place alone. All policies have
-the same budget and lose tokens at the same places in the text (see budget.py), so they can be compared.
+A policy chooses for each layer and each key/value head, by the attention that a token has received from the query heads
+that share it, or by position alone. All policies have the same budget and evict at the same positions of the text (see
+budget.py), so they can be compared.
 """
 
 from __future__ import annotations
@@ -25,34 +25,36 @@ FULL = "every query sees all tokens before it"
 
 @runtime_checkable
 class Evict(Protocol):
-    """Chooses what stays. A policy is a value: the same mass gives the same choice."""
+    """An eviction policy: a value that chooses the tokens to keep. The same attention mass gives the same choice."""
 
     @property
     def gives_up(self) -> frozenset[str]:
-        """Names of the laws that do not hold under it; pages of its sequences are never offered to others."""
+        """Name the laws that do not hold under it; pages of its sequences are never shared."""
         ...
 
     @property
     def observes(self) -> int | None:
-        """How many of the prompt's last queries' attention counts: 0 none, and None all, those of decodes too."""
+        """Return how many of the prompt's last queries count: 0 for none, None for all, those of decodes too."""
         ...
 
     def budget_for(self, page_size: int, page_bytes: int) -> Budget:
-        """The budget in a cache whose pages of `page_size` tokens take `page_bytes` in all layers together."""
+        """Return the budget for a cache whose pages of `page_size` tokens take `page_bytes` in all layers together."""
         ...
 
     def keep(self, mass: Float[Tensor, " slot"], budget: int) -> Int[Tensor, " kept"]:
-        """The slots that stay, ascending: min(budget, slots) of them, the newest among them.
+        """Return the slots to keep, ascending: min(budget, slots) of them, the newest among them.
 
-        `mass` is the attention each slot's token has received so far, in one layer, summed over the query heads that
-        share a key/value head and over the queries that count; slots are in the order of the text.
+        Args:
+            mass: attention that each slot's token has received in one layer, [slot]. It is summed over the query heads
+                that share a key/value head and over the queries that count. Slots are in text order.
+            budget: the number of slots to keep.
         """
         ...
 
 
 class Policy(Brief, BaseModel):
-    """What all policies have: a budget in `budget` tokens, in `bytes` of all layers' pages together, or as a `ratio` of
-    the prompt, exactly one of them."""
+    """A budget as `budget` tokens, `bytes` of all layers' pages together, or a `ratio` of the prompt: exactly one of
+    them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -86,8 +88,11 @@ class Policy(Brief, BaseModel):
 
 
 class _Always(Policy):
-    """A policy that holds its budget at all times: with every `block` tokens (an eighth of the budget unless given, at
-    most half) as many are evicted, so that a sequence has between budget - block and budget tokens."""
+    """A policy that holds its budget at all times.
+
+    Every `block` tokens (an eighth of the budget unless given, at most half) as many are evicted, so a sequence holds
+    between budget - block and budget tokens.
+    """
 
     block: Annotated[int, Field(ge=1)] | None = None
 
@@ -96,7 +101,7 @@ class _Always(Policy):
 
 
 class Window(_Always):
-    """The newest tokens. Unlike the attention value `window` this is a matter of the cache alone."""
+    """Keep the newest tokens. Unlike the attention setting `window`, this concerns the cache alone."""
 
     kind: Literal["window"] = "window"
 
@@ -105,8 +110,10 @@ class Window(_Always):
 
 
 class SinksRecent(_Always):
-    """StreamingLLM (Xiao et al., 2023): the text's first `sinks` tokens and the newest; positions stay those of the
-    text, where the paper counts them anew."""
+    """StreamingLLM (Xiao et al., 2023): keep the first `sinks` tokens and the newest.
+
+    Positions stay those of the text; the paper renumbers them.
+    """
 
     kind: Literal["sinks_recent"] = "sinks_recent"
     sinks: Annotated[int, Field(ge=1)] = 4
@@ -116,10 +123,10 @@ class SinksRecent(_Always):
 
 
 class HeavyHitters(_Always):
-    """H2O (Zhang et al., 2023): the newest tokens, and of the others those that received most attention."""
+    """H2O (Zhang et al., 2023): keep the newest tokens, and those that received most attention of the others."""
 
     kind: Literal["heavy_hitters"] = "heavy_hitters"
-    recent: Annotated[float, Field(gt=0, le=1)] = 0.5  # share of what is kept that the newest tokens have
+    recent: Annotated[float, Field(gt=0, le=1)] = 0.5  # fraction of the budget for the newest tokens
 
     observes: ClassVar[int | None] = None
 
@@ -128,12 +135,12 @@ class HeavyHitters(_Always):
 
 
 class SnapKV(Policy):
-    """SnapKV (Li et al., 2024): once, when the prompt is computed, what its last queries look at, smoothed over
-    neighbours; what is generated stays."""
+    """SnapKV (Li et al., 2024): evict once, after the prompt, by the smoothed attention of its last queries; keep all
+    output."""
 
     kind: Literal["snapkv"] = "snapkv"
-    observe: Annotated[int, Field(ge=1)] = 32  # queries at the prompt's end that vote, and stay themselves
-    pool: Annotated[int, Field(ge=1)] = 7  # votes are averaged over this many neighbours (pool // 2 on either side)
+    observe: Annotated[int, Field(ge=1)] = 32  # queries at the prompt's end whose attention counts; their tokens stay
+    pool: Annotated[int, Field(ge=1)] = 7  # attention is averaged over this many neighbours (pool // 2 on either side)
 
     @property
     def observes(self) -> int:
@@ -151,7 +158,8 @@ _EVICT: TypeAdapter[Any] = TypeAdapter(EvictPart)
 
 
 def evict_from(value: Mapping[str, Any] | Evict | None) -> Evict | None:
-    """Settings as in an experiment (`{"kind": "snapkv", "budget": 256}`), a policy of anybody's own, or None."""
+    """Parse an eviction policy: settings such as `{"kind": "snapkv", "budget": 256}`, a user-defined
+    policy, or None."""
     if value is None or isinstance(value, Evict):
         return value
     try:
@@ -164,7 +172,7 @@ def evict_from(value: Mapping[str, Any] | Evict | None) -> Evict | None:
 
 
 def newest_and_heaviest(mass: Tensor, budget: int, newest: int) -> Tensor:
-    """`newest` slots at the end, and the rest of the budget by mass; of equal ones the older."""
+    """Select the last `newest` slots, and the rest of the budget by mass; of equal ones the older."""
     slots = len(mass)
     if slots <= budget:
         return torch.arange(slots, device=mass.device)

@@ -1,4 +1,5 @@
-"""How keys and values are kept, as settings: dense, or packed as INT8, INT4 or FP8 with an end in full precision."""
+"""Settings for the format of keys and values: dense, or quantized to INT8, INT4 or FP8 with a residual in full
+precision."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class LayerFormat(BaseModel):
-    """How one layer keeps its keys and values.
+    """The format of one layer's keys and values.
 
-    Packed keys have a scale for each channel of `group` tokens, packed values one for each `columns` columns of a token
-    (Liu et al. 2024, KIVI). Of n tokens the complete groups that are at least `residual` old are packed; the others and
-    the first `sinks` are kept in full precision. With `rotate` heads are turned by a Hadamard matrix first.
+    Quantized keys have a scale per channel of `group` tokens, quantized values one per `columns` columns of a token
+    (Liu et al. 2024, KIVI). Complete groups that are at least `residual` tokens old are quantized. The others and the
+    first `sinks` stay in full precision. With `rotate` heads are rotated by a Hadamard matrix first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,7 +42,7 @@ class LayerFormat(BaseModel):
 
     @property
     def kinds(self) -> tuple[Kind, Kind]:
-        """Of keys and of values."""
+        """Return the formats of keys and of values."""
         return self.keys or self.format, self.values or self.format
 
     @property
@@ -54,7 +55,7 @@ class LayerFormat(BaseModel):
 
 
 class LayerChange(BaseModel):
-    """What one layer has otherwise; all that is None is as in the other layers."""
+    """Overrides for one layer; None is as in the other layers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,14 +70,14 @@ class LayerChange(BaseModel):
 
 
 class CacheFormat(LayerFormat):
-    """How all layers keep them: `layers` are those that do otherwise, by their index. `dtype` is the type of all that
-    is not packed; `auto` is the model's."""
+    """The format of all layers, with overrides by layer index. `dtype` is the type of what is not quantized; `auto` is
+    the model's."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     layers: dict[Annotated[int, Field(ge=0)], LayerChange] = {}
 
     def of(self, layer: int) -> LayerFormat:
-        """That of one layer. A layer with a `format` of its own takes over neither `keys` nor `values`."""
+        """Return the format of one layer. An override with a `format` takes over neither `keys` nor `values`."""
         mine = {name: getattr(self, name) for name in LayerFormat.model_fields}
         change = self.layers.get(layer)
         if change is not None:
@@ -84,11 +85,11 @@ class CacheFormat(LayerFormat):
                 mine |= {"keys": None, "values": None}
             mine |= change.model_dump(exclude_none=True)
         if mine["rotate"] and {mine["keys"] or mine["format"], mine["values"] or mine["format"]} == {"dense"}:
-            mine["rotate"] = False  # a layer that others' rotation does not concern
+            mine["rotate"] = False  # a dense layer has nothing to rotate
         return LayerFormat(**mine)
 
     def check(self, layers: int, page_size: int) -> None:
-        """Raises WorkbenchError for layers that a model does not have, and groups that do not divide pages."""
+        """Refuse layers that the model does not have, and groups that do not divide pages (WorkbenchError)."""
         if wrong := [index for index in self.layers if index >= layers]:
             raise WorkbenchError(f"cache.layers: no layer {wrong[0]}; the model has layers 0..{layers - 1}")
         for index in range(layers):
@@ -101,7 +102,7 @@ class CacheFormat(LayerFormat):
 
 
 def cache_format(given: str | Mapping[str, Any] | CacheFormat) -> CacheFormat:
-    """What `load(cache=...)` was given: a format's name, settings, or a CacheFormat."""
+    """Parse a format's name, settings, or a CacheFormat, as given to `load(cache=...)`."""
     if isinstance(given, CacheFormat):
         return given
     if isinstance(given, str):

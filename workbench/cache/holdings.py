@@ -1,6 +1,6 @@
-"""Which pages each sequence holds, by the rules of its tables. Integers only.
+"""Manage the pages of each sequence by the rules of its cache groups. Integers only.
 
-    match, begin -> take (pages for a step) -> settle (full pages known to the index, dead ones given back) -> release
+    match_prefix, start -> allocate (a step) -> update_after_step (cache full pages, free unreachable ones) -> free
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from workbench.request import Saved, Sequence
 
 
 class Holdings(Needs):
-    """`prefix` keeps full pages for later requests; `host` are the places where pages may lie that it gives up and,
-    where it `saves`, those of a sequence that is set back. The rest as in `Needs`, which says what must be taken."""
+    """The KV cache manager: it allocates, shares, preempts and frees pages, and plans their transfers."""
 
     def __init__(
         self,
@@ -36,16 +35,16 @@ class Holdings(Needs):
         self.host, self.saves, self.moves = Places(host, prefix), saves, Moves()
 
     def drain(self) -> Moves:
-        """The moves that the step being planned begins with."""
+        """Return the transfers that the step being planned begins with, and start an empty list."""
         moves, self.moves = self.moves, Moves()
         return moves
 
     def carried_out(self) -> None:
-        """The moves of the last step are done: what was loaded need not stay on the host."""
+        """Release CPU pages whose swap-in the last step executed."""
         self.host.carried_out()
 
     def begin(self, sequence: Sequence, offer: Offer) -> None:
-        """`sequence` holds what was offered, or has again what was saved; pages for its next step are still missing."""
+        """Give `sequence` the matched or swapped pages; pages for its next step are still to be allocated."""
         if sequence.saved is not None:
             self._restore(sequence, sequence.saved)
             return
@@ -66,8 +65,8 @@ class Holdings(Needs):
         sequence.shared_pages += offer.shared
 
     def fork(self, leader: Sequence, follower: Sequence) -> int:
-        """`follower` holds the pages of what `leader` has computed, so many; whoever writes to the last one first
-        copies it. At any point between two steps; `follower` holds nothing before."""
+        """Share the computed pages of `parent` with `child`, and return their number. The first write to the last
+        page copies it."""
         follower.pages = tuple(self._written(leader))
         for pool, pages in zip(self.pools, follower.pages, strict=True):
             pool.share(page for page in pages if page != NULL_PAGE)
@@ -78,7 +77,7 @@ class Holdings(Needs):
         return sum(page != NULL_PAGE for pages in follower.pages for page in pages)
 
     def take(self, sequence: Sequence, drafted: int = 0) -> None:
-        """Take what is missing; a page to be written that others hold too becomes a copy."""
+        """Allocate the missing pages; copy a shared page that will be written (copy on write)."""
         counts = self.missing(sequence, drafted)
         if counts is None:
             return
@@ -95,7 +94,7 @@ class Holdings(Needs):
         sequence.covered = min(covered) if sequence.waiting_tokens <= self.chunk else 0
 
     def cut(self, sequence: Sequence) -> None:
-        """Give back pages that nothing stands in but what was computed on trial and fell."""
+        """Free pages that hold only rejected draft tokens."""
         for table, pages, pool in zip(self.tables, sequence.pages, self.pools, strict=True):
             known = self._known(sequence, sequence.computed, sequence.evicted)
             stop = self._stop(table, sequence.held, known)
@@ -105,7 +104,7 @@ class Holdings(Needs):
                 sequence.covered = 0
 
     def settle(self, sequence: Sequence) -> None:
-        """After a step: full pages are entered into the index, those that no query can reach any more given back."""
+        """Update pages after a step: cache the full ones, free those that no query can reach any more."""
         if sequence.computed < sequence.due:
             return
         self._enter(sequence)
@@ -120,7 +119,7 @@ class Holdings(Needs):
         sequence.due = min(table.changes(sequence.computed, self.size) for table in self.tables)
 
     def set_back(self, sequence: Sequence) -> int:
-        """Take every page from `sequence`; where the host has room, what stands in them is saved: so many pages."""
+        """Preempt `sequence`: free its pages, swapped out where the CPU has room; return the number swapped out."""
         saved = self.host.recall(sequence)
         if saved is None:
             saved = None if not self.saves else self.host.save(sequence.computed, self._written(sequence), self.moves)
@@ -133,17 +132,17 @@ class Holdings(Needs):
         return 0 if saved is None else sum(place != NULL_PAGE for places in saved.places for place in places)
 
     def end(self, sequence: Sequence, broken: bool = False) -> list[list[int]]:
-        """`sequence` will not come again: as `release`, and what a `broken` one ever computed is forgotten."""
+        """Free a finished sequence; if it is `failed`, drop what it cached. Return the freed pages by group."""
         dropped = self.prefix.end(sequence.order, broken) if self.prefix is not None else [[] for _ in self.pools]
         return [ours + theirs for ours, theirs in zip(dropped, self.release(sequence), strict=True)]
 
     def release(self, sequence: Sequence) -> list[list[int]]:
-        """`sequence` holds nothing any more; the pages that became free, by table."""
+        """Free all pages of `sequence`; return those that have no other reference, by group."""
         freed: list[list[int]] = [[] for _ in self.pools]
         if self.prefix is not None:
             self.prefix.leave(sequence.order)
         for t, (pool, pages) in enumerate(zip(self.pools, sequence.pages, strict=True)):
-            # The last first: what leads to a page is given up after it.
+            # The last first: a page is dropped before its predecessors.
             now = pool.release(page for page in reversed(pages) if page != NULL_PAGE)
             self.moves.forget(t, set(now))
             freed[t] += now
@@ -154,8 +153,8 @@ class Holdings(Needs):
         return freed
 
     def evict(self, sequence: Sequence) -> str:
-        """Before its next step `sequence` gives up the tokens that its budget has no room for; what is to be said of
-        it. Which they are is chosen when the moves are carried out."""
+        """Evict tokens beyond the budget before the next step, and return the reason; the policy chooses them at
+        execution."""
         if self.budget is None:
             return ""
         held = sequence.held
@@ -181,7 +180,7 @@ class Holdings(Needs):
         return pool.allocate(count)
 
     def _copy(self, sequence: Sequence, table: int, page: int, target: int) -> None:
-        """`target` becomes what `page` is, or is to become."""
+        """Plan a copy of `page`, or of the CPU page that it is still to be loaded from, to `target`."""
         place = self.moves.place(table, page)
         if place is None:
             self.moves.copies.append((table, page, target))
@@ -209,7 +208,7 @@ class Holdings(Needs):
         sequence.restored_tokens += saved.computed
 
     def _written(self, sequence: Sequence) -> list[list[int]]:
-        """The pages of `sequence`, by table, in which something stands."""
+        """Return the pages of `sequence` that hold something, by group."""
         return [
             pages[: pages_for(table.settled(sequence.held), self.size)]
             for table, pages in zip(self.tables, sequence.pages, strict=True)

@@ -1,4 +1,4 @@
-"""Pages outside the cache: in host memory, or in a file that is mapped into memory. They come back as they were."""
+"""Swap pages to CPU memory, or to a memory-mapped file, and back unchanged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HEADER = 4096  # bytes before the first page
 
 
 class HostPages:
-    """Room for pages of every table of `store`, `size` bytes in all, each page's bytes one after the other.
+    """CPU pages for every cache group of `store`, `size` bytes in all.
 
-    A page's checksum stays in memory, so what was damaged on its way is noticed when it is wanted.
+    A page's checksum stays in memory, so damaged contents are noticed when they are loaded.
     """
 
     def __init__(self, store: KVStore, size: int, path: str | None = None):
@@ -47,10 +47,10 @@ class HostPages:
             mine, whole = whole[: count * each], whole[count * each :]
             self._pages.append(mine.view(count, each))
         self._sums: dict[tuple[int, int], int] = {}
-        self._unsaved: dict[tuple[int, int], str] = {}  # why nothing was saved in a place
+        self._unsaved: dict[tuple[int, int], str] = {}  # why nothing was saved in a CPU page
 
     def save(self, table: int, page: int, place: int) -> None:
-        """What stands in `page` of a table lies in `place` from now on."""
+        """Copy `page` of a group to CPU page `cpu_page`."""
         self._sums.pop((table, place), None)
         try:
             self._check_file(self.page_bytes[table])
@@ -66,7 +66,11 @@ class HostPages:
         self._sums[table, place] = _checksum(there)
 
     def load(self, table: int, place: int, page: int) -> None:
-        """What was saved in `place` stands in `page` again. Errors: WorkbenchError where it is not what was saved."""
+        """Copy CPU page `cpu_page` back to `page`.
+
+        Raises:
+            WorkbenchError: if the contents are not what was saved.
+        """
         if (table, place) in self._unsaved:
             raise WorkbenchError(f"{self._unsaved[table, place]}; a page was not saved, its request cannot go on")
         self._check_file()
@@ -86,7 +90,7 @@ class HostPages:
 
 
 class PageFile:
-    """A file of our own, locked while a runner lives, and removed with it."""
+    """A file of pages, locked while a runner lives and removed with it."""
 
     def __init__(self, path: Path, size: int):
         self.path, self.size = path, size
@@ -130,8 +134,11 @@ class PageFile:
         return torch.from_file(str(self.path), shared=True, size=self.size, dtype=torch.uint8)
 
     def check(self, to_write: int = 0) -> None:
-        """Reading beyond the end of a mapped file ends the process, and so does writing where a disk has no room: look
-        before. Room was set aside when the file was made, except where a file system cannot (it copies on write)."""
+        """Check the file before it is read or written.
+
+        Reading beyond the end of a mapped file ends the process, and so does writing to a full disk. Space was
+        allocated when the file was made, except on a file system that cannot (it copies on write).
+        """
         try:
             found = os.stat(self.path)
         except OSError:
@@ -145,18 +152,19 @@ class PageFile:
 
 
 def host_pages(store: KVStore, offload: NoOffload | MemoryOffload | FileOffload) -> HostPages | None:
-    """What `offload` asks for."""
+    """Create the CPU pages of an offload setting; None without offloading."""
     if isinstance(offload, NoOffload):
         return None
     return HostPages(store, offload.bytes, offload.path if isinstance(offload, FileOffload) else None)
 
 
 def carry_out(moves: Moves, store: KVStore, host: HostPages | None) -> dict[str, str]:
-    """Saves, copies, loads, in this order. For each request that could not get its pages back: why."""
+    """Execute swap-outs, copies and swap-ins, in this order; return the reason for each request whose pages
+    are lost."""
     faults: dict[str, str] = {}
     if host is not None:
         for table, page, place in moves.saves:
-            with contextlib.suppress(WorkbenchError):  # told when it is wanted: nothing was saved there
+            with contextlib.suppress(WorkbenchError):  # reported when the page is loaded: nothing was saved there
                 host.save(table, page, place)
     for table in {table for table, *_ in moves.copies}:
         pairs = [(source, target) for at, source, target in moves.copies if at == table]

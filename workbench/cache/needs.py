@@ -1,4 +1,4 @@
-"""How many pages a sequence needs, and whether they are to be had: nothing changes hands here. Integers only."""
+"""Count the pages that a sequence needs and compare them with those available; changes nothing. Integers only."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Needs:
         self.prefix, self.budget, self.size = prefix, budget, self.pools[0].page_size
 
     def at_once(self, tokens: int, prompt: int, sequences: int = 1) -> list[int]:
-        """Pages that `sequences` of `tokens` tokens need at once, at most, by table; `prompt` of them are given, and
-        shared but for the last."""
+        """Return the most pages that `num_sequences` of `num_tokens` tokens need at once, by group; all but the last of
+        `num_prompt_tokens` are shared."""
         if self.budget is not None:
             tokens = self.budget.at_once(prompt, tokens)
         counts = []
@@ -44,18 +44,19 @@ class Needs:
         return counts
 
     def match(self, sequence: Sequence) -> Offer:
-        """What `sequence` need not compute, when it begins now."""
+        """Return the cached prefix that `sequence` could start from now."""
         if self.prefix is None or sequence.saved is not None or sequence.computed:
             return Offer(0, tuple([] for _ in self.tables))
         ids = sequence.token_ids
-        if sequence.followers:  # they begin with so many tokens and no more
+        if sequence.followers:  # children start with this prefix and no more
             ids = ids[: 1 + min(follower.joins for follower in sequence.followers)]
         return self.prefix.match(ids, sequence.request.cache_salt)
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
-        """Pages to be taken, by table, for `sequence` to begin on `offer`, or what it saved, and for its next step."""
+        """Return the pages to allocate, by group, for `sequence` to start from `match` or its swapped pages and run one
+        step."""
         saved = sequence.saved
-        if sequence.computed:  # it waited on pages that it shares
+        if sequence.computed:  # it waited on shared pages
             return self.missing(sequence) or [0] * len(self.tables)
         if saved is not None:
             computed, evicted, held = saved.computed, saved.evicted, [len(places) for places in saved.places]
@@ -74,7 +75,7 @@ class Needs:
         return counts
 
     def beyond(self, follower: Sequence) -> list[int]:
-        """Pages to be taken, by table, for the next step of `follower` besides those that it will share."""
+        """Return the pages to allocate, by group, for the next step of a child besides those that it shares."""
         known, joins = len(follower.token_ids), follower.joins
         return [
             max(1, self._stop(table, joins, known) - table.settled(joins) // self.size) for table in self.tables
@@ -95,11 +96,11 @@ class Needs:
         return counts
 
     def next_tokens(self, sequence: Sequence, computed: int, evicted: int) -> int:
-        """How many tokens the next step of a sequence may compute, with so many computed, of which some are evicted."""
+        """Return the tokens that the next step may compute, given the numbers of computed and evicted tokens."""
         return self._known(sequence, computed, evicted) - (computed - evicted)
 
     def short(self, counts: list[int], offer: Offer | None = None) -> int | None:
-        """The first table that has not so many pages to give, besides those offered."""
+        """Return the first group without that many available pages besides those offered; None if all suffice."""
         for t, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
             if count > pool.available - (self._idle(offer, t) if offer is not None else 0):
                 return t
@@ -109,7 +110,7 @@ class Needs:
         return self.pools[table].available - (self._idle(offer, table) if offer is not None else 0)
 
     def _known(self, sequence: Sequence, computed: int, evicted: int) -> int:
-        """Tokens that it holds after its next step, when so many are computed and evicted."""
+        """Return the tokens that the sequence holds after its next step."""
         known = len(sequence.token_ids) - evicted
         left = None if self.budget is None else self.budget.left(sequence.prompt_length, computed, evicted)
         return known if left is None else min(known, computed - evicted + left)

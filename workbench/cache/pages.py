@@ -1,4 +1,4 @@
-"""Who owns which page of the cache. Integers only: the tensors know nothing of it."""
+"""Allocate pages of the KV cache and count references. Integers only, no tensors."""
 
 from __future__ import annotations
 
@@ -7,27 +7,33 @@ from collections.abc import Iterable, Sequence
 
 from workbench.errors import WorkbenchError
 
-NULL_PAGE = 0  # never owned: padding rows write there and unused table entries point there
+NULL_PAGE = 0  # never allocated: padding rows write there and unused table entries point there
 
 
 def pages_for(tokens: int, page_size: int) -> int:
-    """Pages that hold `tokens` tokens."""
+    """Return the number of pages that hold `tokens` tokens."""
     return -(-tokens // page_size)
 
 
 class PagePool:
-    """The pages of one table, counted by their holders.
+    """A pool of fixed-size pages of one cache group, with a reference count per page.
 
-        page     0 (null) | 1 .............................. pages |
-        holders  -        | 0 = free, n = shared by n              |
-        kept     -        | one of the holders is the prefix index |   idle = kept, and it is the only holder
+        page       0 (null) | 1 .............................. num_pages |
+        ref_count  -        | 0 = free, n = shared by n                  |
+        cached     -        | one of the references is the prefix cache  |   evictable = cached, with no other reference
 
-    free + used + idle = pages, always. A page with several holders must not be written. Idle pages stand in the
-    order in which they became so: the least recently used first.
+    Invariant: num_free + num_used + len(evictable) = num_pages. A page with several references must not be written.
+    `evictable` is in least-recently-used order.
     """
 
     def __init__(self, pages: int, page_size: int, order: Sequence[int] | None = None):
-        """`order` gives the order in which free pages are first handed out; any permutation of 1..pages."""
+        """Create a pool of `num_pages` free pages of `page_size` tokens.
+
+        Args:
+            num_pages: pages besides the null page.
+            page_size: tokens per page.
+            order: order in which free pages are first handed out; a permutation of 1..num_pages.
+        """
         if pages < 1 or page_size < 1:
             raise WorkbenchError(f"a page pool needs pages and tokens a page, not {pages} and {page_size}")
         if order is not None and sorted(order) != list(range(1, pages + 1)):
@@ -45,12 +51,13 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that a sequence can have: free ones, and idle ones once the index has given them up."""
+        """Return the pages that a sequence can have: free pages, and evictable ones once the prefix cache
+        drops them."""
         return len(self._free) + len(self.idle)
 
     @property
     def used(self) -> int:
-        """Pages that some sequence holds."""
+        """Return the number of pages referenced by sequences."""
         return self.pages - self.available
 
     def holders(self, page: int) -> int:
@@ -60,11 +67,15 @@ class PagePool:
         return bool(self._kept[page])
 
     def counts(self) -> tuple[list[int], bytes]:
-        """Of every page, with 0 for the null page: its holders, and whether the index is one. Copies."""
+        """Return copies of the reference counts and cached flags of every page; the null page has 0."""
         return self._holders.copy(), bytes(self._kept)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages with one holder each; asking for more than are free is the caller's mistake."""
+        """Take `count` free pages, each with one reference.
+
+        Raises:
+            ValueError: if fewer pages are free.
+        """
         if count > len(self._free):
             raise ValueError(f"{count} pages asked for, {len(self._free)} free")
         taken = [self._free.pop() for _ in range(count)]
@@ -73,14 +84,14 @@ class PagePool:
         return taken
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more holder for each of `pages`, which must be held already."""
+        """Add one reference to each of `pages`, which must have one already."""
         for page in pages:
             self._check_held(page)
             self._holders[page] += 1
             self.idle.pop(page, None)
 
     def release(self, pages: Iterable[int]) -> list[int]:
-        """One holder fewer for each of `pages`; those that nobody holds any more are free, and returned."""
+        """Drop one reference from each of `pages`; return the pages that became free."""
         freed = []
         for page in pages:
             self._check_held(page)
@@ -93,14 +104,14 @@ class PagePool:
         return freed
 
     def keep(self, page: int) -> None:
-        """The prefix index becomes a holder of `page`, which a sequence holds."""
+        """Add the prefix cache's reference to a page that a sequence holds."""
         if self._kept[page]:
             raise ValueError(f"page {page} is kept already")
         self.share([page])
         self._kept[page] = 1
 
     def give_up(self, page: int) -> list[int]:
-        """The prefix index holds `page` no longer; returns it where that made it free."""
+        """Drop the prefix cache's reference; return the page if that freed it."""
         if not self._kept[page]:
             raise ValueError(f"page {page} is not kept")
         self._kept[page] = 0

@@ -1,4 +1,4 @@
-"""Places on the host for pages: what a set-back sequence saved lies there until it is back. Integers only."""
+"""Allocate CPU pages for preempted sequences until their pages are back. Integers only."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from workbench.request import Saved, Sequence
 
 
 class Places:
-    """`rooms` are the places by table, none without a host. `prefix`, where there is one, lays its pages there too, and
-    gives up the one that has lain there longest when somebody else needs the place."""
+    """CPU pages by cache group; none without offloading. A prefix cache swaps out to them too, and gives up its oldest
+    first."""
 
     def __init__(self, rooms: Many[PagePool], prefix: PrefixIndex | None):
         self.rooms, self.prefix = tuple(rooms), prefix
-        self.loaded: dict[int, Saved] = {}  # by sequence: on its way back
-        self.fetched: list[tuple[int, int]] = []  # table, place: the same, of pages that the index had here
+        self.loaded: dict[int, Saved] = {}  # by sequence: being swapped in
+        self.fetched: list[tuple[int, int]] = []  # group, CPU page: the same, for pages of the prefix cache
 
     def save(self, computed: int, held: list[list[int]], moves: Moves) -> Saved | None:
-        """Places for the pages `held`, by table, of a sequence with `computed` tokens; None where they do not fit."""
+        """Plan the swap-out of the pages `held` of a sequence with `computed` tokens; None if they do not fit."""
         wanted = [sum(page != NULL_PAGE for page in pages) for pages in held]
         if not self.rooms or not sum(wanted) or any(n > self._available(t) for t, n in enumerate(wanted)):
             return None
         if any(moves.place(t, page) is not None for t, pages in enumerate(held) for page in pages):
-            return None  # what stands in its pages has not come yet
+            return None  # its pages are not loaded yet
         places: list[list[int]] = []
         for t, pages in enumerate(held):
             mine: list[int] = []
@@ -38,7 +38,7 @@ class Places:
         return Saved(computed, tuple(places))
 
     def load(self, sequence: Sequence, saved: Saved, moves: Moves) -> None:
-        """What `saved` holds comes to the pages of `sequence`; it lies here until that is done."""
+        """Plan the swap-in to the pages of `sequence`; its CPU pages are kept until that is done."""
         for t, (places, pages) in enumerate(zip(saved.places, sequence.pages, strict=True)):
             moves.loads += [
                 (sequence.request_id, t, place, page)
@@ -48,12 +48,11 @@ class Places:
         self.loaded[sequence.order] = saved
 
     def recall(self, sequence: Sequence) -> Saved | None:
-        """What was to come back with the step being planned stays here; None where nothing was. Its loads are forgotten
-        with the pages they were for."""
+        """Cancel the swap-in planned for this step and return its CPU pages; None if there was none."""
         return self.loaded.pop(sequence.order, None)
 
     def carried_out(self) -> None:
-        """The moves of the last step are done: what came back need not stay."""
+        """Release CPU pages whose swap-in was executed."""
         for saved in self.loaded.values():
             self.release(saved)
         for t, place in self.fetched:

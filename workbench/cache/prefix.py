@@ -1,7 +1,8 @@
-"""Pages that outlive their sequence, found again by what stands in them: a radix tree over full pages.
+"""Reuse pages across requests with the same prefix: a radix tree over full pages.
 
-A page that no sequence holds any more is idle. It stays until its pool runs short (least recently used first, leaves
-before what leads to them) or its time is over; where there is a host, it lies there before it is lost. Integers only.
+A page that no sequence references is evictable. It stays until its pool runs short or its TTL ends. Eviction takes the
+least recently used first, leaves before their parents. With CPU pages it is swapped out before it is lost. Integers
+only.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from workbench.cache.tables import Table
 
 @dataclass(frozen=True)
 class Offer:
-    """The longest known prefix: `tokens` of them, and each table's pages with NULL_PAGE where none is needed or where
-    it must come from the host: `hosted` are (table, place in the sequence, node) of these."""
+    """The longest known prefix: its tokens and each group's pages.
+
+    NULL_PAGE marks a page that is not needed or must come from the CPU; `on_cpu` lists the latter as (group, index in
+    the sequence, node).
+    """
 
     tokens: int
     pages: tuple[list[int], ...]
@@ -32,19 +36,19 @@ class Offer:
         return sum(page != NULL_PAGE for pages in self.pages for page in pages) + len(self.hosted)
 
     def held(self, table: int) -> int:
-        """How many of a table's pages are here."""
+        """Return the number of a group's pages that are not on the CPU."""
         return len(self.pages[table]) - sum(t == table for t, _, _ in self.hosted)
 
     def has(self, table: int, place: int) -> bool:
-        """Whether something is offered for that place."""
+        """Return whether a page is offered for index `place`."""
         here = place < len(self.pages[table]) and self.pages[table][place] != NULL_PAGE
         return here or any((table, place) == (t, at) for t, at, _ in self.hosted)
 
 
 @dataclass
 class Lease:
-    """One sequence's path in the tree, and how many of its pages have been looked at by table. `over`: the tree was
-    cleared under it; what it holds is from before, and none of it is entered again."""
+    """A sequence's path in the tree, with visited pages by group. A stale path is from before `clear`, and inserts
+    nothing."""
 
     path: list[Node]
     done: list[int]
@@ -52,8 +56,15 @@ class Lease:
 
 
 class PrefixIndex:
-    """One for all requests of a runner. `ttl` is the life time in seconds after the last use, by `clock`; `host` are
-    the places, by table, where pages may lie for which there is no room."""
+    """A prefix cache for all requests of a runner.
+
+    Args:
+        pools: page pools, by cache group.
+        groups: cache groups.
+        ttl: seconds that an unused page stays after its last use; None: no limit.
+        clock: returns seconds.
+        cpu_pools: CPU page pools, by cache group; none without offloading.
+    """
 
     def __init__(
         self,
@@ -67,17 +78,18 @@ class PrefixIndex:
         self.size = self.pools[0].page_size
         self.ttl, self.clock = ttl, clock
         self.tree = Tree(pools, tables, host)
-        self.written_tokens = 0  # entered so far where nothing was known of them, each once by all tables together
+        self.written_tokens = 0  # new tokens inserted so far, each counted once for all groups
         self._leases: dict[int, Lease] = {}
-        self._entered: dict[int, dict[tuple[Node, int], None]] = {}  # by each sequence, with its table, until it ends
+        self._entered: dict[int, dict[tuple[Node, int], None]] = {}  # inserted by each unfinished sequence
 
     @property
     def pages(self) -> int:
-        """Pages it keeps, shared ones included."""
+        """Return the number of pages that it references, shared ones included."""
         return sum(len(nodes) for nodes in self.tree.node_of)
 
     def match(self, ids: Sequence[int], salt: str = "") -> Offer:
-        """What is known of `ids` for a request with `salt`; never all of them: the last must be computed."""
+        """Return the known prefix of `ids` for requests with `salt`; never all of it, since the last token must be
+        computed."""
         now = self._expire()
         path = list(itertools.takewhile(lambda node: not self._over(node, now), self.tree.walk(ids, salt)))
         unbroken = [self._unbroken(path, t) for t, table in enumerate(self.tables) if table.back is None]
@@ -88,7 +100,7 @@ class PrefixIndex:
         return Offer(0, tuple([] for _ in self.tables))
 
     def take(self, key: int, offer: Offer) -> None:
-        """Sequence `key` runs on what was offered: it becomes one more holder of those pages."""
+        """Reference the matched pages for sequence `key`."""
         now = self.clock()
         for pool, pages in zip(self.pools, offer.pages, strict=True):
             pool.share(page for page in pages if page != NULL_PAGE)
@@ -97,15 +109,15 @@ class PrefixIndex:
         self._lease(key, list(offer.path), offer.tokens)
 
     def claim(self, offer: Offer) -> list[int]:
-        """Where what is `hosted` of an offer lies; these places are the caller's now."""
+        """Return the CPU pages of a match, which belong to the caller from now on."""
         return [self.tree.lift(node, t) for t, _, node in offer.hosted]
 
     def fetched(self, key: int, node: Node, table: int, page: int) -> None:
-        """What a node had on the host will stand in `page`, which sequence `key` holds."""
+        """Attach `page` of sequence `key`, which will hold what the node had on the CPU."""
         self._keep(key, node, table, page)
 
     def fork(self, key: int, other: int, tokens: int) -> None:
-        """Sequence `other` goes on from the first `tokens` tokens of `key`."""
+        """Start the path of sequence `other` as the first `tokens` tokens of sequence `key`."""
         lease = self._leases.get(key)
         if lease is not None:
             path = lease.path[: tokens // self.size]
@@ -115,10 +127,10 @@ class PrefixIndex:
     def enter(
         self, key: int, ids: Sequence[int], salt: str, computed: int, held: tuple[list[int], ...]
     ) -> list[tuple[int, int, int]]:
-        """Keep the full pages of sequence `key` with `computed` tokens known; `held` are its pages.
+        """Insert the full pages of sequence `key`, of which `computed` tokens are known.
 
-        Where the same tokens already have a page, the sequence is to use that one: returns (table, place, page) for
-        each such, which the caller holds from now on in place of its own.
+        Returns:
+            (group, index, page) for tokens with a page already: the caller references it in place of its own.
         """
         lease = self._leases.get(key) or self._lease(key, [], 0)
         adopted: list[tuple[int, int, int]] = []
@@ -131,7 +143,7 @@ class PrefixIndex:
                 page, node = pages[place], lease.path[place]
                 if page == NULL_PAGE:
                     continue
-                if node.pages[t] == page:  # entered by another that shares it
+                if node.pages[t] == page:  # inserted by another sequence that shares it
                     self._entered.setdefault(key, {})[node, t] = None
                 elif node.pages[t] == NULL_PAGE:
                     self.written_tokens += 0 if any(node.pages) or any(node.places) else self.size
@@ -143,7 +155,7 @@ class PrefixIndex:
         return adopted
 
     def leave(self, key: int) -> None:
-        """Sequence `key` gives up its pages, which are released after this; what it entered stays."""
+        """End the path of sequence `key`, whose pages are released next; inserted pages stay."""
         lease = self._leases.pop(key, None)
         if lease is None or not lease.path:
             return
@@ -154,13 +166,16 @@ class PrefixIndex:
         self.tree.prune(lease.path[-1])
 
     def end(self, key: int, broken: bool = False) -> list[list[int]]:
-        """Sequence `key` will not come again, and leaves after this. What a `broken` one ever entered, before it was
-        set back too, may be broken: it is forgotten. Returns the pages that became free, by table."""
+        """Forget sequence `key` for good. If it is `failed`, drop every page it ever inserted, before a preemption too.
+
+        Returns:
+            the pages that became free, by cache group.
+        """
         freed: list[list[int]] = [[] for _ in self.pools]
         entered = self._entered.pop(key, {})
         for node, t in entered if broken else ():
             if node.places[t] == NULL_PAGE and node.pages[t] == NULL_PAGE:
-                continue  # given up since, and maybe no longer in the tree
+                continue  # dropped since, and maybe no longer in the tree
             self.tree.free_place(node, t)
             if node.pages[t] != NULL_PAGE:
                 freed[t] += self.tree.drop(node, t)
@@ -168,8 +183,7 @@ class PrefixIndex:
         return freed
 
     def evict(self, table: int, count: int, moves: Moves | None = None) -> None:
-        """Free `count` idle pages of a table, which has as many, the least recently used first. `moves` tell of those
-        that the host takes."""
+        """Free `count` evictable pages of a group in least-recently-used order; record swap-outs in `transfers`."""
         pool, tree = self.pools[table], self.tree
         for _ in range(count):
             if not pool.idle:
@@ -185,19 +199,19 @@ class PrefixIndex:
                 tree.lost(node, table)
 
     def freed(self) -> list[tuple[int, int]]:
-        """The pages, with their tables, that it gave up since this was last asked and that are free."""
+        """Return the (group, page) pairs that it freed since the last call."""
         return self.tree.freed()
 
     def places(self, table: int) -> int:
-        """Places on the host that can be had."""
+        """Return the number of CPU pages that can be had."""
         return self.tree.host[table].free + len(self.tree.hosted[table])
 
     def take_place(self, table: int) -> int:
-        """A place on the host that was free, or that of the page that has lain there longest."""
+        """Return a free CPU page, or that of the oldest swapped-out page."""
         return self.tree.place(table)
 
     def clear(self) -> None:
-        """Give up every page; sequences under way keep theirs, and enter no more of them."""
+        """Drop every page; sequences in progress keep theirs and insert none of them again."""
         for lease in self._leases.values():
             if lease.path:
                 lease.path[-1].users -= 1
@@ -206,12 +220,12 @@ class PrefixIndex:
         self.tree.clear()
 
     def _unbroken(self, path: list[Node], table: int) -> tuple[int, int]:
-        """A table whose queries read everything, and how many of the path's first nodes have a page in it."""
+        """Return a group without a window, and the length of its unbroken run of pages on the path."""
         has = (node.pages[table] or node.places[table] for node in path)
         return table, next((place for place, page in enumerate(has) if page == NULL_PAGE), len(path))
 
     def _offer(self, path: list[Node], count: int, unbroken: list[tuple[int, int]]) -> Offer | None:
-        """Each table's pages for a prefix of `count` pages of tokens, or None where one is missing."""
+        """Build the match of a prefix of `count` pages of tokens; None if a page is missing."""
         tokens = count * self.size
         if any(self.tables[t].held(tokens, tokens, self.size)[1].stop > places for t, places in unbroken):
             return None
@@ -237,7 +251,7 @@ class PrefixIndex:
         return lease
 
     def _expire(self) -> float:
-        """Free idle pages whose time is over, oldest first; now."""
+        """Free evictable pages whose TTL is over, oldest first; return the present time."""
         now = self.clock()
         if self.ttl is not None:
             for t, (pool, hosted) in enumerate(zip(self.pools, self.tree.hosted, strict=True)):

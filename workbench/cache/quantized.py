@@ -1,4 +1,4 @@
-"""One layer's keys and values, most of them packed. Two verbs: write and attend."""
+"""Store one layer's keys and values, most of them quantized. Two verbs: write and attend."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from workbench.cache.shapes import CacheShape
 
 
 class QuantizedLayer:
-    """Settled groups of tokens in packed pages, and in recent pages, of `dtype`, all tokens that are not settled and
-    the first ones. What a query reads depends on its position alone (see `shape.rule`).
+    """Quantized pages for old groups of tokens, and residual pages of `dtype` for all others and the sinks.
 
-        write:   tokens -> recent pages;  groups that this step settles -> packed pages
-        attend:  packed pages for settled positions, recent pages for the others, one softmax
+    What a query reads depends on its position alone (see `quantization_rule`).
+
+        write:   tokens -> residual pages;  groups that become old enough -> quantized pages
+        attend:  quantized pages for old positions, residual pages for the others, one softmax
     """
 
-    traceable = False  # which groups a step settles is known to Python only: no graph holds the write
+    traceable = False  # the groups that a step quantizes are known to Python only: no graph holds the write
 
     def __init__(self, shape: CacheShape, pages: tuple[int, int], page_size: int, dtype: torch.dtype, device: str):
-        """`pages` are those of the shape's packed table and of its recent one."""
+        """Allocate `pages`: those of the quantized group and of the residual group."""
         self.shape, self.rule, self.page_size = shape, shape.rule, page_size
         self.table, self.recent = shape.table, shape.recent
         self.key_format, self.value_format = shape.page_formats(page_size)
@@ -38,7 +39,8 @@ class QuantizedLayer:
         self.recent_values = torch.zeros(size, dtype=dtype, device=device)
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Lane = Lane.EAGER) -> None:
-        """Store k and v [token, group, dim] of the batch's tokens, and settle what becomes old enough by them."""
+        """Store k and v [token, kv_head, head_dim] of the batch's tokens, and quantize groups that become
+        old enough."""
         if self.shape.format.rotate:
             k, v = rotate(k), rotate(v)
         slots = batch.slots[self.recent]
@@ -48,8 +50,11 @@ class QuantizedLayer:
             settle_layers([self], batch)
 
     def settling(self, batch: TokenBatch) -> list[tuple[int, int, int, int]]:
-        """The groups that this step's tokens make old enough. For each: its sequence, its page's place in the text, its
-        part of the page, and how many of its tokens are read in full precision for ever."""
+        """List the groups that this step makes old enough to quantize.
+
+        Returns:
+            (sequence, page index in the text, group within the page, tokens always read in full precision) for each.
+        """
         rule, size, rows = self.rule, self.page_size, []
         starts, ends = batch.span_starts.tolist(), batch.context_lengths.tolist()
         for seq, end in enumerate(ends):
@@ -73,7 +78,8 @@ class QuantizedLayer:
         sink_logits: Tensor | None = None,
         score: Score | None = None,
     ) -> Tensor:
-        """What the queries [token, head, dim] read from everything written so far: [token, head, dim]."""
+        """Return attention of queries [token, head, head_dim] over everything written so far: [token, head,
+        head_dim]."""
         turned = self.shape.format.rotate
         mixed = compiled_kernels.quantized_attention(
             rotate(q) if turned else q,
@@ -97,7 +103,8 @@ class QuantizedLayer:
         return rotate(mixed) if turned else mixed
 
     def paged(self, table: int) -> tuple[Tensor, ...]:
-        """Every tensor whose first axis is the pages of `table`: what is copied, moved or scrubbed with a page."""
+        """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
+        page."""
         if table == self.table:
             return *self.keys.tensors, *self.values.tensors
         return (self.recent_keys, self.recent_values) if table == self.recent else ()
@@ -108,7 +115,7 @@ class QuantizedLayer:
 
 
 def settle_layers(layers: Sequence[QuantizedLayer], batch: TokenBatch) -> None:
-    """Quantize the groups that this step's tokens make old enough, in layers of one shape. They lie in recent pages."""
+    """Quantize the groups that this step makes old enough, in layers of one spec; they lie in residual pages."""
     first = layers[0]
     rows = first.settling(batch)
     if not rows:

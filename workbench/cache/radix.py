@@ -1,8 +1,8 @@
-"""A tree of pages of tokens, and where what was computed for them lies: here, on the host, or nowhere.
+"""A radix tree over full pages of tokens, with the pages (GPU or CPU) that hold their keys and values.
 
-    root(salt) -- page of tokens 0.. -- page of tokens S.. -- ...        a node: one full page a table, or none
+    root(salt) -- page of tokens 0.. -- page of tokens S.. -- ...        a node: one full page per cache group, or none
 
-Nothing depends on a hash being unique: children are found by their whole page of tokens. Integers only.
+Children are found by their whole page of tokens, so nothing depends on a hash being unique. Integers only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from workbench.cache.tables import Table
 
 
 class Node:
-    """A page of tokens that follows its parent's (a root's is its salt); `pages` has its page in each table,
-    NULL_PAGE for none, and `places` where on the host it lies instead."""
+    """A page of tokens that follows its parent's (a root's is its salt), with its pages and CPU pages by
+    cache group."""
 
     __slots__ = ("children", "pages", "parent", "places", "tokens", "used", "users")
 
@@ -27,12 +27,11 @@ class Node:
         self.pages = [NULL_PAGE] * tables
         self.places = [NULL_PAGE] * tables
         self.users = 0  # sequences whose path ends here
-        self.used = now  # when it was last offered, entered or left by a finished sequence
+        self.used = now  # time of the last match, insertion or release by a sequence
 
 
 class Tree:
-    """Keeps every page of its nodes (see PagePool.keep), and the places on the host where pages lie for which there was
-    no room."""
+    """A tree that references every page of its nodes (see PagePool), and CPU pages for those swapped out."""
 
     def __init__(self, pools: Sequence[PagePool], tables: Sequence[Table], host: Sequence[PagePool]):
         self.pools, self.tables, self.host = tuple(pools), tuple(tables), tuple(host)
@@ -43,7 +42,7 @@ class Tree:
         self._freed: list[tuple[int, int]] = []
 
     def walk(self, ids: Sequence[int], salt: str) -> Iterator[Node]:
-        """The nodes of the longest known prefix of `ids`, less its last token."""
+        """Yield the nodes of the longest known prefix of `ids` without its last token."""
         node = self.roots.get(salt)
         for end in range(self.size, len(ids), self.size):
             node = node.children.get(tuple(ids[end - self.size : end])) if node is not None else None
@@ -52,7 +51,7 @@ class Tree:
             yield node
 
     def lengthen(self, path: list[Node], ids: Sequence[int], salt: str, full: int, now: float) -> None:
-        """`path` up to `full` pages of tokens; nodes that do not exist yet are made."""
+        """Extend `path` to `num_full_pages` pages of tokens, creating missing nodes."""
         if len(path) >= full:
             return
         if path:
@@ -71,13 +70,13 @@ class Tree:
         node.users += 1
 
     def keep(self, node: Node, table: int, page: int) -> None:
-        """What belongs to `node` stands in `page`, which a sequence holds."""
-        self.free_place(node, table)  # here is as good as there
+        """Attach `page`, which a sequence holds, to `node`."""
+        self.free_place(node, table)  # the page replaces its copy on the CPU
         self.pools[table].keep(page)
         node.pages[table], self.node_of[table][page] = page, node
 
     def drop(self, node: Node, table: int) -> list[int]:
-        """Give up a node's page; returns it where that made it free."""
+        """Detach a node's page; return it if that freed it."""
         page, node.pages[table] = node.pages[table], NULL_PAGE
         del self.node_of[table][page]
         freed = self.pools[table].give_up(page)
@@ -85,12 +84,13 @@ class Tree:
         return freed
 
     def freed(self) -> list[tuple[int, int]]:
-        """The pages, with their tables, that became free since this was last asked."""
+        """Return the (group, page) pairs that became free since the last call."""
         freed, self._freed = self._freed, []
         return freed
 
     def lost(self, node: Node, table: int) -> None:
-        """A node's page of `table` is gone; where every later query reads it, the node's others are of no use."""
+        """Handle the loss of a node's page. If every later query reads that group, the node's other pages are useless
+        and dropped."""
         if self.tables[table].back is None:
             for t, page in enumerate(node.pages):
                 self.free_place(node, t)
@@ -99,7 +99,7 @@ class Tree:
         self.prune(node)
 
     def prune(self, node: Node | None) -> None:
-        """Take nodes that hold nothing and lead nowhere out of the tree."""
+        """Remove nodes that hold nothing and lead nowhere."""
         while node is not None and not node.children and not node.users and not any(node.pages + node.places):
             if isinstance(node.tokens, str):
                 self.roots.pop(node.tokens, None)
@@ -108,7 +108,7 @@ class Tree:
             node = node.parent
 
     def place(self, table: int) -> int:
-        """A place on the host that was free, or that of the page that has lain there longest; NULL_PAGE for none."""
+        """Return a free CPU page, or that of the oldest swapped-out node; NULL_PAGE for none."""
         if not self.host:
             return NULL_PAGE
         if not self.host[table].free and self.hosted[table]:
@@ -118,11 +118,11 @@ class Tree:
         return self.host[table].allocate(1)[0] if self.host[table].free else NULL_PAGE
 
     def lay(self, node: Node, table: int, place: int) -> None:
-        """What belongs to `node` lies on the host from now on."""
+        """Record that the contents of `node` are in CPU page `cpu_page`."""
         node.places[table], self.hosted[table][place] = place, node
 
     def lift(self, node: Node, table: int) -> int:
-        """Where it lies; the place is the caller's now."""
+        """Remove a node's CPU page from the tree and return it to the caller."""
         place, node.places[table] = node.places[table], NULL_PAGE
         del self.hosted[table][place]
         return place

@@ -1,4 +1,4 @@
-"""What becomes of pages that no running sequence holds, as values of an experiment."""
+"""Settings for the prefix cache and for offloading pages of preempted sequences."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ class Part(Brief, BaseModel):
 
 
 class NoPrefix(Part):
-    """Every prompt is computed."""
+    """Compute every prompt."""
 
     kind: Literal["off"] = "off"
 
 
 class RadixPrefix(Part):
-    """Full pages are found again by their tokens; `ttl` is their life time in seconds after the last use."""
+    """Find full pages again by their tokens; `ttl` is their lifetime in seconds after the last use."""
 
     kind: Literal["radix"] = "radix"
     ttl: Annotated[float, Field(gt=0)] | None = None
 
 
 class NoOffload(Part):
-    """A sequence that is set back is computed again."""
+    """Recompute a preempted sequence."""
 
     kind: Literal["none"] = "none"
 
 
 class MemoryOffload(Part):
-    """Its pages lie in host memory, `bytes` at most."""
+    """Swap pages out to host memory of at most `bytes`."""
 
     kind: Literal["memory"] = "memory"
     bytes: Bytes = 2**30
 
 
 class FileOffload(Part):
-    """Its pages lie in a file of `bytes` that is mapped into memory and is gone with the runner."""
+    """Swap pages out to a memory-mapped file of `bytes`, which is removed with the runner."""
 
     kind: Literal["file"] = "file"
     path: str
@@ -51,7 +51,7 @@ class FileOffload(Part):
 
 
 def _named(value: Any) -> Any:
-    """A kind alone is enough; YAML reads a bare `off` as False."""
+    """Accept a kind alone; YAML reads a bare `off` as False."""
     if isinstance(value, dict) and value.get("kind") is False:
         return {**value, "kind": "off"}
     return {"kind": "off" if value is False else value} if isinstance(value, str | bool) else value
@@ -74,12 +74,12 @@ _OFFLOAD: TypeAdapter[NoOffload | MemoryOffload | FileOffload] = TypeAdapter(Off
 
 
 def prefix_from(value: Any) -> NoPrefix | RadixPrefix:
-    """`off`, `radix`, a mapping or the value itself."""
+    """Parse `off`, `radix`, a mapping or the value itself."""
     return _from(_PREFIX, value, "prefix", "off or radix, or {kind: radix, ttl: 600}")
 
 
 def offload_from(value: Any) -> NoOffload | MemoryOffload | FileOffload:
-    """`none`, `memory`, a mapping or the value itself."""
+    """Parse `none`, `memory`, a mapping or the value itself."""
     return _from(_OFFLOAD, value, "offload", "none or memory, or {kind: file, path: ..., bytes: ...}")
 
 

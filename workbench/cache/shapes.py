@@ -1,4 +1,4 @@
-"""What a layer keeps, and in which tables: one for dense layers, two for packed ones."""
+"""Describe each layer's cache and its cache groups: one for dense layers, two for quantized ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DENSE = LayerFormat()
 
 @dataclass(frozen=True)
 class CacheShape:
-    """One layer's share of the cache: `groups` key/value heads of width `dim`, in layer group `table`.
+    """The cache of one layer: key/value heads, head size, window, format and cache groups.
 
-    With a `window` its queries see the last so many positions only, and the first `sinks`. A layer whose `format` is
-    packed keeps settled groups of tokens in `table`, and all others, in full precision, in the table `recent`. With
-    `shared` the values are the first so many columns of the keys and are not stored again (latent attention).
+    With a sliding window its queries see the last positions and the sink tokens only. A quantized layer keeps quantized
+    tokens in `group` and all others, in full precision, in `residual_group`. With `num_value_columns` the values are
+    the first columns of the keys and are not stored again (multi-head latent attention).
     """
 
     groups: int
@@ -35,17 +35,18 @@ class CacheShape:
 
     @property
     def numbers(self) -> int:
-        """Numbers of keys and values that a token takes."""
+        """Return the numbers of keys and values per token."""
         return (2 if self.shared is None else 1) * self.groups * self.dim
 
     @property
     def rule(self) -> Settling:
-        """Which positions a query reads packed; a window's sinks stay in full precision."""
+        """Return the rule that decides which positions a query reads quantized; a window's sinks stay in full
+        precision."""
         return Settling(self.format.group, self.format.residual, max(self.format.sinks, self.sinks))
 
     @property
     def tables(self) -> dict[int, Table]:
-        """What each of the layer's tables holds, by its number."""
+        """Return the layer's cache groups by number."""
         if not self.format.packed:
             return {self.table: Table(back=self.window, first=self.sinks)}
         rule = self.rule
@@ -54,26 +55,29 @@ class CacheShape:
         return {self.table: packed, self.recent: recent}
 
     def bytes_per_token(self, dtype: torch.dtype) -> float:
-        """groups x dim x bytes a key and a value, for a packed layer codes, scales and minima; of a key alone where
-        values are columns of the keys."""
+        """Return num_kv_heads x head_dim x bytes of a key and a value.
+
+        A quantized layer counts codes, scales and minima. With multi-head latent attention only the key counts.
+        """
         if not self.format.packed:
             return self.numbers * dtype.itemsize
         return self.groups * self.dim * sum(self._bits(dtype)) / 8
 
     def recent_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes that a sequence keeps in full precision beside packed tokens, at most: the unsettled and the first."""
+        """Return the most bytes that a sequence keeps in full precision beside its quantized tokens: residual and
+        sinks."""
         rule = self.rule
         tokens = rule.lag + rule.group - 1 + rule.first if self.format.packed else 0
         return 2 * self.groups * self.dim * dtype.itemsize * tokens
 
     def table_bytes(self, table: int, dtype: torch.dtype) -> float:
-        """Bytes a token takes in one table."""
+        """Return the bytes of one token in one cache group."""
         if not self.format.packed or table == self.table:
             return self.bytes_per_token(dtype) if table == self.table else 0
         return 2 * self.groups * self.dim * dtype.itemsize if table == self.recent else 0
 
     def page_formats(self, size: int) -> tuple[PageFormat, PageFormat]:
-        """Of packed keys and values. Raises WorkbenchError for heads that the formats do not fit."""
+        """Return the page formats of quantized keys and values; WorkbenchError for heads that do not fit them."""
         keys, values = self.format.kinds
         columns = min(self.format.columns, self.dim)
         for name, kind, each in (("keys", keys, 8 if keys == "int4" else 4), ("values", values, columns)):
@@ -94,10 +98,12 @@ class CacheShape:
 def shapes_of(
     layers: Iterable[tuple[int, int, int | None, int, int | None]], format: CacheFormat | None = None
 ) -> tuple[CacheShape, ...]:
-    """The shapes of layers (groups, dim, window, sinks, shared); layers alike share tables.
+    """Build the specs of layers given as (groups, dim, window, sinks, shared); equal layers share cache groups.
 
-    A layer whose window lies within the residual would never read what is packed: it is kept dense. Raises
-    WorkbenchError for latent attention that is to be packed.
+    A layer whose window lies within the residual would never read quantized tokens, so it stays dense.
+
+    Raises:
+        WorkbenchError: for multi-head latent attention with a quantized format.
     """
     numbers: dict[CacheShape, tuple[int, int]] = {}
     shapes, taken = [], 0

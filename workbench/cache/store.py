@@ -1,4 +1,4 @@
-"""Keys and values in pages: layers kept dense, with the two verbs write and attend, and the store of all layers."""
+"""Store keys and values in pages: dense layers, with the two verbs write and attend, and the store of all layers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from workbench.cache.tables import tables_of
 
 
 class DenseLayer:
-    """One layer's keys and values, each [page, group, offset, dim]; page 0 is the null page. Where values are columns
-    of the keys, both are one tensor: every lane reads it with the widths it knows, and the surplus is cut off."""
+    """One layer's keys and values, each [page, kv_head, offset, head_dim]; page 0 is the null page.
+
+    With multi-head latent attention values are columns of the keys and both are one tensor: backends read it at equal
+    width, and the surplus is cut off.
+    """
 
     traceable = True
 
@@ -31,7 +34,7 @@ class DenseLayer:
         self.values = torch.zeros(size, dtype=dtype, device=device) if self.shared is None else self.keys
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Lane = Lane.EAGER) -> None:
-        """Store k and v [token, group, dim] of the batch's tokens where its slots say."""
+        """Store k and v [token, kv_head, head_dim] of the batch's tokens in their slots."""
         slots = batch.slots[self.table]
         compiled_kernels.kv_write(self.keys, k, slots, lane)
         if self.shared is None:
@@ -48,7 +51,8 @@ class DenseLayer:
         sink_logits: Tensor | None = None,
         score: Score | None = None,
     ) -> Tensor:
-        """What the queries [token, head, dim] read from everything written so far: [token, head, dim or `shared`]."""
+        """Return attention of queries [token, head, head_dim] over everything written: [token, head, head_dim or value
+        columns]."""
         mixed = compiled_kernels.paged_attention(
             q,
             self.keys,
@@ -67,7 +71,8 @@ class DenseLayer:
         return mixed if self.shared is None else mixed[..., : self.shared]
 
     def paged(self, table: int) -> tuple[Tensor, ...]:
-        """Every tensor whose first axis is the pages of `table`: what is copied, moved or scrubbed with a page."""
+        """Return every tensor whose first axis is the pages of a cache group: what is copied, swapped or zeroed with a
+        page."""
         if table != self.table:
             return ()
         return (self.keys, self.values) if self.shared is None else (self.keys,)
@@ -81,7 +86,7 @@ Layer = DenseLayer | QuantizedLayer
 
 
 class KVStore:
-    """All layers' pages. `tables` says what they hold; tables may have different numbers of pages."""
+    """All layers' pages. Cache groups may have different numbers of pages."""
 
     def __init__(
         self,
@@ -106,44 +111,49 @@ class KVStore:
 
     @property
     def lag(self) -> int | None:
-        """Tokens of one sequence that one step may compute and settle before it does (see `settle`); None: any."""
+        """Return the tokens of one sequence that a step may compute and quantize beforehand (`quantize_pending`); None:
+        any."""
         return min((shape.rule.lag for shape in self.shapes if shape.format.packed), default=None)
 
     @property
     def bytes(self) -> int:
-        """What the tensors hold, counted from them."""
+        """Return the bytes that the tensors hold."""
         return sum(layer.bytes for layer in self.layers)
 
     @property
     def bytes_per_token(self) -> float:
-        """The formula: groups x dim x bytes a key and a value, scales included, summed over the layers as they are.
-        What packed layers keep in full precision beside it is `recent_bytes`, once a sequence."""
+        """Return num_kv_heads x head_dim x bytes of a key and a value, scales included, summed over the layers.
+
+        What quantized layers keep in full precision beside it is `residual_bytes`, once per sequence.
+        """
         total = sum(shape.bytes_per_token(self.dtype) for shape in self.shapes)
         return int(total) if total == int(total) else total
 
     @property
     def value_bytes(self) -> float:
-        """Bytes that one number of a key or value takes, scales included."""
+        """Return the bytes of one number of a key or value, scales included."""
         values = sum(shape.numbers for shape in self.shapes)
         return self.bytes_per_token / values if values else self.dtype.itemsize
 
     @property
     def recent_bytes(self) -> int:
-        """What a long sequence keeps in full precision beside what is packed, at most."""
+        """Return the most bytes that a long sequence keeps in full precision beside its quantized tokens."""
         return sum(shape.recent_bytes(self.dtype) for shape in self.shapes)
 
     def page_bytes(self, table: int) -> int:
-        """What one page of a table takes in all its layers."""
+        """Return the bytes of one page of a cache group in all its layers."""
         return round(self.page_size * sum(shape.table_bytes(table, self.dtype) for shape in self.shapes))
 
     @property
     def formula_bytes(self) -> int:
-        """The formula over every slot, the null pages' included; equals `bytes` exactly."""
+        """Return the bytes of every slot by the formula, null pages included; equals `bytes` exactly."""
         return sum((pages + 1) * self.page_bytes(table) for table, pages in enumerate(self.pages))
 
     def settle(self, batch: TokenBatch) -> None:
-        """Quantize what a step of decodes makes old enough, before it is computed. A token is never settled by itself,
-        so that all of that lies in the pages of earlier steps."""
+        """Quantize what a step of decodes makes old enough, before it is computed.
+
+        A token is never quantized by its own step, so everything it needs lies in pages of earlier steps.
+        """
         alike: dict[CacheShape, list[QuantizedLayer]] = {}
         for layer in self.layers:
             if isinstance(layer, QuantizedLayer):
@@ -152,16 +162,16 @@ class KVStore:
             settle_layers(layers, batch)
 
     def paged(self, table: int) -> tuple[Tensor, ...]:
-        """Every tensor whose first axis is the pages of `table`, layer by layer."""
+        """Return every tensor whose first axis is the pages of a cache group, layer by layer."""
         return tuple(tensor for layer in self.layers for tensor in layer.paged(table))
 
     def scrub(self, table: int, pages: Iterable[int]) -> None:
-        """Zero `pages` of a table: what a broken request left must not reach the next owner."""
+        """Zero `pages` of a cache group, so that contents of a failed request never reach the next owner."""
         index = torch.tensor([NULL_PAGE, *pages])
         for tensor in self.paged(table):
             tensor[index] = 0
 
     def copy(self, table: int, sources: list[int], targets: list[int]) -> None:
-        """Make each of the pages `targets` what the page beside it in `sources` is; no target is given twice."""
+        """Copy each page of `sources` to the page beside it in `targets`; no target is given twice."""
         for tensor in self.paged(table):
             tensor[torch.tensor(targets)] = tensor[torch.tensor(sources)]

@@ -1,8 +1,8 @@
-"""What the pages of one table hold, and which of them a query still needs. Integers only.
+"""Describe which positions the pages of a cache group hold, and which of them a query still reads. Integers only.
 
     page      0      1      2      3      4      5      6
-            | first  |  given back  | back .............. |      a window with first positions, computed up to here ^
-            | settled .................... | not yet      |      a table that receives its positions late
+            | sinks  |  freed     | sliding window ...... |      a window with sink tokens, computed up to here ^
+            | quantized ................. | residual     |      a quantized group receives its positions late
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Table:
 
     @property
     def late(self) -> bool:
-        """Whether it receives positions later than they are computed."""
+        """Return whether positions reach this group later than they are computed."""
         return self.lag > 0 or self.group > 1
 
     def settled(self, computed: int) -> int:
-        """With `computed` tokens known it holds positions [0, settled)."""
+        """Return the end of the positions [0, end) that it holds when `computed` tokens are known."""
         return max(0, (computed - self.lag) // self.group * self.group)
 
     def reach(self, position: int) -> int:
@@ -49,26 +49,27 @@ class Table:
         return 0 if self.back is None else max(0, -((self.back - 1 - position) // self.stride) * self.stride)
 
     def dead(self, computed: int, size: int) -> range:
-        """Pages, by their place in the sequence, that no query from position `computed` on reads."""
+        """Return the page indices in the sequence that no query from position `computed` on reads."""
         front = pages_for(self.first, size)
         return range(front, max(front, min(self.reach(computed), self.settled(computed)) // size))
 
     def held(self, start: int, end: int, size: int) -> tuple[range, range]:
-        """Places that a step over positions [start, end) reads or writes: of the `first` positions, and the others.
+        """Return the page indices that a step over positions [start, end) reads or writes: those of the sinks, and the
+        others.
 
-        With start = end = m: what must be there of a prefix of m tokens before position m can be computed.
+        With start = end = m: the pages that a prefix of m tokens needs before position m can be computed.
         """
         stop = pages_for(self.settled(end), size)
         front = min(pages_for(self.first, size), stop)
         return range(front), range(max(front, min(self.reach(start), self.settled(start)) // size), stop)
 
     def written(self, start: int, end: int, size: int) -> range:
-        """Places that a step over positions [start, end) writes to."""
+        """Return the page indices that a step over positions [start, end) writes."""
         low, high = self.settled(start), self.settled(end)
         return range(low // size, pages_for(high, size)) if high > low else range(0)
 
     def changes(self, computed: int, size: int) -> int:
-        """With how many tokens known, above `computed`, another page is full or dead for the first time."""
+        """Return the number of known tokens, above `computed`, at which another page becomes full or unreachable."""
         full = (self.settled(computed) // size + 1) * size
         full = -(-full // self.group) * self.group + self.lag
         if self.back is None:
@@ -77,7 +78,8 @@ class Table:
         return min(full, (beyond - 1) * self.stride + self.back)
 
     def most(self, tokens: int, chunk: int, size: int) -> int:
-        """Pages that one sequence of `tokens` needs at once, at most, when a step computes `chunk` of them at most."""
+        """Return the most pages that a sequence of `tokens` tokens needs at once, with at most `max_chunk_tokens`
+        tokens per step."""
         stop = self.settled(tokens)
         if self.back is None:
             return pages_for(stop, size)
@@ -93,7 +95,7 @@ class Table:
 
 
 def tables_of(layers: Iterable[Mapping[int, Table]]) -> tuple[Table, ...]:
-    """The tables of these layers, each with the layers that are in it; a layer says what it holds in which table."""
+    """Build the cache groups from each layer's groups by number; layers of one group must agree."""
     held: dict[int, Table] = {}
     for index, tables in enumerate(layers):
         for number, table in tables.items():

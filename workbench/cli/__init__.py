@@ -1,6 +1,6 @@
-"""The command line: each command beside `run`, `generate`, `reproduce` and `inspect` is a file of this folder.
+"""The command line. Each command has a file in this folder, except `run`, `generate`, `inspect` and `doctor`.
 
-Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the surroundings are wrong,
+Exit codes: 0 done, 1 ran and something differs or failed, 2 the input or the environment is wrong,
 70 a fault of the workbench itself, 130 interrupted.
 """
 
@@ -163,7 +163,7 @@ def inspect(
     folder: Annotated[Path, typer.Argument(help="a run folder")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run left behind, and whether it is whole."""
+    """Show the contents of a run folder, and check that it is complete."""
     from workbench.study import report
     from workbench.study.record import Record
 
@@ -177,7 +177,7 @@ def inspect(
 
 @app.command(epilog="Example: `workbench doctor --json`")
 def doctor(as_json: AsJson = False) -> None:
-    """What is installed, which lanes work here, and why the others do not."""
+    """Show installed components, the backends that work here, and why the others do not."""
     from workbench.study.doctor import findings, show
 
     found = findings()
@@ -188,9 +188,9 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; errors a user can mend are one line, with `--debug` the whole traceback."""
+    """Run the command line. User errors are one line, with `--debug` the whole traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = words[: words.index("--")] if "--" in words else words  # what follows `--` is no option
+    options = words[: words.index("--")] if "--" in words else words  # words after `--` are no options
     debug = "--debug" in options
     words = [word for word in options if word != "--debug"] + words[len(options) :]
     run_app: Callable[..., Any] = typer.main.get_command(app)
@@ -210,18 +210,20 @@ def main(arguments: list[str] | None = None) -> int:
             return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
         return _fail(str(cannot_write(str(error.filename or "an output"), error)), debug)
     except Exception as error:
-        tell = getattr(error, "format_message", None)  # the CLI library's, of a mistake in the words themselves
+        tell = getattr(error, "format_message", None)  # the CLI library's own, for wrong options
         if tell is not None:
             return _fail(tell(), debug)
-        level = sys.modules.get("compiled_kernels.level")  # not imported here: that may be what raised
+        level = sys.modules.get("compiled_kernels.level")  # not imported here: its import may have raised
         if level is not None and isinstance(error, level.LevelError):
             return _fail(str(error), debug)
         return _fail(f"{type(error).__name__}: {error} (--debug shows where)", debug, code=70)
 
 
 def _quiet_others() -> None:
-    """Keep the libraries' warnings, of which none is a newcomer's to mend, off the screen; ours are shown, and with
-    PYTHONWARNINGS or TORCH_LOGS set everything is as they say."""
+    """Silence warnings of libraries that a newcomer cannot mend.
+
+    Our own are shown; with PYTHONWARNINGS or TORCH_LOGS set, those settings hold.
+    """
     if not sys.warnoptions:
         for name in ("torch", "triton", "torch_mlir", "iree", "jupyter", "ipywidgets"):
             warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
@@ -245,7 +247,7 @@ def entry() -> None:
     code = main()
     try:
         sys.stdout.flush()
-    except OSError as error:  # what is left of it cannot be written as Python ends either
+    except OSError as error:  # the rest cannot be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1 if isinstance(error, BrokenPipeError) else _fail(str(cannot_write("standard output", error)))
     sys.exit(code)

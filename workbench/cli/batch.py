@@ -1,4 +1,4 @@
-"""`workbench batch`: a file of requests to a file of answers."""
+"""`workbench batch`: answer a file of requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from workbench.offline.run import Tally
     from workbench.study.experiment import Experiment
 
-DECIDING = ("model", "attention", "speculate", "batch_invariant")  # what an answer depends on, besides its own line
-ROOM = {"page_size", "pages", "prefix", "offload"}  # of the cache: where things lie, not what they are
+DECIDING = ("model", "attention", "speculate", "batch_invariant")  # settings that an answer depends on
+ROOM = {"page_size", "pages", "prefix", "offload"}  # settings of the cache that decide where data lies, not its values
 
 
 def batch(
@@ -36,8 +36,10 @@ def batch(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a batch file: nothing is streamed, a line that is wrong has its error and the rest goes on, and what OUT
-    already answers is not done again."""
+    """Answer a batch file, without streaming.
+
+    A line that is wrong has its error and the rest goes on. Lines that OUT already answers are not run again.
+    """
     from workbench.offline.run import run_batch
     from workbench.study.experiment import Experiment
 
@@ -72,7 +74,7 @@ def _loaded(experiment: Experiment, quiet: bool) -> tuple[Runner, Model]:
 
 
 def _settings(experiment: Experiment) -> str:
-    """What decides an answer, as one text: a file that was begun under another is not gone on with."""
+    """Return all settings that decide an answer, as one text: a file begun under others is not continued."""
     values = experiment.model_dump(mode="json")
     cache = {name: value for name, value in values["cache"].items() if name not in ROOM}
     deciding = {name: values[name] for name in DECIDING} | {"cache": cache, "overflow": values["schedule"]["overflow"]}

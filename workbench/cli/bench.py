@@ -1,4 +1,4 @@
-"""`workbench bench`: a model on this machine, and beside it other tools."""
+"""`workbench bench`: measure a model on this machine, or beside other tools."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bench(
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
 ) -> None:
-    """Prefill and decode rates of a model, as shares of what this machine can do."""
+    """Measure prefill and decode rates of a model, as shares of this machine's ceilings."""
     _refuse(given(context) & (WITHOUT_PEERS if peers else WITH_PEERS), peers)
     if as_json:
         if "format" in given(context) and format is not Format.JSON:
@@ -110,7 +110,7 @@ def _works(
 
 
 def _refuse(options: set[str], peers: bool) -> None:
-    """Options that would be of no effect."""
+    """Refuse options without effect."""
     if options:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(options))
         raise WorkbenchError(f"{names}: of no effect {'with' if peers else 'without'} --peers")

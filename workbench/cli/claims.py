@@ -1,4 +1,4 @@
-"""`workbench claims`: the ledger of what the field's texts assert, with verdicts that follow from numbers."""
+"""`workbench claims`: the ledger of claims made by texts of the field, with verdicts derived from numbers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure anew what claims rest on, keep the records, and write the ledger."""
+    """Measure the evidence of claims, store the records, and write the ledger."""
     from workbench.ledger.renewing import renew
     from workbench.stages import stages
 
@@ -104,7 +104,7 @@ def show(
     folder: Folder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Everything about one claim: evidence, rule, our figures beside the sources', where it is true, command."""
+    """Show everything about one claim: evidence, rule, our figures beside the sources', conditions, command."""
     from workbench.ledger import tables
     from workbench.ledger.picture import draw
     from workbench.ledger.rebuild import Records
@@ -153,7 +153,7 @@ def _claims_and_ledger(folder: Path | None) -> tuple[Any, Any]:
 def _print(
     headings: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, one_line: bool = False
 ) -> None:
-    """A table; with `one_line` a cell that is too long for its column ends in an ellipsis."""
+    """Print a table; with `one_line` long cells end in an ellipsis."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

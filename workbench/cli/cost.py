@@ -1,4 +1,4 @@
-"""`workbench cost`: what a workload costs, with and without a prompt cache; and what a machine's tokens cost."""
+"""`workbench cost`: price a workload with and without a prompt cache, or the tokens of a machine."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ def cost(
     run: Annotated[Path | None, typer.Option(help="a run folder, for its output tokens a second")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Price a workload: uncached, and with a prompt cache of 5 minutes or 1 hour that hits renew or not. With
-    `--per-hour`, price the tokens of a machine of one's own instead."""
+    """Price a workload: uncached, and with a prompt cache of 5 minutes or 1 hour whose hits renew it or not.
+
+    With `--per-hour`, price the tokens of a machine of one's own instead.
+    """
     from workbench.economics.priced import priced_day, priced_traffic
     from workbench.economics.prices import prices_of
 

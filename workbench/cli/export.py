@@ -1,4 +1,4 @@
-"""`workbench export`: a record into another tool's store."""
+"""`workbench export`: export a record to another tool's store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def export(
     name: Annotated[str, typer.Option(help="the experiment there")] = "inference-workbench",
     as_json: AsJson = False,
 ) -> None:
-    """Put a run, or each run of a sweep, where MLflow keeps its own: settings, figures, files, environment."""
+    """Export a run, or each run of a sweep, to MLflow: settings, figures, files, environment."""
     from workbench.records.mlflow_export import export as put
 
     found = put(folder, uri, name)

@@ -29,7 +29,7 @@ Operator = Annotated[str | None, typer.Option(help="this operator only")]
 
 @app.command("list", epilog="Example: `workbench kernels list`")
 def list_(as_json: AsJson = False) -> None:
-    """The operators: what each computes, where it is written, its lanes, cases and gaps."""
+    """List the operators: computation, source files, backends, cases and gaps."""
     from compiled_kernels.listing import operators
     from workbench.study import kernel_tables
 
@@ -39,7 +39,7 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: `workbench kernels check --lane mlir --operator rms_norm`")
 def check(operator: Operator = None, lane: LaneName = None, as_json: AsJson = False) -> None:
-    """Hold every lane to the specification, over every case. Compiles: the first time it takes minutes."""
+    """Check every backend against the specification, over every case. Compiles: the first time it takes minutes."""
     from compiled_kernels.check import check as rows_of
     from workbench.study import kernel_tables
 
@@ -65,7 +65,7 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="folder for the record, e.g. experiments/records")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the lanes beside each other, as shares of what this machine can do. Nothing wrong is timed."""
+    """Time the backends beside each other, as shares of this machine's ceilings. Incorrect cases are not timed."""
     from compiled_kernels.cases import known
     from workbench.study import kernel_tables
     from workbench.study.dated_record import write_dated
@@ -105,8 +105,7 @@ def show(
     page_size: Annotated[int, typer.Option(help="decode_step's: tokens a page")] = 64,
     as_json: AsJson = False,
 ) -> None:
-    """What a compiler makes of an operator, or of a model's whole decode step, stage by stage, down to the code that
-    runs."""
+    """Show the stages of compiling an operator, or a model's whole decode step, down to the code that runs."""
     from workbench.study import kernel_tables
 
     with lanes_told():
@@ -157,7 +156,7 @@ def ahead(
 
 
 def _operator(operator: str, lane: str, case: str | None, overview: bool) -> tuple[str, dict[str, Any], Stages]:
-    """The case's name, what is told of it, and its stages."""
+    """Return the case's name, a summary, and the stages of one operator."""
     from compiled_kernels.cases import case_of, suite_of
     from compiled_kernels.stages import stages_of
     from workbench.study import kernel_show
@@ -219,7 +218,7 @@ def _count(operator: str | None) -> int:
 
 
 def _rows(operator: str | None, lanes: tuple[Lane, ...]) -> int:
-    """Rows of a check: those of the lane mlir are checked at every level of the instruction set."""
+    """Count the rows of a check; the backend mlir is checked at every level of the instruction set."""
     from compiled_kernels.lanes import Lane, lane_problems
     from compiled_kernels.level import levels_here
 

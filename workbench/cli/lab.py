@@ -1,4 +1,4 @@
-"""`workbench lab`: JupyterLab on the notebooks, or a browser that checks them all."""
+"""`workbench lab`: open JupyterLab on the notebooks, or check them all in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`workbench memory`: weights, cache and activations of a model, by formula."""
+"""`workbench memory`: compute weights, cache and activations of a model by formula."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def memory(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Weights, cache and activations of a model, also of one that fits nowhere here: nothing is loaded."""
+    """Compute weights, cache and activations of a model of any size: nothing is loaded."""
     from workbench.study import memory_report
 
     for name, value in (

@@ -1,4 +1,4 @@
-"""`workbench quality`: what attention variants and cache formats cost and buy."""
+"""`workbench quality`: compare attention variants and cache formats in quality, memory and speed."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def quality(
     plot: Annotated[Path | None, typer.Option(help="also write the Pareto picture here: NAME.svg or NAME.png")] = None,
     out: Annotated[Path, typer.Option(help="folder in which the run folder is made")] = Path("runs"),
 ) -> None:
-    """Each variant against the same model in float32 with a dense cache: bits per byte on held-out text, KL divergence,
-    agreement of the top token, greedy output, copying by depth; beside bytes a token, decode speed, sequences that fit.
+    """Compare each variant with the same model in float32 with a dense cache.
 
-    Without variants: bfloat16, an INT8 and an INT4 cache."""
+    Quality: bits per byte on held-out text, KL divergence, agreement of the top token, greedy output, copying by depth.
+    Cost: bytes a token, decode speed, sequences that fit. Without variants: bfloat16, an INT8 and an INT4 cache.
+    """
     from workbench.study import comparison_text, pareto, report
     from workbench.study.comparison import run_comparison
     from workbench.study.experiment import Experiment
@@ -82,7 +83,7 @@ def quality(
 
 
 def variant_of(words: str) -> tuple[str, dict]:
-    """`[NAME:] PATH=VALUE PATH=VALUE ...` as a name and its settings; values as in YAML, quoted where need be."""
+    """Parse `[NAME:] PATH=VALUE PATH=VALUE ...` into a name and settings; values are YAML, quoted where necessary."""
     from workbench.files import read_yaml
 
     name, colon, rest = words.partition(": ")

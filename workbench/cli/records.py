@@ -1,4 +1,4 @@
-"""`workbench runs` and `workbench compare`: what lies in a folder of runs, and how runs stand to each other."""
+"""`workbench runs` and `workbench compare`: list the runs of a folder, and compare them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def runs(
 ) -> None:
     """List runs by SQL. A setting is a column by its path (cache.format), a measure by its name (ttft_s_p50).
 
-    What is listed is what lies in the folder now. SQL reads these tables and nothing else."""
+    The listing shows the folder's present files. SQL can read these tables and nothing else.
+    """
     from workbench.records.runs import open_runs
     from workbench.records.text import told
 
@@ -68,8 +69,10 @@ def compare(
         bool, typer.Option("--separate", help="hold runs apart that differ in seeds at most, and so repeat each other")
     ] = False,
 ) -> None:
-    """Differences and ratios against a baseline, with bootstrap intervals over what was repeated: rounds of one run,
-    pair by pair where they were measured in turn, or runs that differ in their seeds."""
+    """Compare runs with a baseline: differences and ratios, with bootstrap intervals over repetitions.
+
+    Repetitions are the rounds of one run, pair by pair where they were measured in turn, or runs that differ in seeds.
+    """
     from workbench.records import compare as compare_runs
 
     if format in (Drawn.SVG, Drawn.PNG) and out is None:
@@ -90,7 +93,7 @@ def compare(
 
 
 def _content(found, axes: list[str], format: Drawn) -> bytes:
-    """`found`, a Comparison, in the form asked for; with two axes its Pareto front."""
+    """Format `found`, a Comparison, or with two axes its Pareto front."""
     from workbench.records import pictures, text
     from workbench.records.comparison import HEADINGS
 

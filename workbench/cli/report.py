@@ -1,4 +1,4 @@
-"""`workbench report`: a run or a sweep as one HTML file."""
+"""`workbench report`: write a run or a sweep as one HTML file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="the file; beside the folder as NAME.html unless given")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file with everything a reader needs: question, setting, verdict, figures, pictures, machine."""
+    """Write one HTML file with question, settings, verdict, figures, charts and machine."""
     from workbench.records.report_html import write_report
 
     path = write_report(folder, out)

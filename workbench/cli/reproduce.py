@@ -1,4 +1,4 @@
-"""`workbench reproduce`: a record's experiment again, and what came out differently."""
+"""`workbench reproduce`: run a record's experiment again, and show the differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reproduce(
     logits: Annotated[int, typer.Option(min=0, help="requests whose logits are held against exact ones")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Run a record's experiment again and say what differs. Status 0: the same tokens; 1: others; 2: it cannot run."""
+    """Run a record's experiment again and show the differences. Status 0: equal tokens; 1: others; 2: it cannot run."""
     from workbench.records.reproduce import reproduce as run_again
     from workbench.study.record import Record
 

@@ -1,4 +1,4 @@
-"""What several commands have in common."""
+"""Options, formats and helpers shared by several commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Format(StrEnum):
 
 
 def console() -> Console:
-    """Standard output; wide where it is no terminal, so that a table in a file is whole."""
+    """Return a console on standard output; wide where it is no terminal, so that a table in a file is complete."""
     plain = Console()
     return plain if plain.is_terminal else Console(width=WIDE)
 
@@ -35,21 +35,21 @@ def print_json(value: Any) -> None:
 
 
 def settings(option: str, text: str) -> Any:
-    """What an option that takes a name or settings, as an experiment has them, was given."""
+    """Parse an option that takes a name or settings, as an experiment has them."""
     from workbench.files import read_yaml
 
     return read_yaml(text, f"{option} {text if len(text) <= 60 else text[:57] + '...'}")
 
 
 def given(context: typer.Context) -> set[str]:
-    """The parameters that stand on the command line, whatever their values."""
+    """Return the parameters given on the command line, whatever their values."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 @contextmanager
 def lanes_told() -> Iterator[None]:
-    """A lane that cannot do what was asked is the user's to know of, in one line."""
+    """Turn a backend's refusal into a one-line error for the user."""
     from compiled_kernels.lanes import LaneError
 
     try:

@@ -1,4 +1,4 @@
-"""`workbench simulate`: a traffic on a fleet, under simulated time."""
+"""`workbench simulate`: simulate traffic on a fleet of instances."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def simulate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a traffic on many instances: latencies, goodput, and what each instance did. Nothing is loaded."""
+    """Simulate traffic on many instances: latencies, goodput, and the load of each instance. Nothing is loaded."""
     from workbench.errors import WorkbenchError, nearest
     from workbench.study.simulate import experiment_of, simulate_experiment
 

@@ -1,4 +1,4 @@
-"""`workbench sweep`: an experiment at many points, each a run folder; what is done stays done."""
+"""`workbench sweep`: run an experiment at many points, each a run folder; finished points stay done."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def sweep(
 ) -> None:
     """Run an experiment at every combination of some settings, each point in a process of its own, as a run folder.
 
-    A point that fails is a row with its error. Interrupted, or killed, a sweep goes on with --resume."""
+    A point that fails is a row with its error. Interrupted, or killed, a sweep goes on with --resume.
+    """
     with lanes_told():
         from workbench.sweep.places import place_from
         from workbench.sweep.plan import plan as plan_of
@@ -104,7 +105,7 @@ def _interrupted(asked: SweepFolder, rows: Sequence[Row]) -> None:
 
 
 def _tell(plan: Plan) -> None:
-    """What a reader should know while it runs."""
+    """Print remarks for the reader while the sweep runs."""
     for line in plan.remarks:
         print(f"note: {line}", file=sys.stderr)
     print(f"sweep  {plan.sweep.path}", file=sys.stderr)

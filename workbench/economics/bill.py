@@ -1,4 +1,4 @@
-"""The bill of a workload: what each of its requests used, priced."""
+"""The bill of a workload: the usage of each request, priced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.economics.usage import Usage, total
 
 @dataclass(frozen=True)
 class Bill:
-    """`total` is the sum over the requests and the sum over the kinds, exactly."""
+    """Priced usage of many requests. `total` is exact: the sum over requests and the sum over kinds of tokens."""
 
     prices: Prices
     usages: tuple[Usage, ...]  # a request each, in order
@@ -33,26 +33,26 @@ class Bill:
 
     @property
     def each(self) -> Iterator[Fraction]:
-        """What each request costs."""
+        """Yield the cost of each request."""
         return map(self.prices.cost, self.usages)
 
     @property
     def kinds(self) -> dict[str, Fraction]:
-        """What the tokens of each kind cost, of those that were used."""
+        """Return the cost by kind of tokens, of the kinds used."""
         return {kind: count * self.prices.a_token(kind) for kind, count in self.usage if count}
 
     @property
     def writes(self) -> int:
-        """Requests that wrote to the cache."""
+        """Count the requests that wrote to the cache."""
         return sum(1 for usage in self.usages if usage.written)
 
     @property
     def reads(self) -> int:
-        """Requests that read from it."""
+        """Count the requests that read from the cache."""
         return sum(1 for usage in self.usages if usage.cache_read)
 
     def saves(self, other: Bill) -> Fraction:
-        """How much less this is than `other`; negative where it is more."""
+        """Return the saving against `other`; negative where this bill is larger."""
         return other.total - self.total
 
     def as_dict(self) -> dict[str, Any]:

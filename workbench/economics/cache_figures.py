@@ -1,4 +1,4 @@
-"""The figures that claims about prompt caches are held against, as plain numbers: what a rule of the ledger reads."""
+"""Figures that claims about prompt caches are checked with, as plain numbers for the rules of the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Figures = dict[str, Any]
 
 
 def cache_prices(prices: Prices | None = None) -> Figures:
-    """What writing and reading the cache cost, in input prices, and the most that caching can save."""
+    """Return the prices of writing and reading the cache, in input prices, and the maximum saving of caching."""
     prices = prices or prices_of(SOURCE)
     plain = prices.a_token("input")
     kinds = ("cache_write_5m", "cache_write_1h", "cache_read")
@@ -33,8 +33,10 @@ def cache_prices(prices: Prices | None = None) -> Figures:
 
 
 def cache_breakeven(prices: Prices | None = None) -> Figures:
-    """By life: where the curves cross, in requests of one life; the first request and read at which caching is cheaper,
-    by formula and by asking the simulated cache."""
+    """Return the break-even points by TTL.
+
+    Gives the crossing in requests within one TTL, and the first request and read at which caching is cheaper, by
+    formula and by the simulated cache."""
     prices = prices or prices_of(SOURCE)
     return {life.name: _crossing(prices, life) for life in LIVES}
 
@@ -51,8 +53,9 @@ def _crossing(prices: Prices, life: Life) -> Figures:
 def cache_daily(
     prices: Prices | None = None, prompt: int = 2000, requests: int = 1000, window: int = 70, seed: int = 0
 ) -> Figures:
-    """A day of a system prompt, uncached and under each plan, even and at random; what `window` requests in one life
-    would save, and how many there really are."""
+    """Price a day of a system prompt without a cache and under each plan, with even and with random times.
+
+    Also gives the saving if `window` requests fell into one TTL, and their real number."""
     prices = prices or prices_of(SOURCE)
     rows = []
     for arrivals in ARRIVALS:
@@ -79,8 +82,9 @@ def cache_daily(
 def cache_ttl_choice(
     prices: Prices | None = None, requests: int = 20_000, seed: int = 0, a_day: Iterable[int] = (6, 24, 100, 1000, 5000)
 ) -> Figures:
-    """What must hit for each life to pay; and by requests a day at random, what a request costs in input prices under
-    each plan, by formula and simulated, and which is cheapest of a day's."""
+    """Return the hit rate at which each TTL pays, and the cheapest TTL by requests a day at random times.
+
+    Costs of a request are in input prices under each plan, by formula and simulated."""
     prices = prices or prices_of(SOURCE)
     return {
         "hits_a_write_to_pay": {life.name: _number(hits_a_write_to_pay(prices, life)) for life in LIVES},

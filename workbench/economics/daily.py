@@ -1,4 +1,4 @@
-"""A system prompt asked a whole day: the bill without a prompt cache, and with each that can be bought."""
+"""A system prompt used for a day: the bill without a prompt cache, and with each TTL on sale."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARRIVALS: dict[str, Callable[[int, int | Fraction, int], Sequence[Any]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to pay: without a life, no cache."""
+    """One way of caching and its bill; without a TTL, no cache."""
 
     life: Life | None
     renews: bool
@@ -34,7 +34,7 @@ class Plan:
 
 
 def plans(prices: Prices, calls: Sequence[Call], lives: Sequence[Life] = LIVES) -> list[Plan]:
-    """The bill of `calls` uncached, and under every life that the table has a price of, renewed by hits and not."""
+    """Price `calls` without a cache and under every TTL of the price table, renewed by hits and not."""
     found = [Plan(None, False, Bill.of(prices, uncached(calls)))]
     for life in lives:
         if getattr(prices, life.kind) is not None:
@@ -46,11 +46,23 @@ def day(
     prices: Prices, prompt: int = 2000, requests: int = 1000, arrivals: str = "even", seed: int = 0, days: int = 1,
     question: int = 0, output: int = 0,
 ) -> list[Plan]:  # fmt: skip
-    """`requests` a day with a system prompt of `prompt` tokens, even or at random (`poisson`)."""
+    """Price `requests` a day with a system prompt of `prompt` tokens under every plan.
+
+    Args:
+        prices: The price table.
+        prompt: Tokens of the system prompt.
+        requests: Requests a day.
+        arrivals: `even`, or `poisson` for random times.
+        seed: Seed of random times.
+        days: Number of days.
+        question: Tokens of each request's own question.
+        output: Output tokens of each request.
+    """
     times = ARRIVALS[arrivals](requests * days, DAY * days, seed)
     return plans(prices, list(system_prompt(times, prompt, question, output)))
 
 
 def most_saved(prices: Prices) -> Fraction:
-    """The share of a prompt's price that no cache can save more than: even where every request hits, it is read."""
+    """Return the fraction of a prompt's price that caching can save at most: even if every request hits, the prompt is
+    read."""
     return 1 - prices.a_token("cache_read") / prices.a_token("input")

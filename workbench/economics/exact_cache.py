@@ -1,4 +1,4 @@
-"""Answers kept by exact request: at temperature 0 the same request has the same answer, so it is computed once."""
+"""A cache of whole responses by exact request: at temperature 0 the same request has the same answer."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ GREEDY = SamplingParameters(temperature=0)
 
 
 def key_of(request: Request, model: str = "") -> str:
-    """What an answer depends on: the model, the prompt's ids, the salt, and all of the sampling but the seed, which
-    greedy choice never draws from. WorkbenchError for a temperature above 0: its answer is one of many."""
+    """Return the cache key of a request: a hash of the model, the prompt's ids, the salt, and the sampling without its
+    seed.
+
+    Greedy sampling never uses the seed. Raises WorkbenchError for a temperature above 0, whose answers vary."""
     sampling = request.sampling
     if sampling.temperature > 0:
         raise WorkbenchError(
@@ -35,7 +37,7 @@ def key_of(request: Request, model: str = "") -> str:
 
 
 class ResponseCache(Generic[Answer]):
-    """At most `size` answers of one model; the one that was not asked for longest gives way."""
+    """A least-recently-used cache of at most `size` answers of one model."""
 
     def __init__(self, size: int, model: str = ""):
         if size < 1:
@@ -48,7 +50,7 @@ class ResponseCache(Generic[Answer]):
         return len(self._answers)
 
     def find(self, request: Request) -> Answer | None:
-        """The answer that is kept, None where none is; counted as a hit or a miss."""
+        """Return the cached answer, or None; count a hit or a miss."""
         key = key_of(request, self.model)
         if key not in self._answers:
             self.misses += 1
@@ -66,7 +68,7 @@ class ResponseCache(Generic[Answer]):
             self.evicted += 1
 
     def ask(self, request: Request, compute: Callable[[Request], Answer]) -> Answer:
-        """The kept answer, or a computed one, which is kept. What `compute` raises is not kept."""
+        """Return the cached answer, or compute and cache it. An exception of `compute` is not cached."""
         found = self.find(request)
         if found is None:
             found = compute(request)
@@ -76,7 +78,7 @@ class ResponseCache(Generic[Answer]):
 
 @dataclass(frozen=True)
 class Replayed:
-    """A traffic that was asked of a response cache: what it would have cost, and what was not paid."""
+    """A traffic replayed against a response cache: its cost without the cache, and the saving."""
 
     requests: int
     hits: int
@@ -89,13 +91,14 @@ class Replayed:
 
     @property
     def share(self) -> float:
-        """Saved, of the cost."""
+        """Return the saving as a fraction of the cost."""
         return float(self.saved / self.cost) if self.cost else 0.0
 
 
 def replayed(arrivals: Iterable[Arrival], prices: Prices, size: int) -> Replayed:
-    """A traffic in order of time, as if all were asked at temperature 0. The names of a prompt's blocks stand for its
-    tokens; a prompt without blocks is like no other."""
+    """Replay a traffic, in order of time, against a response cache of `size` answers, as if at temperature 0.
+
+    The names of a prompt's blocks represent its tokens; a prompt without blocks equals no other."""
     cache: ResponseCache[Fraction] = ResponseCache(size)
     cost = saved = Fraction(0)
     requests = 0

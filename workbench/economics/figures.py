@@ -1,4 +1,4 @@
-"""The figures that claims about prices are held against, as plain numbers: what a rule of the ledger reads."""
+"""Figures that claims about prices are checked with, as plain numbers for the rules of the ledger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Figures = dict[str, Any]
 
 
 def price_asymmetry(tables: Iterable[str] = (SOURCE, "article-e-2x", "article-e-4x")) -> Figures:
-    """How many times an output token costs an input token, by table."""
+    """Return the price ratio of an output token to an input token, by table."""
     found = {name: prices_of(name) for name in tables}
     return {name: float(prices.output / prices.input) for name, prices in found.items()}
 
@@ -31,8 +31,10 @@ def router_savings(
     goal: Fraction = Fraction(7, 10),
     cheaper: Iterable[int] = (20, 30),
 ) -> Figures:
-    """By times cheaper: the share of the bill that must be simple to save `goal`, and of a traffic's questions, were
-    the cheapest the simple ones; and what is saved where the cheapest four of five are."""
+    """Return the savings of routing, by how many times cheaper the small model is.
+
+    Gives the fraction of the bill that must be simple to save `goal`. Gives the fraction of a traffic's questions if
+    the cheapest are simple. Gives the saving if the cheapest four of five are."""
     prices = prices or prices_of(SOURCE)
     costs = [prices.cost(Usage(input=each.prompt_tokens, output=each.output_tokens)) for each in arrivals]
     return {
@@ -47,15 +49,17 @@ def router_savings(
 
 
 def exact_cache(arrivals: Iterable[Arrival], prices: Prices | None = None, size: int = 100_000) -> Figures:
-    """What a response cache finds and saves in a traffic of which prompts' contents are known by their blocks."""
+    """Return the hits and savings of a response cache in a traffic with named prompt blocks."""
     found = replayed(arrivals, prices or prices_of(SOURCE), size)
     rate, share = found.hit_rate, found.share
     return {"requests": found.requests, "hits": found.hits, "hit_rate": rate, "saved_share": share}
 
 
 def rich_prompt(tables: Iterable[str] = (SOURCE, "article-e-2x", "article-e-4x")) -> Figures:
-    """2,000 tokens of prompt against 200 and an answer of 500: the answer's tokens up to which the first costs less, by
-    table; with the prompt read from a cache, where there is one."""
+    """Compare a prompt of 2,000 tokens with one of 200 and an answer of 500.
+
+    Returns, by table, the break-even answer length of the first; also with the prompt read from a cache, where there is
+    one."""
     found = {name: prices_of(name) for name in tables}
     rows = {
         name: {
@@ -73,7 +77,7 @@ def rich_prompt(tables: Iterable[str] = (SOURCE, "article-e-2x", "article-e-4x")
 def thinking_tokens(
     prompt: int = 1000, hidden: int = 2000, answer: int = 200, prices: Prices | None = None
 ) -> Figures:
-    """An example's bill and context with hidden tokens before the answer, against the answer alone."""
+    """Return an example's bill and context with hidden tokens before the answer, and without."""
     found = answers.thinking(prices or prices_of(SOURCE), prompt, hidden, answer)
     return {
         "times_the_bill": float(found.cost / found.cost_without),
@@ -85,8 +89,9 @@ def thinking_tokens(
 def agent_loop_figures(
     calls: int = 15, start: int = 200_000, new: int = 5_000, output: int = 0, prices: Prices | None = None
 ) -> Figures:
-    """Tokens that must be prefilled and their bill, for a conversation that is sent again with each call: without a
-    cache, with one, and with one that knew the beginning."""
+    """Return the prefilled tokens and the bill of a conversation that is sent again with each call.
+
+    Gives three cases: no cache, a cache, and a cache that already holds the beginning."""
     prices = prices or prices_of(SOURCE)
     cold, warm = (list(agent_loop(calls, start, new, output, warm=known)) for known in (False, True))
     without, with_ = Bill.of(prices, uncached(cold)), Bill.of(prices, cached(cold, FIVE_MINUTES))

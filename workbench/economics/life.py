@@ -1,9 +1,8 @@
-"""When a prompt cache pays, in closed form: break-even, the hits to expect, and which life to buy.
+"""Break-even of a prompt cache in closed form: hits to expect, and the cheapest TTL.
 
-`x` below is requests a life: the rate times how long an entry lives. Of a Poisson process a request finds the entry
-with probability 1 - exp(-x) where hits renew it (the gap before it is shorter than a life), and x / (1 + x) in the long
-run where they do not (each write is followed by x reads in the mean).
-"""
+`x` below is requests within one TTL: the rate times the TTL. With Poisson arrivals a request hits with probability 1 -
+exp(-x) where hits renew the entry (the gap before it is shorter than the TTL). Where they do not, the long-run hit rate
+is x / (1 + x), since x reads follow each write on average."""
 
 from __future__ import annotations
 
@@ -18,8 +17,11 @@ from workbench.economics.prompt_cache import LIVES, Life
 
 @dataclass(frozen=True)
 class BreakEven:
-    """`crossing` is where w + (n - 1) r = n p: a write and reads of the rest against the plain price, n requests in one
-    life. `request` is the first at which caching is cheaper, `read` the number of its read; None where it never is."""
+    """Break-even of caching within one TTL.
+
+    `break_even_requests` solves w + (n - 1) r = n p for n: one write and reads of the rest against the plain price.
+    `first_cheaper_request` is the first at which caching is cheaper, `first_cheaper_read` its read. None where it never
+    is."""
 
     crossing: Fraction | None
     request: int | None
@@ -40,35 +42,40 @@ def break_even(prices: Prices, life: Life) -> BreakEven:
 
 
 def hit_share_to_pay(prices: Prices, life: Life) -> Fraction | None:
-    """The share of requests that must hit for caching to cost as much as none: below 0 it always costs less, above 1
-    never. None where a read costs as much as a write, so that hits save nothing."""
+    """Return the hit rate at which caching costs as much as no cache.
+
+    Below 0 caching always costs less, above 1 never. None where a read costs as much as a write, so that hits save
+    nothing."""
     plain, write, read = _three(prices, life)
     return (write - plain) / (write - read) if write > read else None
 
 
 def hits_a_write_to_pay(prices: Prices, life: Life) -> Fraction | None:
-    """Reads that each write must be followed by, in the mean, for caching to cost as much as none; None where a read
-    costs as much as the plain price."""
+    """Return the mean number of reads after each write at which caching costs as much as no cache.
+
+    Returns None where a read costs as much as the plain price."""
     plain, write, read = _three(prices, life)
     return (write - plain) / (plain - read) if plain > read else None
 
 
 def even_writes(requests: int, gap: Fraction, life: Life, renews: bool = True) -> int:
-    """Writes among requests that are `gap` seconds apart."""
+    """Count the writes among requests that are `gap` seconds apart."""
     if gap >= life.seconds:
         return requests
     return 1 if renews else math.ceil(Fraction(requests, math.ceil(life.seconds / gap)))
 
 
 def poisson_hit_share(rate: float, life: Life, renews: bool = True) -> float:
-    """The share of requests that hit, `rate` of them a second, in the long run."""
+    """Return the long-run hit rate of Poisson arrivals with `rate` requests a second."""
     x = rate * life.seconds
     return -math.expm1(-x) if renews else x / (1 + x)
 
 
 def poisson_writes(requests: int, rate: float, life: Life, renews: bool = True) -> float:
-    """Writes to expect among the first `requests` of a Poisson process. Exact where hits renew; where they do not, the
-    renewal theorem's first two terms, a cycle being 1 + Poisson(x) requests."""
+    """Return the expected number of writes among the first `requests` of a Poisson process.
+
+    Exact where hits renew the entry; otherwise the first two terms of the renewal theorem, with cycles of 1 +
+    Poisson(x) requests."""
     x = rate * life.seconds
     if renews:
         return 1 + (requests - 1) * math.exp(-x)
@@ -76,7 +83,8 @@ def poisson_writes(requests: int, rate: float, life: Life, renews: bool = True) 
 
 
 def prefix_cost(prices: Prices, life: Life | None, requests: int, writes: float | int, tokens: int) -> float:
-    """What a prompt of `tokens` costs in `requests`, of which `writes` write it; without a life, plain."""
+    """Return the cost of a prompt of `tokens` in `requests`, of which `writes` write it; without a TTL, the plain
+    price."""
     if life is None:
         return float(requests * tokens * prices.a_token("input"))
     _, write, read = _three(prices, life)
@@ -87,7 +95,16 @@ def best_life(
     prices: Prices, rate: float | Fraction, requests: int, renews: bool = True, arrivals: str = "poisson",
     lives: Iterable[Life] = LIVES,
 ) -> Life | None:  # fmt: skip
-    """The life that makes `requests` cheapest, `rate` of them a second, evenly or at random; None: do not cache."""
+    """Return the TTL that makes `requests` cheapest; None: do not cache.
+
+    Args:
+        prices: The price table.
+        rate: Requests a second.
+        requests: Number of requests.
+        renews: Hits renew the entry.
+        arrivals: `even` or `poisson`.
+        ttls: TTLs to choose from; those without a price are skipped.
+    """
     costs: dict[Life | None, float] = {None: prefix_cost(prices, None, requests, 0, 1)}
     for life in lives:
         if getattr(prices, life.kind) is None:
@@ -101,5 +118,5 @@ def best_life(
 
 
 def _three(prices: Prices, life: Life) -> tuple[Fraction, Fraction, Fraction]:
-    """A token plain, written and read."""
+    """Return the prices of a token: plain, written, read."""
     return prices.a_token("input"), prices.a_token(life.kind), prices.a_token("cache_read")

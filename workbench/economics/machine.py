@@ -1,4 +1,4 @@
-"""What tokens cost on a machine that is paid by the hour."""
+"""Cost of tokens on a machine that is paid by the hour."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ HOUR = 3600
 
 
 def cost_per_million(an_hour: float | Fraction, tokens_per_s: float | Fraction) -> Fraction:
-    """price an hour / (3600 s x tokens a second) x 10^6, exactly, of whatever tokens the rate counts."""
+    """Return the exact cost of a million tokens: price an hour / (3600 s x tokens a second) x 10^6."""
     if an_hour < 0 or tokens_per_s <= 0:
         raise WorkbenchError(f"{an_hour} an hour at {tokens_per_s} tokens/s: give 0 or more, and a rate above 0")
     return Fraction(an_hour) / (HOUR * Fraction(tokens_per_s)) * MILLION
 
 
 def output_over_input(prefill_tokens_per_s: float, decode_tokens_per_s: float) -> float:
-    """How many times an output token costs an input token, where a machine is paid by the time that each takes."""
+    """Return the cost ratio of an output token to an input token on a machine that is paid by time."""
     if prefill_tokens_per_s <= 0 or decode_tokens_per_s <= 0:
         raise WorkbenchError(
             f"{prefill_tokens_per_s} tokens/s in, {decode_tokens_per_s} out: rates must be above 0"
@@ -27,7 +27,7 @@ def output_over_input(prefill_tokens_per_s: float, decode_tokens_per_s: float) -
 
 
 def tokens_per_s_to_match(an_hour: float | Fraction, price_per_million: float | Fraction) -> Fraction:
-    """Tokens a second at which the machine costs no more than a price per million."""
+    """Return the tokens a second at which the machine costs no more than a price per million."""
     if an_hour < 0 or price_per_million <= 0:
         raise WorkbenchError(f"{an_hour} an hour against {price_per_million} a million: give a price above 0")
     return Fraction(an_hour) / (HOUR * Fraction(price_per_million)) * MILLION

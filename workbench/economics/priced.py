@@ -1,4 +1,4 @@
-"""A workload's prices as one plain answer: what each plan costs, when it pays, and what the source says."""
+"""The priced workload as one plain answer: the cost of each plan, its break-even, and the source's own figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def priced_day(
     prices: Prices, prompt: int, requests: int, arrivals: str, seed: int = 0, days: int = 1, question: int = 0,
     output: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """A system prompt asked `requests` times a day, evenly or at random."""
+    """Price a system prompt used `requests` times a day, at even or random times."""
     found = day(prices, prompt, requests, arrivals, seed, days, question, output)
     asked = {
         "prompt": prompt, "question": question, "output": output, "requests_a_day": requests, "days": days,
@@ -41,7 +41,7 @@ def priced_day(
 
 
 def priced_traffic(prices: Prices, arrivals: Sequence[Arrival], system: int = 0) -> dict[str, Any]:
-    """A recorded or drawn traffic; what its blocks name may be cached, and a system prompt before them all."""
+    """Price a traffic with its named blocks cached, and a system prompt before them all."""
     found = plans(prices, list(traffic(arrivals, system)))
     blocks = any(arrival.blocks for arrival in arrivals)
     asked = {"prompt": system, "requests": len(arrivals), "arrivals": "trace", "blocks": blocks}
@@ -102,7 +102,7 @@ def _cheapest(prices: Prices, rate: Fraction, requests: int, arrivals: str) -> d
 
 
 def _said(prices: Prices, prompt: int, requests: int) -> list[dict[str, Any]]:
-    """What the source says of this very day, beside what its own number of requests a life comes to."""
+    """Compare the source's figures for this very day with the figures at its own number of requests a TTL."""
     rows = []
     for said in prices.says:
         if (said.prompt, said.requests) != (prompt, requests):

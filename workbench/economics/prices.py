@@ -1,4 +1,4 @@
-"""What tokens cost: price tables as data, and money as exact fractions of a currency's unit."""
+"""Price tables as data, and money as exact fractions of a currency's unit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.files import UnreadableText, read_yaml_file
 
 TABLES = Path(__file__).resolve().parent / "tables"
 MILLION = 1_000_000
-SOURCE = "article-a"  # the table that ships with every price that the articles name
+SOURCE = "article-a"  # the shipped table with every price that the articles name
 Price = Annotated[Decimal, Field(ge=0, allow_inf_nan=False)]  # of a million tokens
 Count = Annotated[int, Field(ge=1)]
 
@@ -27,7 +27,7 @@ class Part(BaseModel):
 
 
 class Said(Part):
-    """What a table's source says of a workload: `requests` a day with a system prompt of `prompt` tokens."""
+    """Published figures of a price table for one workload: `requests` a day with a system prompt of `prompt` tokens."""
 
     prompt: Count
     requests: Count
@@ -38,13 +38,13 @@ class Said(Part):
 
 
 class Prices(Part):
-    """Prices of a million tokens of each kind; the three of a prompt cache are there together or not at all."""
+    """Prices of a million tokens by kind. A table has all three prompt cache prices or none."""
 
     name: str
-    source: str  # who says so
-    date: datetime.date  # on which the source was read
+    source: str  # origin of the prices
+    date: datetime.date  # day on which the source was read
     currency: str = "USD"
-    example: bool = False  # nobody asks these prices: they are there to reckon with
+    example: bool = False  # no vendor has these prices: they are an example for computing
     input: Price
     output: Price
     cache_write_5m: Price | None = None
@@ -67,7 +67,7 @@ class Prices(Part):
             raise explain(error, where, cls) from None
 
     def a_token(self, kind: str) -> Fraction:
-        """What one token of a kind costs. WorkbenchError where the table has no such price."""
+        """Return the price of one token of a kind. Raises WorkbenchError where the table has no such price."""
         price = getattr(self, kind) if kind in KINDS else None
         if price is None:
             known = ", ".join(name for name in KINDS if getattr(self, name) is not None)
@@ -78,7 +78,7 @@ class Prices(Part):
         return sum((count * self.a_token(kind) for kind, count in usage if count), Fraction(0))
 
     def times(self, factor: Fraction | int) -> Prices:
-        """The same table with every price so many times as high: an example, whatever this one is."""
+        """Return the table with every price multiplied by `factor`, marked as an example."""
         changed = {kind: getattr(self, kind) for kind in KINDS}
         changed = {kind: None if old is None else _decimal(Fraction(old) * factor) for kind, old in changed.items()}
         name = f"{self.name} times {Fraction(factor)}"
@@ -86,7 +86,7 @@ class Prices(Part):
 
 
 def prices_of(name: str | Path) -> Prices:
-    """The table that ships under this name, or the one in a YAML file."""
+    """Load the price table that ships under this name, or the one in a YAML file."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = TABLES / f"{name}.yaml"
@@ -110,7 +110,7 @@ def shipped() -> list[str]:
 
 
 def told(money: Fraction, places: int = 4) -> str:
-    """An amount for people: rounded once, here, and never reckoned with again."""
+    """Format an amount for people: rounded once, here, and never used for computing again."""
     return f"{float(round(money, places)):,.{places}f}"
 
 

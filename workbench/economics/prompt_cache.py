@@ -1,9 +1,7 @@
-"""A vendor's prompt cache: what a request reads and writes, by when the requests come.
+"""A vendor's prompt cache: reads and writes of requests by their times.
 
-An entry is a whole beginning of a prompt. It lives for as long as was paid for, counted from when it was written or,
-where a hit renews it, from when it was last read: written at second 0 for 300, it is
-read before second 300 and not at it.
-"""
+An entry is a whole prefix of a prompt. It lives for the paid TTL, counted from its write or, where hits renew it, from
+its last read. An entry written at second 0 for 300 is read before second 300 and not at it."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ Seconds = float | Fraction
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """How long an entry lives, and which price its write has."""
+    """A TTL of cache entries, and the kind of price that its write has."""
 
     name: str
     seconds: int
@@ -33,8 +31,8 @@ LIVES = (FIVE_MINUTES, ONE_HOUR)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: the pieces of its prompt that may be cached, in order, each what it is and its tokens; then `input`
-    tokens that are like no other's, and `output`."""
+    """One request: cacheable `segments` of its prompt in order, each a name and its tokens; then `input` tokens of its
+    own, and `output`."""
 
     time: Seconds
     pieces: tuple[tuple[Hashable, int], ...] = ()
@@ -47,8 +45,10 @@ class Call:
 
 
 class PromptCache:
-    """Serves calls in order of time. What a call reads is the longest entry it begins with; the pieces after that are
-    written, so that each of them ends an entry of its own."""
+    """A prompt cache that serves calls in order of time.
+
+    A call reads the longest entry that is a prefix of it. The segments after that are written, each as the end of an
+    entry of its own."""
 
     def __init__(self, life: Life, renews: bool = True):
         self.life, self.renews = life, renews
@@ -71,7 +71,7 @@ class PromptCache:
         )
 
     def _path(self, call: Call) -> list[int]:
-        """The beginnings that the call's pieces end, by name."""
+        """Return the ids of the prefixes that the call's segments end."""
         path, before = [], 0
         for piece, _ in call.pieces:
             before = self._names.setdefault((before, piece), len(self._names) + 1)
@@ -80,11 +80,11 @@ class PromptCache:
 
 
 def cached(calls: Iterable[Call], life: Life, renews: bool = True) -> Iterator[Usage]:
-    """What each call uses under a prompt cache."""
+    """Yield the usage of each call with a prompt cache."""
     cache = PromptCache(life, renews)
     return map(cache.serve, calls)
 
 
 def uncached(calls: Iterable[Call]) -> Iterator[Usage]:
-    """What each call uses without one."""
+    """Yield the usage of each call without a prompt cache."""
     return (Usage(input=call.cacheable + call.input, output=call.output) for call in calls)

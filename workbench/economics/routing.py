@@ -1,4 +1,4 @@
-"""What routing saves: simple questions to a cheaper model, the others to the one that all went to."""
+"""Savings of routing: simple questions go to a cheaper model, the others to the original one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ Share = Fraction | float
 
 
 def saving(simple: Share, times_cheaper: Share, router: Share = 0, redone: Share = 0) -> Fraction:
-    """The share of the bill that routing saves. `simple` is the share of the bill (not of the questions) that goes to a
-    model so many times cheaper, `router` what classifying costs as a share of the bill, `redone` the share of the
-    simple ones whose answer will not do, so that the dear model is asked after all."""
+    """Return the fraction of the bill that routing saves.
+
+    Args:
+        simple_fraction: Fraction of the bill (not of the questions) that goes to the cheaper model.
+        times_cheaper: Price of the expensive model over the cheaper one's.
+        router_overhead: Cost of classifying, as a fraction of the bill.
+        escalated_fraction: Fraction of the simple ones whose answer fails, so that the expensive model runs too.
+    """
     for name, value in (("simple", simple), ("router", router), ("redone", redone)):
         if not 0 <= value <= 1:
             raise WorkbenchError(f"routing: {name} is {value}; it is a share, from 0 to 1")
@@ -23,14 +28,15 @@ def saving(simple: Share, times_cheaper: Share, router: Share = 0, redone: Share
 
 
 def simple_to_save(goal: Share, times_cheaper: Share, router: Share = 0, redone: Share = 0) -> Fraction | None:
-    """The share of the bill that must be simple for routing to save `goal` of it; None where even all is too little."""
+    """Return the fraction of the bill that must be simple for routing to save `goal` of it; None where all is too
+    little."""
     kept = 1 - 1 / Fraction(times_cheaper) - Fraction(redone)
     needed = (Fraction(goal) + Fraction(router)) / kept if kept > 0 else Fraction(2)
     return needed if needed <= 1 else None
 
 
 def saving_of_cheapest(share: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float:
-    """The share of the bill that is saved where `share` of the questions, the cheapest ones, are simple; 0 of none."""
+    """Return the fraction of the bill saved if the cheapest `share` of the questions are simple; 0 for none."""
     ordered = sorted(costs)
     whole = sum(ordered, Fraction(0))
     routed = sum(ordered[: int(Fraction(share) * len(ordered))], Fraction(0))
@@ -38,8 +44,10 @@ def saving_of_cheapest(share: Share, times_cheaper: Share, costs: Iterable[Fract
 
 
 def questions_to_save(goal: Share, times_cheaper: Share, costs: Iterable[Fraction]) -> float | None:
-    """The share of the questions that must be simple, where the cheapest are the simple ones; None where all are too
-    few. Short questions are many and cost little, so this is more than their share of the bill."""
+    """Return the fraction of the questions, cheapest first, that must be simple to save `goal`; None where all are too
+    few.
+
+    Short questions are many and cost little, so this exceeds their fraction of the bill."""
     ordered = sorted(costs)
     whole = sum(ordered, Fraction(0))
     needed = simple_to_save(goal, times_cheaper)

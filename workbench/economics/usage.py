@@ -1,4 +1,4 @@
-"""What a request used, in tokens by kind; what many used, and what that costs."""
+"""Token usage of requests by kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ counts = attrgetter(*KINDS)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens by kind, each counted once: `input` are those that the cache neither gave nor took."""
+    """Tokens by kind, each counted once: `input` are those neither read from nor written to the cache."""
 
     input: int = 0
     cache_write_5m: int = 0
@@ -32,7 +32,7 @@ class Usage:
 
     @property
     def prompt(self) -> int:
-        """All tokens that went in, whatever they cost."""
+        """Return all input tokens, whatever their price."""
         return self.input + self.written + self.cache_read
 
 

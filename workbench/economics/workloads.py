@@ -1,4 +1,4 @@
-"""Workloads to be priced: a system prompt asked again and again, a recorded or drawn traffic, an agent's calls."""
+"""Workloads to be priced: a repeated system prompt, a recorded or drawn traffic, an agent's calls."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ SYSTEM = "system prompt"
 
 
 def even(requests: int, seconds: int | Fraction = DAY) -> list[Fraction]:
-    """So many times, equally far apart, the first at second 0, exactly."""
+    """Return `requests` equally spaced times, the first at second 0, exactly."""
     _some(requests)
     gap = Fraction(seconds) / requests
     return [number * gap for number in range(requests)]
 
 
 def random_times(requests: int, seconds: int | Fraction = DAY, seed: int = 0) -> list[float]:
-    """So many times of a Poisson process with `requests` in `seconds` in the mean."""
+    """Return `requests` times of a Poisson process with `requests` in `seconds` on average."""
     _some(requests)
     drawn = poisson(Poisson(rate=float(requests / Fraction(seconds))), random.Random(seed))
     return list(itertools.islice(drawn, requests))
 
 
 def system_prompt(times: Iterable[Seconds], prompt: int, question: int = 0, output: int = 0) -> Iterator[Call]:
-    """The same `prompt` tokens each time, then `question` tokens that differ, and `output`."""
+    """Yield calls with the same `prompt` tokens, then `question` tokens that differ, and `output`."""
     return (Call(time, ((SYSTEM, prompt),), question, output) for time in times)
 
 
 def traffic(arrivals: Iterable[Arrival], system: int = 0) -> Iterator[Call]:
-    """The requests of a traffic, after a system prompt of so many tokens. Its full blocks may be cached, for their
-    names say what stands in them; what no block names is like no other's."""
+    """Yield the calls of a traffic, after a system prompt of `system` tokens.
+
+    Full blocks are cacheable, since their names identify their content; other tokens equal no others."""
     before: tuple[tuple[str, int], ...] = ((SYSTEM, system),) if system else ()
     for arrival in arrivals:
         full = arrival.prompt_tokens // arrival.block_tokens if arrival.blocks else 0
@@ -50,9 +51,16 @@ def traffic(arrivals: Iterable[Arrival], system: int = 0) -> Iterator[Call]:
 def agent_loop(
     calls: int, start: int, new: int, output: int = 0, seconds: Seconds = 10, warm: bool = False
 ) -> Iterator[Call]:
-    """One user message that becomes `calls` calls: the first has `start` tokens before it, and each sends the whole
-    conversation again with `new` tokens more, the last call's `output` among them. Where it is `warm`, a call that
-    found `start` tokens came before, and is the first that is given."""
+    """Yield the calls of an agent for one user message.
+
+    Args:
+        calls: Number of calls.
+        start: Tokens before the first call.
+        new: Tokens that each call adds to the whole conversation, which is sent again.
+        output: Output tokens of the last call, part of `new`.
+        seconds: Time between calls.
+        warm: A call with `start` tokens came before, and is yielded first.
+    """
     _some(calls)
     pieces: tuple[tuple[int, int], ...] = ((0, start),) if start else ()
     if warm:

@@ -1,6 +1,6 @@
-"""When two blocks may share what was compiled for one of them, and whether a model changed since it was compiled.
+"""Compare modules by structure, to share compiled code and to notice changes.
 
-Both are read from the live modules: what a person puts into a block counts, not what the block was built with.
+Both read the live modules: changes made by a person count, not what the module was built with.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ _OURS = ("workbench", "compiled_kernels", "torch")  # whose code does not change
 
 
 def structure(module: nn.Module) -> Hashable | None:
-    """Equal for modules that compute the same from their inputs and weights: classes, attributes, parts, and the
-    weights' shapes and types. None where that cannot be told: code of others may read what changes unseen."""
+    """Return a compile-cache key: equal for modules that compute the same from their inputs and weights.
+
+    It covers classes, attributes, submodules, and the weights' shapes and types. None if that is unknown: code of
+    others may read what changes unseen.
+    """
     own = {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
     parts = {name: None if part is None else structure(part) for name, part in module._modules.items()}
     missing = [name for name, part in module._modules.items() if part is not None and parts[name] is None]
@@ -32,7 +35,7 @@ def structure(module: nn.Module) -> Hashable | None:
 
 
 def _fixed(value: Any) -> bool:
-    """Whether a value stays what it is: numbers and names, and frozen values of such."""
+    """Return whether a value is constant: numbers and names, and frozen values of such."""
     if isinstance(value, tuple):
         return all(map(_fixed, value))
     if is_dataclass(value) and not isinstance(value, type):
@@ -50,7 +53,7 @@ def _kind(tensor: Tensor | None) -> Hashable:
 
 
 class Watch:
-    """Whether anybody put another module, parameter or attribute into a model since this was made."""
+    """A guard that notices new modules, parameters or attributes in a model since it was made."""
 
     def __init__(self, model: nn.Module):
         self._sizes: list[tuple[dict, int]] = []

@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary positions, kept by position."""
+"""Cache cosines and sines of rotary positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCK = 1024  # positions whose angles are computed together, always
 
 
 class Angles:
-    """Looked up, float32: computed anew they would take as long as a small step, and among other positions could have
+    """A table of float32 angles by position. Computed anew they would take as long as a small step, and could have
     other bits."""
 
     def __init__(self, table: RotaryTable):
@@ -19,7 +19,7 @@ class Angles:
         self._known = [torch.empty(0), torch.empty(0)]
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [token] -> cos, sin [token, dim / 2]."""
+        """Return cos and sin [token, head_dim / 2] of positions [token]."""
         while len(self._known[0]) <= int(positions.max()):
             start = len(self._known[0])
             found = self._table(torch.arange(start, start + BLOCK, device=positions.device))

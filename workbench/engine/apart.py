@@ -1,4 +1,4 @@
-"""A step that failed, computed in parts, so that only who makes it fail ends with it."""
+"""Compute a failed step in parts, so that only the requests that cause the failure end with it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from workbench.request import Sequence
 def forward_apart(
     forward: Callable[[StepPlan], Tensor], plan: StepPlan
 ) -> tuple[StepPlan, Tensor, list[tuple[Sequence, Exception]]]:
-    """`plan` without those whose tokens cannot be computed even alone (and without their mates), the logits of the
-    others [sample, vocab], and why those cannot.
+    """Compute `plan` by halves until each failure is isolated to one sequence.
 
-    What fails is halved until one sequence is left. Positions are written again with the same keys and values, and
-    nothing else has changed: `commit` comes later. A failure that does not come back ends nobody.
+    Positions are written again with the same keys and values, and nothing else has changed, since `commit` comes later.
+    A failure that does not recur ends no request.
+
+    Returns:
+        the plan without sequences that fail even alone (and without their beams), the logits of the others
+        [sample, vocab], and the error of each failed sequence.
     """
     broken: list[tuple[Sequence, Exception]] = []
     rows: dict[Sequence, Tensor] = {}
@@ -45,7 +48,7 @@ def forward_apart(
 
 
 def rows_of(plan: StepPlan, kept: StepPlan, logits: Tensor) -> Tensor:
-    """Of the `logits` [sample, vocab] of `plan` those whose spans are in `kept` too."""
+    """Select from the `logits` [sample, vocab] of `plan` those of the spans of `remaining`."""
     mine = {span.sequence for span in kept.spans}
     parts = logits.split([span.logit_rows for span in plan.spans])
     rows = [part for span, part in zip(plan.spans, parts, strict=True) if span.sequence in mine]

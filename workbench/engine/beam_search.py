@@ -1,8 +1,8 @@
-"""Beam search over a runner's sequences: every beam is one, on pages that it shares with the others.
+"""Beam search over a runner's sequences: every beam is one, and shares pages with the others.
 
-    beams   | prompt ......... | a b c |      a step computes all of them; `select` says whose text goes on with what,
-            | (shared pages)   | a b d |      and a beam that goes on from another's forks it: the last partial page is
-            |                  | a e f |      copied when it is written, a beam that nobody goes on from gives its back
+    beams   | prompt ......... | a b c |      a step computes all of them; `advance` chooses the continuations;
+            | (shared pages)   | a b d |      a beam that continues another forks it: the last partial page is
+            |                  | a e f |      copied on write, a beam without continuation frees its pages
 
 The semantics are those of Hugging Face's `generate(num_beams=..., do_sample=False)`.
 """
@@ -30,8 +30,8 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished text: its tokens (the end token too), the logarithm of each one's probability, and their sum divided
-    by length ** length_penalty."""
+    """A finished text: its tokens (end token included), their log-probabilities, and the sum / length **
+    length_penalty."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -51,13 +51,24 @@ def beam_search(
     ignore_eos: bool = False,
     request_id: str = "beams",
 ) -> list[Hypothesis]:
-    """The `width` best continuations that a search with as many beams finds, best first, each of `max_tokens` tokens
-    at most; what else the runner serves goes on meanwhile. The same as a request whose sampling has `beams` and `n`.
+    """Return the best continuations of `prompt` by beam search, best first; other requests of the runner go on
+    meanwhile.
 
-        workbench.beam_search(runner, "def fib(n):", width=4, max_tokens=16)[0].text
+    The result equals that of a request whose sampling has `beams` and `n`.
 
-    `early_stopping`: True ends with the `width`-th finished text, False when no beam of the present length would score
-    better than the worst of these, "never" when none could at any length. WorkbenchError where it cannot run.
+        workbench.beam_search(runner, "def fib(n):", num_beams=4, max_tokens=16)[0].text
+
+    Args:
+        runner: the runner to use.
+        prompt: text or token ids.
+        num_beams: number of beams, and of texts returned.
+        max_tokens: the most tokens of a text.
+        length_penalty: a text's score is its log-probability / tokens ** length_penalty.
+        early_stopping: True stops with as many finished texts as beams. False stops when no beam of the present length
+            would beat the worst of them, "never" when none could at any length.
+
+    Raises:
+        WorkbenchError: if it cannot run.
     """
     sampling = intake.sampling_from({
         "beams": width, "n": width, "max_tokens": max_tokens, "length_penalty": length_penalty,
@@ -84,7 +95,7 @@ def beam_search(
 
 @dataclass(frozen=True)
 class Beam:
-    """A text under way: what its tokens add up to."""
+    """A text in progress with its log-probabilities."""
 
     sequence: Sequence
     logprob: float
@@ -92,7 +103,7 @@ class Beam:
 
 
 class Search:
-    """One search's beams, and what it has found. `ends` are the tokens that finish a text, `most` its longest."""
+    """One beam search: its beams and finished texts."""
 
     def __init__(self, asked: SamplingParameters, mates: Iterable[Sequence], ends: set[int], most: int):
         self.mates = list(mates)
@@ -106,11 +117,12 @@ class Search:
 
     @property
     def ready(self) -> bool:
-        """Whether every beam has computed what it knows: they go on together."""
+        """Return whether every beam has computed what it knows: they advance together."""
         return len(self._rows) == self.width and all(beam.sequence.waiting_tokens == 0 for beam in self.beams)
 
     def look(self, sequence: Sequence, logits: Tensor) -> str:
-        """The model's `logits` [vocab] after the text of `sequence`; says what is wrong with them, or nothing."""
+        """Add the model's `logits` [vocab] after the text of `sequence`; return what is wrong with them, or an empty
+        string."""
         largest = float(logits.max())
         if not abs(largest) < torch.inf:
             return f"the model's logits {fault(largest)}"
@@ -122,8 +134,7 @@ class Search:
         return ""
 
     def select(self, now: float, step: int) -> list[tuple[Sequence, int]] | None:
-        """Whose text goes on, and with which token: as many as there are beams. None where the search is over, and
-        `found` has what it found, best first."""
+        """Choose (sequence, token) for as many continuations as there are beams; None when the search is over."""
         self.moments.append((now, step))
         length = len(self.moments)
         candidates = [
@@ -151,7 +162,7 @@ class Search:
         return [(beam.sequence, token) for beam, token in going]
 
     def moved(self, heirs: list[Sequence]) -> None:
-        """Who holds the texts that `select` named, in its order."""
+        """Assign the sequences that hold the texts chosen by `advance`, in its order."""
         self.beams = [Beam(heir, beam.logprob, beam.logprobs) for heir, beam in zip(heirs, self.beams, strict=True)]
 
     def _finish(self, beam: Beam, token: int, length: int) -> None:
@@ -160,7 +171,7 @@ class Search:
         self.found = sorted(self.found, key=lambda each: -each.score)[: self.width]
 
     def _may_improve(self, best: float, length: int) -> bool:
-        """Whether the best beam that goes on could still be better than the worst text found."""
+        """Return whether the best beam could still beat the worst finished text."""
         if len(self.found) < self.width:
             return True
         if self.early_stopping is True:

@@ -1,4 +1,4 @@
-"""Best of n: the samples of a request that are worth showing are known when the last of them has ended."""
+"""Choose the best n samples of a request, known when the last of them has finished."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class BestOf:
-    """Keeps what happens to `samples` samples until all have ended. Then the events come with the times at which they
-    happened, and with new numbers: samples 0 to `chosen` - 1 are those whose tokens the model gives the highest
-    probability, the best first; of the others, Finished says that they were not chosen, and why."""
+    """The events of `samples` samples, kept until all have finished.
+
+    They are then emitted with their original times and new numbers: samples 0 to `num_returned` - 1 have the highest
+    log-probability, best first. Finished says of the others that they were not chosen, and why.
+    """
 
     def __init__(self, samples: int, chosen: int):
         self.samples, self.chosen = samples, chosen
@@ -22,7 +24,7 @@ class BestOf:
         self._ends: dict[int, Finished] = {}
 
     def add(self, event: Event) -> list[Event]:
-        """What may be told now: nothing, or all of it after the last end."""
+        """Add an event; return the events to emit now: none, or all after the last end."""
         self._events.append(event)
         if isinstance(event, Decoded):
             self._scores[event.sample] += event.logprob or 0.0

@@ -1,11 +1,11 @@
-"""The books of a runner: one piece of work at a time writes in them, and nothing comes between two entries.
+"""Serialize work on a runner's state: a step, a submission or a cancellation at a time.
 
-A step, a submission and a cancellation are such work. A cancellation may be asked for at any moment: by a listener in
-the midst of a step, by another thread or a timer while the model computes, by a stream that is collected as garbage.
-Where the books are open it is noted, and whoever has them open carries it out before anything else happens.
+A cancellation may arrive at any moment: from a listener during a step, from another thread or a timer while the model
+computes, from a stream that is collected as garbage. While the lock is held it is recorded, and the holder carries it
+out before anything else happens.
 
-    cancel ---> noted ---> at once, where the books are closed
-                     \\---> where a step heeds it: between two events, and after the forward pass
+    cancel ---> recorded ---> at once, if the lock is free
+                        \\---> within a step: between two events, and after the forward pass
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from workbench.engine.interrupts import HeldBack
 
 
 class Books:
-    """`with books.open() as held:` around work; `heed` carries out what was noted, `closing` comes when all is done.
+    """A lock around work on a runner: `with lock.acquire() as interrupts:`.
 
-    An interrupt is held back inside, and raised at the end of it or where `held` lets it through."""
+    Recorded work is carried out on release, and `on_release` is called last. An interrupt inside is deferred to the
+    end, or to where `interrupts` allows it.
+    """
 
     def __init__(self, noted: Callable[[], bool], heed: Callable[[], None], closing: Callable[[], None]):
         self._noted, self._heed, self._closing = noted, heed, closing
         self._lock = threading.Lock()
-        self._holder: int | None = None  # the thread that has them open
+        self._holder: int | None = None  # the thread that holds the lock
 
     def open(self) -> Opened:
-        """Waits while another thread has them open. Within work of the same thread it is part of that work."""
+        """Return the locked section; it waits for other threads. Within work of the same thread it is part of that
+        work."""
         return Opened(self)
 
     def settle(self) -> None:
-        """Carry out what was noted, if the books are closed; else whoever has them open will."""
+        """Carry out recorded work if the lock is free; otherwise its holder will."""
         if self._noted() and self._lock.acquire(blocking=False):
             self._holder = threading.get_ident()
             self._close()
@@ -41,11 +44,11 @@ class Books:
     def _close(self) -> None:
         try:
             self._heed()
-            self._closing()  # before another thread can have them open: what it raises is this work's
+            self._closing()  # before another thread can take the lock: what it raises is this work's
         finally:
             self._holder = None
             self._lock.release()
-            self.settle()  # what was noted since
+            self.settle()  # recorded since
 
 
 class Opened:

@@ -1,4 +1,4 @@
-"""A runner's cache: the store with its keys and values, which pages each sequence holds, and what lies on the host."""
+"""Bundle a runner's KV cache: the store with keys and values, the page manager, and CPU pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Cache:
         evict: Any,
         set_back: str = "auto",
     ) -> Cache:
-        """What `Runner` takes under these names; `chunk` is the most tokens that a step computes of one sequence."""
+        """Build the cache from the arguments of `Runner`; `max_chunk_tokens` is the most tokens that a step computes of
+        one sequence."""
         shapes = model.cache_shapes(cache)
         tables = tables_of(shape.tables for shape in shapes)
         counts = (pages,) * len(tables) if isinstance(pages, int) else pages
@@ -73,7 +74,8 @@ class Cache:
         return cls(store, holdings, host, evictor)
 
     def move(self, plan: StepPlan, running: Iterable[Sequence]) -> tuple[StepPlan, list[tuple[Sequence, str]]]:
-        """The plan once its pages are where they should be, less the requests whose pages could not be had, and why."""
+        """Execute the plan's page transfers; return the plan without requests whose pages are lost, and
+        their errors."""
         if not plan.moves:
             return plan, []
         if self.evictor is not None:
@@ -89,11 +91,11 @@ class Cache:
         return plan.without([sequence for sequence, _ in broken]), broken
 
     def scrub(self, freed: list[list[int]]) -> None:
-        """A request broke, and these pages, by table, became free with it: whatever stands in them is wiped out."""
+        """Zero the pages that a failed request freed, by cache group."""
         for table, pages in enumerate(freed):
             self.store.scrub(table, pages)
 
     def forget_prefixes(self) -> None:
-        """Give up every page that is kept for later requests; what runs keeps its own."""
+        """Empty the prefix cache; running sequences keep their pages."""
         if self.holdings.prefix is not None:
             self.holdings.prefix.clear()

@@ -1,4 +1,4 @@
-"""Decode steps on CUDA: captured once for each bucket as a graph of kernels, then replayed without a launch of each."""
+"""Run decode steps on CUDA as graphs, captured once per bucket and replayed without a launch of each kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def cuda_graph(step: Replay) -> Replay:
-    """`step` captured: each call computes it anew from what its inputs' memory holds then."""
+    """Capture `step`; each call of the result computes it anew from the present contents of its inputs' memory."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -43,8 +43,7 @@ def cuda_graph(step: Replay) -> Replay:
 
 
 class CapturedExecutor:
-    """Steps of decodes are captured by rows and by the width of the page tables, both rounded up; other steps run as
-    written. `compiles` counts the captures."""
+    """Execute decodes as CUDA graphs by rows and page table width, both rounded up; other steps run as written."""
 
     kernel_seconds: float | None = None
     artifacts: Mapping[str, str] = MappingProxyType({})
@@ -71,7 +70,7 @@ class CapturedExecutor:
         return settled(logits)
 
     def _step(self, batch: TokenBatch) -> Replay:
-        """The captured step of this size, its inputs filled from `batch`."""
+        """Return the captured step of this size, with its inputs filled from `batch`."""
         key = (batch.rows, batch.page_tables[0].shape[1])
         if key not in self._captured:
             held = _moved(batch, self.model.device)
@@ -84,7 +83,7 @@ class CapturedExecutor:
 
 
 def _widened(batch: TokenBatch) -> TokenBatch:
-    """Page tables of one width, a power of two; every row samples, the padding's included; and nothing settles."""
+    """Pad page tables to one width, a power of two; let every row sample, padding included, and quantize nothing."""
     width = 1 << (max(table.shape[1] for table in batch.page_tables) - 1).bit_length()
     tables = tuple(
         torch.nn.functional.pad(table, (0, width - table.shape[1]), value=NULL_PAGE) for table in batch.page_tables
@@ -100,7 +99,7 @@ def _tensors(batch: TokenBatch) -> tuple[Tensor, ...]:
 
 
 def _moved(batch: TokenBatch, device: torch.device) -> TokenBatch:
-    """A copy of the batch that a capture may keep."""
+    """Copy the batch to `device` for a capture to keep."""
     ids, positions, starts, lengths, *rest = (tensor.to(device, copy=True) for tensor in _tensors(batch))
     count = len(batch.page_tables)
     tables, slots = tuple(rest[:count]), tuple(rest[count:-1])

@@ -1,11 +1,11 @@
-"""The lane `inductor`: what torch.compile makes of a step.
+"""Compile steps with torch.compile (the backend `inductor`).
 
-The unit of compilation is a block, or a whole step. As blocks, all layers of a kind share one graph, weights are its
+The unit of compilation is a block, or a whole step. As blocks, all layers of a kind share one graph with weights as its
 inputs: quick to compile. A whole step is one graph: fewer calls, long to compile. Either way a batch of decodes is
-padded to a bucket of rows; in any other batch the two sides of the attention are compiled once, with a symbolic
-number of rows, and attention walks the spans between them.
+padded to a bucket of rows. In any other batch the two sides of the attention are compiled once, with a symbolic number
+of rows, and attention walks the spans between them.
 
-A block that was changed in place (its mask, say) is compiled again; that is looked for in steps that prefill.
+A block that was changed in place (its mask, say) is compiled again; steps that prefill look for such changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from workbench.model.transformer import Transformer
 
 
 class CompiledExecutor:
-    """`compiles` counts the graphs since it was made."""
+    """Execute steps with Inductor; `compiles` counts graphs since it was made."""
 
     kernel_seconds: float | None = None
     artifacts: Mapping[str, str] = MappingProxyType({})
@@ -44,8 +44,15 @@ class CompiledExecutor:
         unit: str = "block",
         decodes: Lane = Lane.INDUCTOR,
     ):
-        """`reads` is the lane of attention in batches that are not of decodes alone, `decodes` that of decodes from
-        caches that no graph can hold."""
+        """Compile for `model` and `store`.
+
+        Args:
+            model: the model.
+            store: its KV cache.
+            attention_backend: backend of attention in batches that are not of decodes alone.
+            compile_unit: `block` or `step`.
+            decode_backend: backend of attention for decodes over caches that no graph can hold.
+        """
         self.model, self.store, self.reads, self.decodes = model, store, reads, decodes
         self.unit = unit if all(layer.traceable for layer in store.layers) else "block"
         self._before_this = graph_count()
@@ -98,7 +105,7 @@ class CompiledExecutor:
 
 @dataclass(frozen=True)
 class _Sides:
-    """A block compiled whole, and as the two sides of its attention; shared by all blocks built alike."""
+    """A block compiled whole, and as the two sides of its attention; shared by all blocks of the same structure."""
 
     whole: Callable[..., Tensor]
     before: Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -115,12 +122,12 @@ class _Sides:
 
 
 def settled(logits: Tensor) -> Tensor:
-    """`logits`, computed and not merely queued: a step's time is the device's, not the queue's."""
+    """Return `logits` once they are computed, not merely queued, so that a step's time is the device's."""
     if logits.is_cuda:
         torch.cuda.synchronize(logits.device)
     return logits
 
 
 def _step(model: Transformer, batch: TokenBatch, store: KVStore) -> Tensor:
-    """Logits of every row of a batch of decodes."""
+    """Return logits of every row of a batch of decodes."""
     return model.logits_of(model.hidden(batch, store))

@@ -1,4 +1,4 @@
-"""Drafts by a small model, with a cache of its own that follows what the target has accepted."""
+"""Propose with a small model, whose KV cache follows the tokens that the target accepted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ModelDrafts:
             self.holdings.release(followed.own)
 
     def _follow(self, sequence: Sequence) -> _Followed:
-        """The draft's own sequence, as long as the target's."""
+        """Return the draft's sequence, as long as the target's."""
         each = self._followed.get(sequence.request_id)
         if each is None:
             own = Sequence.of(Request(sequence.request_id, sequence.request.prompt_ids), sequence.order)
@@ -104,7 +104,7 @@ class ModelDrafts:
                 each.own.computed += 1
 
     def _at_once(self, mine: list[_Followed], wanted: Mapping[str, int]) -> None:
-        """All begin as far back as one of them has to: what is computed again comes out the same."""
+        """Draft all tokens in one call; every sequence starts as far back as the furthest one, with equal results."""
         assert self.several is not None
         back = max(each.own.waiting_tokens for each in mine)
         for each in mine:
@@ -127,8 +127,8 @@ class ModelDrafts:
             each.own.computed = len(each.own.token_ids) - (not unsure)
 
     def _caught_up(self, followed: list[_Followed], wanted: Mapping[str, int], last: int) -> list[_Followed]:
-        """Those with pages for all that the target knows and for what is `wanted`, once the draft has computed all of
-        it but `last` tokens at most. The others have given up their pages."""
+        """Compute all but `last` known tokens, and return sequences with pages for their drafts; the others freed
+        theirs."""
         asked = {each.name for each in followed}
         while True:
             for each in list(followed):
@@ -148,7 +148,8 @@ class ModelDrafts:
                 self.holdings.settle(span.sequence)
 
     def _room(self, own: Sequence, more: int, asked: set[str]) -> bool:
-        """Whether `own` has pages now for its next step, with `more` drafted; who is not `asked` for gives way."""
+        """Allocate pages for the next step with `more` draft tokens, freeing sequences that are not `asked` for; return
+        success."""
         while (missing := self.holdings.missing(own, more)) is not None:
             if self.holdings.short(missing) is None:
                 self.holdings.take(own, more)
@@ -194,8 +195,7 @@ class ModelDrafts:
 
 @dataclass
 class _Followed:
-    """A sequence of the target as the draft has it: `own.computed` tokens stand in the draft's cache, and its tokens go
-    on after the `known` ones with those drafted, drawn from `chances`."""
+    """A target's sequence in the draft model: after `known` tokens come draft tokens, sampled from `chances`."""
 
     own: Sequence
     way: Admitted
@@ -235,7 +235,7 @@ class _Followed:
         self.chances = list(logits.double().softmax(-1))
 
     def keep_to(self, token_ids: list[int]) -> None:
-        """What was drafted and did not come to stand is forgotten; all else is as in `token_ids`."""
+        """Take over the target's `token_ids`; rejected draft tokens are dropped."""
         own, same = self.own, self.known
         while same < min(len(own.token_ids), len(token_ids)) and own.token_ids[same] == token_ids[same]:
             same += 1

@@ -1,4 +1,4 @@
-"""From the settings of speculation to what proposes drafts for a model."""
+"""Build a speculator from its settings."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def drafts_of(
     lane: str,
     load: Callable[..., Runner],
 ) -> Drafts:
-    """Drafts for a model of `spec`, whose lane is `lane`; `load` loads a draft model as the target was loaded.
+    """Build a speculator for a model of `spec` on backend `backend`; `load` loads a draft model like the target.
 
-    Raises WorkbenchError for a draft model whose tokens are not the target's.
+    Raises:
+        WorkbenchError: for a draft model with other tokens than the target's.
     """
     proposer: Proposer
     if isinstance(settings, PromptLookup):
@@ -52,7 +53,7 @@ def _several(draft: Runner, settings: DraftModel) -> DraftSteps | None:
 def check_same_tokens(
     name: str, draft: Tokenizer | None, draft_spec: ModelSpec, target: Tokenizer | None, spec: ModelSpec
 ) -> None:
-    """Refuse a draft model by whose ids the target means something else."""
+    """Refuse a draft model whose ids mean other tokens than the target's (WorkbenchError)."""
     refused = f"speculate.model {name}: a draft must have the target's tokenizer"
     if draft_spec.vocab != spec.vocab:
         raise WorkbenchError(f"{refused}; its vocabulary has {draft_spec.vocab} tokens, {spec.name}'s {spec.vocab}")

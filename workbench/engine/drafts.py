@@ -1,4 +1,4 @@
-"""Tokens proposed for what comes next: who proposes them, and how many."""
+"""Propose tokens to verify, and decide how many."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from workbench.sampling.verify import Draft
 
 
 class Proposer(Protocol):
-    """Proposes up to so many tokens for what follows each sequence, and may keep something for each until it is told to
-    forget it. Proposals are free: whatever is proposed, the target's output stays what it is."""
+    """A proposer of up to `counts` tokens for each sequence. It may keep state per request until `forget`.
+
+    Proposals are free: the target's output stays what it is, whatever is proposed.
+    """
 
     def propose(self, sequences: Many[Sequence], counts: Many[int]) -> list[Draft]: ...
 
@@ -22,8 +24,11 @@ class Proposer(Protocol):
 
 @dataclass
 class Drafts:
-    """What a runner proposes: `proposer` says which tokens, this says how many: `most`, adapted to what stood if
-    `length` is adaptive (see `speculation`), and never more than the request can still use."""
+    """The speculator of a runner: `proposer` chooses tokens, this class their number.
+
+    The number is `num_speculative_tokens`, adapted to acceptance if `length` is adaptive, and never more than the
+    request can use.
+    """
 
     proposer: Proposer
     most: int
@@ -34,7 +39,7 @@ class Drafts:
     _known: dict[str, Sequence] = field(default_factory=dict, repr=False)
 
     def propose(self, running: Iterable[Sequence]) -> dict[str, Draft]:
-        """A draft for each sequence that decodes, where there is one."""
+        """Return a draft for each decoding sequence that has one."""
         self._sweep()
         asked = [sequence for sequence in running if self._count(sequence) > 0]
         if not asked:
@@ -44,7 +49,7 @@ class Drafts:
         return {sequence.request_id: draft for sequence, draft in zip(asked, drafts, strict=True) if len(draft)}
 
     def checked(self, request_id: str, drafted: int, accepted: int) -> None:
-        """So many of a sequence's drafted tokens stand."""
+        """Record how many draft tokens of a sequence were accepted."""
         if self.length == "adaptive":
             change = 2 if accepted == drafted else -1
             self._lengths[request_id] = min(self.most, max(1, self._lengths.get(request_id, self.most) + change))
@@ -52,13 +57,13 @@ class Drafts:
     def _count(self, sequence: Sequence) -> int:
         if sequence.waiting_tokens != 1 or sequence.computed < sequence.prompt_length or sequence.mates:
             return 0
-        # The token after the drafted ones needs a place too.
+        # The token after the draft needs a position too.
         left = sequence.request.sampling.max_tokens - (len(sequence.token_ids) - sequence.prompt_length)
         room = min(left, self.context - len(sequence.token_ids)) - 1
         return min(self._lengths.get(sequence.request_id, self.most), room)
 
     def clear(self) -> None:
-        """Forget every sequence; for those that go on, all begins anew."""
+        """Forget every sequence; unfinished ones start anew."""
         self._forget(list(self._known))
 
     def _sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""Eviction carried out: attention counted beside the fast kernel, and the tokens that stay moved together.
+"""Execute eviction: accumulate attention beside the fast kernel, and move the kept tokens together.
 
     a step:   evictions of its plan  ->  forward, layers observed where a query's attention counts  ->  mass added
 """
@@ -23,8 +23,8 @@ from workbench.request import Sequence
 
 
 class Evictor:
-    """Knows what the tokens of each sequence were attended to, layer by layer, as [group, slot]; `policy` chooses for
-    each group of heads that share keys."""
+    """The attention mass of each sequence's tokens, by layer, as [kv_head, slot]; `policy` chooses for each key/value
+    head."""
 
     def __init__(self, policy: Evict, store: KVStore):
         self.policy, self.store = policy, store
@@ -32,7 +32,7 @@ class Evictor:
 
     @torch.inference_mode()
     def carry_out(self, evictions: Iterable[Eviction]) -> None:
-        """Move the tokens that stay to the first slots of their sequence's pages, in the order of the text."""
+        """Move the kept tokens to the first slots of their sequence's pages, in text order."""
         for sequence, held, kept, pages in evictions:
             masses = self._padded(sequence, held)
             stays = [torch.stack([self._chosen(group, kept) for group in mass]) for mass in masses]
@@ -42,8 +42,8 @@ class Evictor:
             self._masses[sequence] = self._counted(sequence), moved
 
     def votes(self, span: Span) -> range:
-        """The positions of `span` whose queries' attention counts, and has not yet: a step that was interrupted is
-        computed again."""
+        """Return the positions of `span` whose queries count and were not counted yet; an interrupted step is computed
+        again."""
         prompt, observes = span.sequence.prompt_length, self.policy.observes
         first = max(span.start, self._counted(span.sequence))
         if observes is None:
@@ -51,7 +51,7 @@ class Evictor:
         return range(max(first, prompt - observes), max(first, min(span.end, prompt)) if observes else 0)
 
     def begin(self, plan: StepPlan) -> bool:
-        """Whether a step has queries whose attention counts. What is computed from its beginning counts anew."""
+        """Return whether a step has queries whose attention counts; a text computed from its start counts anew."""
         for span in plan.spans:
             if span.start == 0:
                 self._masses.pop(span.sequence, None)
@@ -59,7 +59,7 @@ class Evictor:
 
     @torch.inference_mode()
     def count(self, plan: StepPlan, layers: Iterable[Observed]) -> None:
-        """Add what the queries that count have looked at, layer by layer."""
+        """Add the attention of the queries that count, layer by layer."""
         looked = [layer.given_up() for layer in layers]
         first = 0
         for seq, span in enumerate(plan.spans):
@@ -83,7 +83,7 @@ class Evictor:
         return self._masses.get(sequence, (0, []))[0]
 
     def _padded(self, sequence: Sequence, held: int) -> list[Tensor]:
-        """The mass of each layer's first `held` slots, in float64."""
+        """Return the mass of each layer's first `held` slots, in float64."""
         _, masses = self._masses.get(sequence, (0, []))
         if not masses:
             keys = (layer.paged(layer.table)[0] for layer in self.store.layers)
@@ -92,7 +92,7 @@ class Evictor:
 
 
 class EvictingExecutor:
-    """Steps with queries whose attention counts run by `observing`, over `layers`; all others by `fast`."""
+    """Execute steps whose attention counts by `observing`, over `layers`; all others by `fast`."""
 
     def __init__(self, fast: Any, observing: Any, layers: tuple[Observed, ...], evictor: Evictor):
         self.fast, self.observing, self.layers, self.evictor = fast, observing, layers, evictor
@@ -117,7 +117,7 @@ class EvictingExecutor:
 
 
 def check_evict(spec: ModelSpec, store: KVStore) -> None:
-    """Raises WorkbenchError where tokens cannot be evicted: once they are, their places are not their positions."""
+    """Refuse eviction where it cannot work (WorkbenchError): after it, slots are not positions."""
     for index, (kind, shape) in enumerate(zip(spec.layers, store.shapes, strict=True)):
         attention = kind.attention
         if shape.format.packed:
@@ -132,7 +132,7 @@ def check_evict(spec: ModelSpec, store: KVStore) -> None:
 
 
 def _together(tensors: Iterable[Tensor], pages: list[int], slots: Tensor, size: int) -> None:
-    """What stands in `slots` [group, kept] of these pages comes to the first slots, in this order."""
+    """Move the contents of `slots` [kv_head, kept] of these pages to the first slots, in this order."""
     targets = torch.arange(slots.shape[1], device=slots.device)
     moved = (slots != targets).any(0)
     slots, targets = slots[:, moved], targets[moved]

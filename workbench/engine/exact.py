@@ -1,4 +1,4 @@
-"""What a decode step should give: one token over a cache of random keys and values, computed in higher precision."""
+"""Compute reference logits of a decode step: one token over a cache of random keys and values, in higher precision."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from workbench.request import Request, Sequence
 ROOM = 2  # times the error of the modules themselves: another order of summation, another place to round
 FLIPPED = 0.25  # of what activations in INT8 change: a number between two INT8 values may become either
 ROUNDINGS = 8  # of numbers as large as the logits, where the modules happen to be exact
-SPARE = 2  # pools have this many times the pages that the sequence holds
+SPARE = 2  # pools have this many times the pages of the sequence
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a store is made of, but for the number of its pages."""
+    """The layout of a store, without its number of pages."""
 
     shapes: tuple[CacheShape, ...]
     page_size: int
@@ -40,8 +40,11 @@ class Held:
 
 
 def decode_of_one(model: Transformer, held: Held, context: int, seed: int = 0) -> tuple[KVStore, StepPlan]:
-    """One sequence whose last token is to be computed after `context` others, and a store of its own that holds their
-    keys and values: random, in pages out of order. What it does not hold is NaN, as far as it is kept as numbers."""
+    """Build a decode of one token after `context_tokens` others, and a store with their random keys and values in
+    shuffled pages.
+
+    What the sequence does not hold is NaN in floating-point pages.
+    """
     length = min(context + 1, model.spec.context)
     count, tables = pages_for(length, held.page_size), len(tables_of(shape.tables for shape in held.shapes))
     store = KVStore(held.shapes, (SPARE * count,) * tables, held.page_size, held.dtype, str(model.device))

@@ -1,10 +1,10 @@
-"""Settings that exclude one another, and why."""
+"""Refuse settings that exclude one another."""
 
 from __future__ import annotations
 
 
 def excluded(batch_invariant: bool, evicts: bool, speculates: bool) -> str:
-    """Why a runner cannot be asked for all of these at once, or nothing."""
+    """Return why a runner cannot have all of these at once, or an empty string."""
     if evicts and batch_invariant:
         return "batch_invariant: not with cache.evict: what stays of a prompt depends on its chunks; leave one out"
     if evicts and speculates:

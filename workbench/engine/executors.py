@@ -1,4 +1,4 @@
-"""What carries out a step's plan: the modules as they stand, blocks that Inductor compiled, or a compiled step."""
+"""Execute a step's plan: eager modules, blocks compiled by Inductor, or a compiled step; choose between them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,8 @@ FEW_ROWS = (8, 16, 32, 64)
 
 
 class Executor(Protocol):
-    """`forward` gives the logits of each span's last `logit_rows` tokens, in the order of the spans: [sample, vocab].
-
-    They are valid until the next step. `compiles` counts what was compiled since it was made. `kernel_seconds` is what
-    the last step spent in compiled code, None where that cannot be told from the Python around it. `artifacts` are the
-    content hashes of the code that ran, by what it ran, where the lane has such.
-    """
+    """An executor of plans. `forward` returns logits of each span's last `num_logits` tokens, in order: [sample,
+    vocab]."""
 
     @property
     def compiles(self) -> int: ...
@@ -59,7 +55,7 @@ class Executor(Protocol):
 
 
 class EagerExecutor:
-    """Runs the modules as written."""
+    """Run the modules as written."""
 
     compiles = 0
     kernel_seconds: float | None = None
@@ -74,8 +70,7 @@ class EagerExecutor:
 
 
 class MlirExecutor:
-    """Steps of decodes, and of few tokens, as one compiled function a bucket. All others go block by block where the
-    model's weights are in panels (see prefill.py); otherwise `rest` carries them out."""
+    """Run decodes, and steps of few tokens, as one compiled function per bucket; other steps by blocks."""
 
     def __init__(self, model: Transformer, store: KVStore, rest: Executor, threads: StepThreads | None = None):
         self.model, self.store, self.threads = model, store, threads or StepThreads()
@@ -124,7 +119,7 @@ class MlirExecutor:
 
     def _as_rows(self, plan: StepPlan) -> Tensor:
         few = self._rows()
-        if max(span.length for span in plan.spans) > few.most < FEW_ROWS[-1]:  # it would go through in small parts
+        if max(span.length for span in plan.spans) > few.most < FEW_ROWS[-1]:  # it would take many small calls
             return self.rest.forward(plan)
         logits, self.kernel_seconds = few.forward(plan), few.kernel_seconds
         return logits

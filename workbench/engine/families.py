@@ -1,4 +1,4 @@
-"""Sequences that share pages: samples of one prompt and the beams of a search begin on pages of the first of them."""
+"""Share pages between sequences of one request: samples of a prompt and beams of a search."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workbench.request import Sequence
 
 
 class Families:
-    """The scheduler's running sequences and its queue, as far as one is another's leader, follower or mate."""
+    """Parents, children and beams among the running and waiting sequences."""
 
     def __init__(self, holdings: Holdings, limits: Limits, running: list[Sequence], queue: Queue):
         self._holdings, self._limits, self._running, self._queue = holdings, limits, running, queue
 
     def join(self, step: int, decisions: list[Decision]) -> list[Sequence]:
-        """Followers join whose leader has computed what they have in common; they, and leaders."""
+        """Start children whose parent has computed their common prefix; return them and their parents."""
         joined = []
         for leader in [s for s in self._running if s.followers]:
             due = [follower for follower in leader.followers if follower.joins <= leader.computed]
@@ -26,7 +26,7 @@ class Families:
                 continue
             joined.append(leader)
             leader.followers = [f for f in leader.followers if f.joins > leader.computed]
-            # Beams of other searches will need their places.
+            # Beams of other searches will need their slots.
             beams = sum(len(s.followers) for s in self._running if s.mates and s is not leader)
             places = max(0, self._limits.max_num_seqs - len(self._running) - beams)
             for follower in due[:places]:
@@ -45,9 +45,16 @@ class Families:
         return joined
 
     def branch(self, mates: list[Sequence], going: list[tuple[Sequence, int]]) -> list[Sequence]:
-        """Between two steps, when all `mates` have computed what they know: each of `going` is one of them, whose text
-        goes on, and its next token. Returns who does so, in that order: the mate itself, and for a second token of the
-        same text one whose own goes nowhere, which gives up its pages and holds that text's."""
+        """Advance a beam search between two steps, after all beams have computed what they know.
+
+        Args:
+            beams: the beams of one search.
+            continuations: (beam, next token) for each continuation.
+
+        Returns:
+            the sequence of each continuation, in order: the beam itself, or for a second token of its text a beam
+            without continuation, which frees its pages and shares those of that text.
+        """
         parents = {id(parent) for parent, _ in going}
         idle = [mate for mate in mates if id(mate) not in parents]
         heirs: list[Sequence] = []

@@ -1,4 +1,4 @@
-"""Which lanes can carry out a model's attention, before anything is loaded or compiled for it."""
+"""Select backends that support a model's attention, before anything is loaded or compiled."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from workbench.model.transformer import DENSE
 def fitted(lanes: Lanes, spec: ModelSpec, auto: bool, format: WeightFormat = DENSE) -> Lanes:
     """`lanes` as far as they can carry out `spec` with weights and activations of `format`.
 
-    Under `auto` what a lane cannot do is done by the next that can, and the reason says so; a lane that was asked for
-    raises WorkbenchError instead.
+    Under `auto` an unsupported backend is replaced by the next one, and the reason says so.
+
+    Raises:
+        WorkbenchError: for an unsupported backend that was asked for.
     """
     if not auto:
         # Without a step the lane mlir decodes by the blocks' operators, which are its own too.
@@ -48,7 +50,7 @@ def _format_problem(lane: Lane, format: WeightFormat) -> str | None:
 
 
 def _blocks_problem(lane: Lane, spec: ModelSpec) -> str | None:
-    """Why `lane` cannot carry out some layer; None where it can carry out all."""
+    """Return why `lane` does not support some layer; None if it supports all."""
     first = {kind: index for index, kind in reversed(list(enumerate(spec.layers)))}
     for kind, index in sorted(first.items(), key=lambda item: item[1]):
         if kind.experts is not None and (gap := known_gap("expert_linear", lane, "")):
@@ -74,7 +76,7 @@ def _problem(lane: Lane, attention: AnyAttention) -> str | None:
 
 
 def _untraced(function: Callable[..., Any], *inputs: torch.Tensor) -> str | None:
-    """Why torch.compile cannot see through `function`; None where it can."""
+    """Return why torch.compile cannot trace `function`; None if it can."""
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
         return function(*inputs)

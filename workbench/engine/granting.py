@@ -1,4 +1,4 @@
-"""Carrying out what a policy wished: who gives way, who gets pages, who begins, and the words for it."""
+"""Carry out a policy's decision: preempt, allocate pages, admit, and record the reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.request import Sequence
 
 
 class Granting:
-    """One step's carrying out. `lengths` are the tokens that each sequence gets of it."""
+    """The allocation of one step: tokens per sequence, and pages for them."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Granting:
         self.running, self.decisions = running, decisions
         self.lengths: dict[Sequence, int] = {}
         self.queue = queue
-        self.freed = False  # somebody gave up pages, which others may have now
+        self.freed = False  # a preemption freed pages
 
     @property
     def left(self) -> int:
@@ -39,29 +39,29 @@ class Granting:
 
     @property
     def joining(self) -> int:
-        """Sequences that are to join those that run."""
+        """Return the number of children that are to join the running sequences."""
         return sum([len(sequence.followers) for sequence in self.running if sequence.followers])
 
     @property
     def chunk_left(self) -> int:
-        """Prefill tokens that this step may still compute."""
+        """Return the prefill tokens that this step may still compute."""
         return self.limits.chunk - sum(n for s, n in self.lengths.items() if n > 1 or s.waiting_tokens > 1)
 
     def set_back(self, sequence: Sequence, reason: str) -> None:
-        """`sequence` gives all its pages, with its mates, and waits again."""
+        """Preempt `sequence` and its beams: free all their pages and queue them again."""
         self.views.forget_offers()
         self.freed = True
         together = sequence.mates or [sequence]
         for each in together:
             self.lengths.pop(each, None)
-            each.set_backs += 1  # before it waits: a policy is shown it
+            each.set_backs += 1  # before it is queued, so that a policy sees it
             if each in self.running:
                 self.running.remove(each)
             elif each.leader is None:
                 self.queue.remove(each)
         if sequence.mates:
             for each in together:
-                self.holdings.release(each)  # not to the host: each would bring back pages of its own
+                self.holdings.release(each)  # not swapped out: each beam would bring back pages of its own
             self.queue.add(*together)
         else:
             saved = self.holdings.set_back(sequence)
@@ -71,7 +71,7 @@ class Granting:
             self.decisions.append(Decision(each.request_id, "set_back", reason))
 
     def unshare(self, need: str, but: Sequence | None = None) -> bool:
-        """The youngest of those that wait on pages which they share gives them back; whether there was one."""
+        """Free the pages of the youngest waiting sequence that holds shared ones; return whether there was one."""
         holder = self.queue.youngest_holder(but)
         if holder is not None:
             self.views.forget_offers()
@@ -83,8 +83,8 @@ class Granting:
         return holder is not None
 
     def grow(self, order: list[Sequence], lack: Collection[Sequence] | None = None) -> bool:
-        """Pages for those in `order` that get tokens of this step; the last in it makes room. True if none had to.
-        `lack` are those among whom all are who may lack pages; anybody, where it is not given."""
+        """Allocate pages for the scheduled sequences of `order`; preempt the last in it when pages run out. Return True
+        if none was."""
         holdings, order, index, roomy = self.holdings, list(order), 0, True
         may = order if lack is None else [sequence for sequence in order if sequence in lack] if lack else []
         while index < len(may):
@@ -106,11 +106,11 @@ class Granting:
                 self.set_back(last, f"{need}; {which} gives way")
                 order = [each for each in order if each in self.running]
                 may = [each for each in may if each in self.running]
-                index = 0  # mates of the last may have stood before this one; who has pages needs none
+                index = 0  # beams of the last may have been before this one
         return roomy
 
     def admit(self, sequence: Sequence, tokens: int, places: int) -> str:
-        """`sequence` begins with up to `tokens` tokens; or why it cannot."""
+        """Start `sequence` with up to `tokens` tokens, or return the reason why it cannot start."""
         obstacle = self.obstacle(sequence, places)
         if obstacle:
             return obstacle
@@ -128,9 +128,9 @@ class Granting:
         return ""
 
     def give_all(self, order: list[Sequence], tokens: Mapping[Sequence, int]) -> None:
-        """`tokens` of this step for those in `order`, as `give` does."""
+        """Schedule `tokens` for the sequences of `order`, as `schedule` does."""
         lengths, wished = self.lengths, tokens.get
-        decodes = 0 if self.freed else self.views.decode  # counted before anybody was set back
+        decodes = 0 if self.freed else self.views.decode  # counted before any preemption
         if len(order) == len(self.running) == decodes and set(map(wished, order)) == {1}:
             lengths.update(dict.fromkeys(order, 1))
             return
@@ -142,7 +142,7 @@ class Granting:
                     self.give(sequence, count)
 
     def give(self, sequence: Sequence, tokens: int) -> None:
-        """`tokens` of this step for one that runs, no more than it has to compute."""
+        """Schedule `tokens` for a running sequence, at most what it has to compute."""
         todo = len(sequence.token_ids) - sequence.computed
         if todo > 1:
             todo = self.todo(sequence)
@@ -150,7 +150,8 @@ class Granting:
         self.lengths[sequence] = todo
 
     def obstacle(self, sequence: Sequence, places: int) -> str:
-        """Why `sequence` cannot begin now, or nothing. Who waits on shared pages gives them up for it."""
+        """Return why `sequence` cannot start now, or an empty string; waiting holders of shared pages give them up for
+        it."""
         limits = self.limits
         wanted = 1 + len(sequence.followers) if sequence.mates else 1
         if places < wanted:
@@ -171,7 +172,8 @@ class Granting:
                 return reason
 
     def todo(self, sequence: Sequence) -> int:
-        """Tokens that one which runs may compute now: up to where its next follower joins, or its budget ends."""
+        """Return the tokens that a running sequence may compute now: up to its next child's start, or the end of its
+        budget."""
         return self._todo(sequence, sequence.computed, sequence.evicted)
 
     def _todo(self, sequence: Sequence, computed: int, evicted: int) -> int:
@@ -181,13 +183,13 @@ class Granting:
         return max(0, min(todo, min(follower.joins for follower in sequence.followers) - computed))
 
     def _portion(self, length: int, todo: int) -> int:
-        """`length` of `todo` prefill tokens, as far as a chunk goes; none where that would cut what must not be cut."""
+        """Return the part of `length` that fits into a chunk; 0 if that would cut a prefill that must stay whole."""
         length = max(0, min(length, self.chunk_left))
         cut = length < todo <= self.limits.max_num_batched_tokens
         return 0 if cut and not self.limits.chunked_prefill else length
 
     def _begin(self, sequence: Sequence, offer: Offer) -> str:
-        """Hand out the pages `sequence` begins with; what is to be said of it."""
+        """Allocate the pages that `sequence` starts with; return the reason to record."""
         holdings, pools = self.holdings, self.holdings.pools
         before = [pool.used for pool in pools]
         saved, waited = sequence.saved, sequence.computed

@@ -1,4 +1,4 @@
-"""The C library's heap: what loading left behind goes back to the system."""
+"""Return freed memory of the C library's heap to the system."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ctypes
 
 
 def trim() -> None:
-    """Give back what was freed but kept for later (glibc's malloc_trim; elsewhere nothing happens).
+    """Return memory that was freed but kept for later (glibc's malloc_trim; elsewhere nothing happens).
 
-    Drawing or converting weights leaves a hundred megabytes of freed pieces that decode never asks for again.
+    Creating or converting weights leaves a hundred megabytes of freed pieces that decode never asks for again.
     """
     try:
         release = ctypes.CDLL(None).malloc_trim

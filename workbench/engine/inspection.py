@@ -1,7 +1,7 @@
-"""Inside a request that is being served: attention weights and hidden states, recomputed when asked for.
+"""Inspect a request in progress: attention weights and hidden states, recomputed on demand.
 
-Nothing is kept while the model runs. Keys and values of all layers and positions stand in the cache, so the rows asked
-for can be computed again on their own, each as the query it was; the pages are read and never written.
+Nothing is kept while the model runs. Keys and values of all layers and positions are in the cache, so the requested
+rows are computed again on their own, each as the query it was; pages are read and never written.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from workbench.shown import Shown, Table
 
 @dataclass(frozen=True)
 class Inspection(Shown):
-    """What was asked for of one request; a notebook shows the weights as pictures.
+    """The inspected weights and states of one request; a notebook shows the weights as pictures.
 
-    `weights[layer]` is [head, row, context] in float32, zero where a row may not look, less than one in all where sink
-    logits take their share; the heads are `heads`, or all in their order.
-    `hidden[layer]` is [row, width], what enters block `layer`; under the number of layers, what leaves the last."""
+    `weights[layer]` is [head, row, context] in float32: zero where a row may not look, and less than one in all where
+    sink logits take their share. `hidden_states[layer]` is [row, hidden], the input of block `layer`; under the number
+    of layers, the output of the last.
+    """
 
     request_id: str
     rows: tuple[int, ...]  # positions in the text
@@ -61,11 +62,19 @@ def inspect(
     heads: Sequence[int] | None = None,
     hidden: Sequence[int] | None = None,
 ) -> Inspection:
-    """Attention weights of `layers` and `heads` (all unless given) and hidden states before the blocks `hidden` (none
-    unless given) for the positions `rows`, which may be negative, counted from the last one computed.
+    """Recompute attention weights and hidden states of `sequence`.
 
-    Raises WorkbenchError for what is not there: positions not computed yet, layers or heads the model lacks, rows whose
-    context has left a window.
+    Args:
+        model: the model.
+        store: its KV cache.
+        sequence: the sequence; its pages are read.
+        positions: positions; negative ones count from the last computed.
+        layers: layers whose weights are wanted; all unless given.
+        heads: heads whose weights are wanted; all unless given.
+        hidden_states: blocks before which hidden states are wanted; none unless given.
+
+    Raises:
+        WorkbenchError: for positions not computed yet, unknown layers or heads, and rows whose context left a window.
     """
     count = len(model.blocks)
     if sequence.evicted:
@@ -108,7 +117,7 @@ def inspect(
 
 
 class _Looked:
-    """A layer's cache that is read as ever, and remembers with what."""
+    """A layer's cache that records the arguments of its attention."""
 
     def __init__(self, layer: Layer):
         self.layer = layer
@@ -119,7 +128,7 @@ class _Looked:
         return self.layer.attend(q, batch, scale, mask, lane, *rest)
 
     def weights(self) -> Tensor:
-        """[head, row, context]: attention of the specification, with a basis vector a position in place of values."""
+        """Return [head, row, context]: attention of the specification, with one basis vector per position as values."""
         if self.read is None:
             raise WorkbenchError("a layer's own module does not read its cache by `attend`: it has no weights to show")
         q, batch, (scale, mask, *rest) = self.read
@@ -137,8 +146,12 @@ class _Looked:
 
 
 def _seen(layer: Layer, q: Tensor, batch: TokenBatch, row: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The query as the layer's keys want it, all keys that stand there [read, group, dim], their positions, and which
-    of them this query reads: one that is kept packed and in full precision is read as one of both."""
+    """Return the context that a query sees.
+
+    Returns:
+        the query as the layer's keys need it, all stored keys [slot, kv_head, head_dim], their positions, and which of
+        them this query reads. A key stored both quantized and in full precision is read as one of them.
+    """
     if not isinstance(layer, QuantizedLayer):
         keys = context_of(layer.keys, batch.page_tables[layer.table][row], length)
         positions = torch.arange(length, device=q.device)
@@ -151,7 +164,7 @@ def _seen(layer: Layer, q: Tensor, batch: TokenBatch, row: int, length: int) -> 
 
 
 def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.device) -> TokenBatch:
-    """Each row as a span of its own over what was known when it was computed."""
+    """Make each row a span of its own over what was known when it was computed."""
     positions = torch.tensor(rows, device=device)
     nowhere = torch.full_like(positions, NULL_PAGE)
     widest = max(2, *(len(pages) for pages in sequence.pages))
@@ -169,7 +182,7 @@ def _batch(store: KVStore, sequence: Served, rows: Sequence[int], device: torch.
 
 
 def _check_held(store: KVStore, sequence: Served, row: int) -> None:
-    """Refuse a row whose query reads a page that was given back."""
+    """Refuse a row whose query reads a freed page (WorkbenchError)."""
     for table, pages in zip(store.tables, sequence.pages, strict=True):
         first, others = table.held(row, row + 1, store.page_size)
         if any(place >= len(pages) or pages[place] == NULL_PAGE for place in (*first, *others)):

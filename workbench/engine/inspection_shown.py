@@ -1,4 +1,4 @@
-"""Attention weights as pictures: one small heat map a head, rows down and the context across."""
+"""Draw attention weights: one small heat map per head, rows down and the context across."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST, LEAST_HIGH = 24, 10  # pixels of a weight at most, of a map at least
 
 
 def table(found: Inspection) -> Table:
-    """What there is, by layer, as words: where each head looks most."""
+    """List the position with the largest weight, by layer and head."""
     rows = []
     for layer, weights in found.weights.items():
         for index, mass in enumerate(weights.numpy()):
@@ -34,7 +34,7 @@ def table(found: Inspection) -> Table:
 
 
 def html(found: Inspection) -> str:
-    """The first maps of all layers, and where the others are."""
+    """Draw the first maps of all layers, and say where the others are."""
     maps = [(layer, index) for layer, weights in found.weights.items() for index in range(len(weights))]
     words = table(found)
     notes = [words.note] if words.note else []

@@ -1,4 +1,4 @@
-"""What the runner tells of itself: every event to whoever listens, and each step with what it should have cost."""
+"""Emit events to the listener, and each step with its predicted cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.trace.events import Ask, Event, Formed, SpanNote, Stepped
 
 @dataclass(frozen=True)
 class StepTimes:
-    """When a step began, and when it was planned and computed; `drafting` are the seconds that proposing took."""
+    """The times at which a step began, was planned and was computed, and the seconds spent on drafting."""
 
     began: float
     drafting: float
@@ -24,8 +24,10 @@ class StepTimes:
 
 
 class Instruments:
-    """`listener` receives every event; the time that takes is measured, and told with the step. What it raises is kept
-    until the work is done that it was told of: `raise_kept`."""
+    """Telemetry of a runner: `listener` receives every event, and its time is measured and reported with the step.
+
+    Errors of the listener are kept until the present work is done: `raise_listener_error`.
+    """
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class Instruments:
         self._clock = clock
         self._cost = StepCost(model.spec, *model.value_bytes, store.value_bytes)
         self._pools = [(pool, store.page_bytes(table)) for table, pool in enumerate(pools)]
-        self._seconds = 0.0  # what listening has taken since the last step was told
+        self._seconds = 0.0  # the listener's time since the last step
         self._kept: BaseException | None = None
 
     def tell(self, event: Event) -> None:
@@ -49,7 +51,7 @@ class Instruments:
             self._seconds += self._clock() - began
 
     def raise_kept(self) -> None:
-        """Raise the first error of the listener since this was last asked."""
+        """Raise the first error of the listener since the last call."""
         kept, self._kept = self._kept, None
         if kept is not None:
             raise kept
@@ -58,11 +60,11 @@ class Instruments:
         assert self.listener is not None
         try:
             self.listener(event)
-        except BaseException as error:  # in the midst of a step it would leave the others' tokens untold
+        except BaseException as error:  # within a step it would lose other requests' events
             self._kept = self._kept or error
 
     def formed(self, plan: StepPlan, began: float) -> None:
-        """Tell the listener what the step that began then is to compute, and what the policy wished."""
+        """Emit StepPlanned: the spans of the step and the policy's decisions."""
         if self.listener is None:
             return
         noting = self._clock()
@@ -72,7 +74,7 @@ class Instruments:
         self._seconds += self._clock() - noting
 
     def held(self) -> list[tuple[int, int]]:
-        """Pages in use and bytes a page, by layer group."""
+        """Return (pages in use, bytes per page) by cache group."""
         return [(pool.used, size) for pool, size in self._pools]
 
     def step(
@@ -84,10 +86,15 @@ class Instruments:
         compiles: int,
         kernel_seconds: float | None = None,
     ) -> Stepped:
-        """Tell the listener of a whole step, and give the event: it lasted from `times.began` until now.
+        """Emit Stepped for a whole step, from `times.start` until now, and return it.
 
-        `held` is what the step computed on: a request that ends in it has given its pages back by now. `accepted` of
-        its drafted tokens stand.
+        Args:
+            plan: the plan as it was made.
+            pages_in_use: pages in use during the step; a request that finished in it has freed its pages by now.
+            times: timestamps of the step.
+            accepted: the number of accepted draft tokens.
+            compiles: graphs compiled so far.
+            kernel_seconds: time in compiled code; None if unknown.
         """
         noting = self._clock()
         cost = self._cost(((s.start, s.length) for s in plan.spans), sum(s.logit_rows for s in plan.spans))

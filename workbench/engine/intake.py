@@ -1,4 +1,4 @@
-"""What becomes of what a caller asks: texts turn into requests, and requests are looked over once."""
+"""Turn inputs into requests, and validate them once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Streams = TypeVar("Streams", bound=Callable[..., Any])
 
 
 def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingParameters:
-    """SamplingParameters from plain values; a wrong one is a one-line error with its path."""
+    """Parse SamplingParameters from plain values; an error is one line with the path."""
     try:
         return SamplingParameters.model_validate(values)
     except ValidationError as error:
@@ -27,8 +27,8 @@ def sampling_from(values: dict[str, Any], where: str = "sampling") -> SamplingPa
 
 
 def takes_sampling(stream: Streams) -> Streams:
-    """`stream`, whose signature names every setting of SamplingParameters with its type and default, as it takes them
-    by name: so that a notebook completes them."""
+    """Add every sampling parameter, with type and default, to the signature of `stream`, so that a notebook completes
+    them."""
     known = inspect.signature(stream)
     named = inspect.signature(SamplingParameters).parameters.values()
     kept = [each for each in known.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -39,7 +39,7 @@ def takes_sampling(stream: Streams) -> Streams:
 def requests_from(
     asked: Asked, tokenizer: Tokenizer | None, values: dict[str, Any], names: Iterator[str]
 ) -> list[Request]:
-    """Requests in the order asked; texts are encoded and take the next of `names`."""
+    """Return requests in the given order; texts are encoded and take the next of `request_ids`."""
     sampling = sampling_from(values)
     items = [asked] if isinstance(asked, str | Request) else list(asked)
     if values and not any(isinstance(item, str) for item in items):
@@ -53,7 +53,7 @@ def requests_from(
 
 
 def request_from(text: str, tokenizer: Tokenizer | None, sampling: SamplingParameters, request_id: str) -> Request:
-    """A request for `text`. Where it cannot become ids the request carries the fault, and it alone is refused."""
+    """Encode `text` into a request. If that fails, the request carries the reason and it alone is refused."""
     try:
         ids = _encode(text, tokenizer)
     except WorkbenchError as error:
@@ -70,12 +70,12 @@ def _encode(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
 
 
 def sample_name(request_id: str, number: int) -> str:
-    """What one of a request's samples is called where each has a name of its own."""
+    """Return the id of one of a request's samples."""
     return f"{request_id}#{number}" if number else request_id
 
 
 def samples_of(request: Request) -> list[Request]:
-    """A request for each of its samples, with seeds counted up."""
+    """Split a request into one per sample, with seeds counted up."""
     asked = request.sampling
     if asked.samples == 1:
         return [request]
@@ -93,7 +93,7 @@ def samples_of(request: Request) -> list[Request]:
 
 
 def check(request: Request, vocab: int) -> None:
-    """Refuse what no model could run: nothing at all, ids that are not in the vocabulary, no time to begin."""
+    """Refuse an empty prompt, ids outside the vocabulary, and an invalid arrival time (WorkbenchError)."""
     if request.fault:
         raise WorkbenchError(f"request {request.request_id}: {request.fault}")
     if not request.prompt_ids:
@@ -109,7 +109,7 @@ def check(request: Request, vocab: int) -> None:
 
 
 def due(request: Request) -> float:
-    """When to submit, in seconds from the start; one that says nothing sensible is submitted, and refused, at once."""
+    """Return the submission time in seconds from the start; 0 for an invalid one, which is refused then."""
     return request.arrival if _is_time(request.arrival) else 0.0
 
 
@@ -118,9 +118,10 @@ def _is_time(arrival: object) -> bool:
 
 
 def fit(request: Request, context: int, overflow: str, begin_ids: tuple[int, ...]) -> Request:
-    """Under `cut_oldest`, a prompt that leaves no room loses its oldest tokens, as many as the output may need.
+    """Under `cut_oldest`, truncate a prompt that leaves no room: drop the oldest tokens, as many as the output may
+    need.
 
-    At least half the context stays, and so does what the tokenizer puts before every text.
+    At least half the context stays, and so do the tokens that the tokenizer puts before every text.
     """
     ids = request.prompt_ids
     if not isinstance(ids, tuple | list):  # a fault, with which it is refused

@@ -1,6 +1,6 @@
-"""Ctrl-C and a notebook's stop button: they come between two entries in the books, never within one.
+"""Defer Ctrl-C and a notebook's stop button until the engine's state is consistent.
 
-Python may raise KeyboardInterrupt at any instruction of the main thread, in the midst of handing out pages too.
+Python may raise KeyboardInterrupt at any instruction of the main thread, in the middle of an allocation too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _set, _get = _raw.signal, _raw.getsignal
 
 
 class HeldBack:
-    """An interrupt that comes inside is raised at the end of it, or where it is `let_through`. In another thread than
-    the main one, and where nobody listens to interrupts, nothing is changed: there none comes."""
+    """A block in which an interrupt is deferred to its end, or to a part of it that may be interrupted (`allow`).
+
+    Nothing changes in other threads than the main one, or where interrupts have no handler: none arrive there.
+    """
 
     def __enter__(self) -> HeldBack:
         self._came: tuple[int, FrameType | None] | None = None
@@ -36,7 +38,7 @@ class HeldBack:
             self._raise()
 
     def let_through(self) -> LetThrough:
-        """Inside, interrupts come as ever: for what takes long and may be left in the midst."""
+        """Return a block in which interrupts arrive as usual, for long work that may be left half-way."""
         return LetThrough(self)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Which lane keeps `batch_invariant`, and why the others, or a model or cache, cannot."""
+"""Select the backend for `batch_invariant`, or explain why there is none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ STEP = "decode_step"  # what a lane computes whole steps with
 
 
 def invariant(lanes: Lanes, asked: str, spec: ModelSpec, device: str) -> Lanes:
-    """What carries out `spec` where its bits are to depend on nothing but a request itself; `lanes` is what `asked`
-    means otherwise. Raises WorkbenchError where that cannot be kept."""
+    """Select the backend whose results depend on nothing but a request itself; `backends` is what `requested` means
+    otherwise.
+
+    Raises:
+        WorkbenchError: if that cannot be kept.
+    """
     chosen = Lane.MLIR if asked == AUTO else lanes.decode
     if reason := variance(STEP, chosen):
         raise WorkbenchError(f"batch_invariant: lane {str(chosen)!r} cannot keep it: {reason}; lane 'mlir' keeps it")
@@ -32,7 +36,8 @@ def invariant(lanes: Lanes, asked: str, spec: ModelSpec, device: str) -> Lanes:
 
 
 def check_cache(shapes: tuple[CacheShape, ...], kept: torch.dtype, model: torch.dtype) -> None:
-    """Raises WorkbenchError for a cache, of type `kept` where it is not packed, that the compiled step cannot hold."""
+    """Refuse a cache, of type `cache_dtype` where it is not quantized, that the compiled step cannot hold
+    (WorkbenchError)."""
     names = [str(dtype).removeprefix("torch.") for dtype in (kept, model)]
     if model not in (torch.float32, torch.bfloat16) or kept != model:
         told = f"{names[1]} weights and a {names[0]} cache"

@@ -1,4 +1,4 @@
-"""From a lane's name to what carries out a model here: for decode steps, for all others, and for their attention."""
+"""Resolve a backend's name for this machine: for decode steps, for all other steps, and for their attention."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ _OFF_CPU = ", ".join((Lane.TRITON, Lane.INDUCTOR, Lane.EAGER))
 
 @dataclass(frozen=True)
 class Lanes:
-    """`decode` carries out steps in which every sequence computes one token, `blocks` all other steps, but for their
-    attention, which is `reads`. What is not `vetted` has compiled nothing here yet: under `auto` it is then the first
-    long prefill that finds out whether `blocks` fails here; its numbers are not checked (see vetting.py)."""
+    """The backends of a model: `decode` for steps of one token per sequence, `blocks` for other steps, and their
+    attention.
+
+    What is not `checked` has compiled nothing here yet: under `auto` the first long prefill then finds out whether
+    `blocks` fails here (see `FallbackExecutor`).
+    """
 
     decode: Lane
     blocks: Lane
@@ -29,7 +32,7 @@ class Lanes:
         return cls(lane, lane, lane, reason)
 
     def on_eager(self, why: str) -> Lanes:
-        """The same where blocks turned out to fail: the modules as written run them and their attention."""
+        """Return the same with eager blocks and attention, after blocks failed."""
         return replace(self, blocks=Lane.EAGER, reads=Lane.EAGER, reason=f"{self.reason}; {why}", vetted=True)
 
     def __str__(self) -> str:
@@ -40,11 +43,13 @@ class Lanes:
 
 
 def resolve_lanes(name: str, device: str = "cpu") -> Lanes:
-    """What `name` means on this machine for a model on `device` (cpu, cuda), and why: `auto`, or a lane, which is
-    taken at its word.
+    """Resolve `name` (`auto` or a backend) on this machine for a model on `device` (cpu, cuda).
 
-    Where several lanes could decode, `auto` names the one that as a rule is fastest; trial.py compares them for
-    one model. Raises WorkbenchError for a lane that is unknown or does not work here.
+    Where several backends could decode, `auto` names the one that as a rule is fastest; autotuning compares them for
+    one model.
+
+    Raises:
+        WorkbenchError: for a backend that is unknown or does not work here.
     """
     problems = dict(lane_problems())
     if device != "cpu":

@@ -1,4 +1,4 @@
-"""A policy's wishes held to what a wish may be, before any is carried out."""
+"""Validate a policy's decision before any of it is carried out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from workbench.request import Sequence
 
 @dataclass
 class Lawful:
-    """`tokens` and `set_back` may be carried out. `faults` are requests with a wish that broke a law, and which, with
-    their mates; what concerns no request at all is in `strays`, to be told."""
+    """A validated decision. `errors` are requests with an invalid entry, with their beams; `ignored` concerns no
+    request."""
 
     tokens: dict[Sequence, int] = field(default_factory=dict)
     set_back: list[Sequence] = field(default_factory=list)
@@ -28,11 +28,15 @@ def name_of(policy: Policy) -> str:
 
 
 def ask(policy: Policy, state: State) -> Wishes:
-    """What `policy` wishes in `state`. WorkbenchError where it gives no wishes; nothing has happened then."""
+    """Call `policy` on `state`. Nothing has changed if it fails.
+
+    Raises:
+        WorkbenchError: if it raises, or returns no SchedulerDecision.
+    """
     name = name_of(policy)
     try:
         wishes = policy(state)
-        if isinstance(wishes, Wishes):  # it may hand out iterators, or a list that it goes on to change
+        if isinstance(wishes, Wishes):  # it may return iterators, or a list that it changes later
             tokens, set_back = tuple(wishes.tokens), tuple(wishes.set_back)
             if type(wishes) is Wishes:
                 return Wishes(tokens, set_back, wishes.because)
@@ -48,7 +52,7 @@ def ask(policy: Policy, state: State) -> Wishes:
 
 
 def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: str) -> Lawful:
-    """One wrong wish is one fault of the request it names, and of nobody else's."""
+    """Check every entry of a decision; an invalid one fails the request that it names and no other."""
     found, left, faulty = Lawful(because=wishes.because), state.budget, set[Sequence]()
     if not wishes.set_back and (whole := _whole(wishes.tokens, left, by_id)) is not None:
         found.tokens = whole
@@ -70,7 +74,7 @@ def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: st
             found.set_back.append(sequence)
     for place, pair in enumerate(wishes.tokens):
         if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is int and 0 <= pair[1] <= left:
-            sequence = by_id.get(pair[0])  # as nearly always: a wish with nothing wrong in it
+            sequence = by_id.get(pair[0])  # the common case: a valid entry
             if sequence and sequence not in found.tokens and not faulty and not (found.set_back and pair[1]):
                 found.tokens[sequence] = pair[1]
                 left -= pair[1]
@@ -100,10 +104,10 @@ def lawful(wishes: Wishes, state: State, by_id: Mapping[str, Sequence], name: st
 
 
 def _whole(wishes: Iterable[tuple[str, int]], budget: int, by_id: Mapping[str, Sequence]) -> dict[Sequence, int] | None:
-    """All wishes at once, where nothing is wrong in any, as nearly always; None where each must be looked at."""
+    """Check all entries at once, the common case; None if each must be looked at."""
     try:
         pairs = tuple(wishes)
-        tokens = dict(pairs)  # where one is named twice there are fewer
+        tokens = dict(pairs)  # fewer if a request is named twice
         sequences = [by_id[name] for name in tokens]
     except (KeyError, TypeError, ValueError):
         return None

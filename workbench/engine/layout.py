@@ -1,5 +1,5 @@
-"""The layout of the weights of a model's blocks: row by row, or in panels, which the lane mlir reads at decode and
-prefill alike (see compiled_kernels/blocked/layout.py)."""
+"""Choose the layout of block weights: row by row, or in panels, which the backend mlir reads at decode and prefill
+alike (see compiled_kernels/blocked/layout.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTEXT, PREFILL = 96, 64  # tokens before the one that is decoded for a check, 
 
 
 class Found(NamedTuple):
-    """Seconds of a product of `TOKENS` rows from panels and by torch, and why panels are not taken, if so."""
+    """Seconds of a product of `PRODUCT_TOKENS` rows from panels and by torch, and why panels are not taken, if so."""
 
     panels: float
     torch: float
@@ -47,12 +47,12 @@ class Found(NamedTuple):
 
 
 def lay_out(model: Transformer, lanes: Lanes, held: Held, auto: bool, kept: Remembered | None = None) -> Lanes:
-    """Lay the model's blocks out in panels where the lane mlir decodes it and can prefill it from them; return the
-    lanes that run it then.
+    """Convert the block weights to panels if the backend mlir decodes and can prefill from them; return the backends
+    then.
 
-    Under `auto` it is not done where torch's product is clearly quicker (processors with AMX have instructions for
-    whole matrices), where the lane mlir was refused for attention, or where what panels give is further from exact
-    logits than arithmetic in this precision is. What was found is remembered.
+    Under `auto` it is not done where torch's product is clearly faster (AMX), where the backend mlir was refused for
+    attention, or where results are further from exact logits than arithmetic in this precision is. The decision is
+    remembered.
     """
     if lanes.decode is not Lane.MLIR or layout_problem(model, held.shapes):
         return lanes
@@ -75,7 +75,7 @@ def lay_out(model: Transformer, lanes: Lanes, held: Held, auto: bool, kept: Reme
 
 
 def layout_problem(model: Transformer, shapes: Iterable[CacheShape]) -> str | None:
-    """Return why the lane mlir does not prefill `model` from panels; None where it does."""
+    """Return why the backend mlir does not prefill `model` from panels; None if it does."""
     for part in model.blocks.modules():
         if isinstance(part, Linear):
             if part.format == "int4":
@@ -102,8 +102,11 @@ def _key(model: Transformer, held: Held) -> str:
 
 
 def _tried(model: Transformer, lanes: Lanes, held: Held, blocks: Lane) -> tuple[Found, bool]:
-    """Time the largest product, then check a decode and a prefill from panels; the model is row by row again
-    afterwards, on `blocks`. And whether that may be remembered."""
+    """Time the largest product, then check a decode and a prefill from panels; return the result and whether to
+    remember it.
+
+    The model is row by row again afterwards, on `blocks`.
+    """
     linears = [part for part in model.blocks.modules() if isinstance(part, Linear)]
     largest = max(linears, key=lambda part: part.weight.numel())
     try:
@@ -122,7 +125,7 @@ def _tried(model: Transformer, lanes: Lanes, held: Held, blocks: Lane) -> tuple[
 
 @torch.inference_mode()
 def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
-    """Time the product with `TOKENS` rows from panels and by torch; and tell whether its rounds agreed."""
+    """Time the product with `PRODUCT_TOKENS` rows from panels and by torch; return whether the rounds agreed, too."""
     out, width = linear.weight.shape
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, width, generator=generator).to(dtype) for rows in (TOKENS, out))
@@ -141,8 +144,7 @@ def _seconds(linear: Linear, dtype: torch.dtype) -> tuple[float, float, bool]:
 
 @torch.inference_mode()
 def _wrong(model: Transformer, lanes: Lanes, held: Held) -> str:
-    """Say how far the logits of a decode or of a prefill are from exact ones, where that is more than this precision
-    makes; nothing where they are right."""
+    """Return how far logits of a decode or prefill exceed the allowed error; an empty string if they are right."""
     (store, decode), (own, _) = (decode_of_one(model, held, CONTEXT) for _ in range(2))
     sequence = decode.spans[0].sequence
     length = min(PREFILL, sequence.computed)
@@ -171,7 +173,7 @@ def remembered_layouts(kept: Remembered | None = None) -> list[dict[str, Any]]:
 
 
 def _sound(found: Any) -> Found | None:
-    """A remembered entry that can be used; a damaged one is as if it had never been."""
+    """Parse a remembered entry; None if it is damaged."""
     try:
         read = Found(float(found["panels"]), float(found["torch"]), str(found["problem"]))
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""How much runs at once, and what can never run."""
+"""Limit what runs at once, and refuse what can never run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.request import Sequence
 
 
 class Refusal(WorkbenchError):
-    """A request that could never run, with the numbers."""
+    """A request that can never run; the message has the numbers."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,11 @@ class Limits:
 
 
 def check_fits(sequence: Sequence, holdings: Holdings, limits: Limits, context: int, beams: int = 0) -> None:
-    """Raises Refusal for a sequence that could not even run alone, or not with all `beams` of its search."""
+    """Check that a sequence can run alone, or with all `num_beams` of its search.
+
+    Raises:
+        Refusal: with the numbers and what to change.
+    """
     name, prompt, most = sequence.request_id, sequence.prompt_length, sequence.request.sampling.max_tokens
     if prompt + 1 > context:
         raise Refusal(
@@ -54,7 +58,7 @@ def check_fits(sequence: Sequence, holdings: Holdings, limits: Limits, context: 
         )
     if beams and holdings.budget is not None:
         raise Refusal(f"request {name}: beams share pages, and cache.evict moves what is in them")
-    # The last token of all is never read back, so its keys and values need no room.
+    # The last token is never read back, so its keys and values need no page.
     needed = holdings.at_once(min(prompt + most, context) - 1, prompt, max(1, beams))
     for table, (pages, pool) in enumerate(zip(needed, holdings.pools, strict=True)):
         if pages > pool.pages:

@@ -1,4 +1,4 @@
-"""From a name to a runner: a folder, `demo`, `demo-draft`, or `shape:NAME` with seeded random weights."""
+"""Load a model by name into a runner: a folder, `demo`, `demo-draft`, or `shape:NAME` with seeded random weights."""
 
 from __future__ import annotations
 
@@ -91,8 +91,7 @@ def load(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Runner:
-    """A runner for `model`: `demo`, `demo-draft` (both ship with this package), a folder as of Hugging Face, or a named
-    shape with random weights: `shape:tiny`, `shape:smollm2-135m`, `shape:llama-3.1-8b` (model/shapes.py has them all).
+    """Load `model` and return a runner.
 
         runner = workbench.load("demo", cache="int8", lane="eager")
         for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
@@ -196,8 +195,8 @@ def load(
 
 
 def described(name: str, attention: AttentionPart | dict[str, Any] | None = None) -> tuple[ModelSpec, str]:
-    """The architecture called `name`, its attention changed, and the type that `dtype="auto"` loads it as; no weights
-    are read."""
+    """Return the spec of the model called `name` with its attention changed, and the dtype that `auto` means; reads no
+    weights."""
     source = _source(name, AttentionPart.of(attention))
     stored = torch.bfloat16 if source.folder is None else stored_dtype(source.folder / "config.json")
     return source.spec, str(stored).removeprefix("torch.")
@@ -220,7 +219,7 @@ def _device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a model comes from: `spec` is what it is to be, `trained` what its folder holds, if there is one."""
+    """The origin of a model: `spec` is the model to build, `trained` that of its folder, if there is one."""
 
     spec: ModelSpec
     attention: AttentionPart
@@ -246,7 +245,7 @@ def _source(name: str, attention: AttentionPart) -> _Source:
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder that a model's name means; None for a shape, which has none."""
+    """Return the folder that a model's name means; None for a shape."""
     return None if name.startswith(SHAPE) else _folder(name)
 
 
@@ -259,7 +258,7 @@ def _folder(name: str) -> Path:
 
 
 def stored_dtype(config: Path) -> torch.dtype:
-    """What config.json says, under its new name or its old one; float32 where it says nothing."""
+    """Return the dtype in config.json, under its new name or its old one; float32 if there is none."""
     fields = Fields(read_object(config), str(config))
     key = "torch_dtype" if fields.get("dtype") is None else "dtype"
     name = fields.get(key)

@@ -1,4 +1,4 @@
-"""Drafts from the text itself: what followed the same tokens before (prompt lookup, Saxena 2023). Integers only."""
+"""Propose what followed the same tokens earlier in the text (prompt lookup, Saxena 2023). Integers only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from workbench.sampling.verify import Draft
 
 @dataclass
 class LookupDrafts:
-    """Looks for the longest run of last tokens, of `most` down to `least`, that stood before, in its latest place."""
+    """Propose from the latest earlier occurrence of the longest run of last tokens, of `max_ngram` down to
+    `min_ngram` tokens."""
 
     least: int
     most: int
@@ -37,7 +38,7 @@ class LookupDrafts:
 
 @dataclass
 class _Seen:
-    """The place after the latest occurrence of each run of tokens, those that end with the text's last left out."""
+    """The position after the latest occurrence of each n-gram, except those that end with the text's last token."""
 
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
     known: int = 0  # places up to here are entered

@@ -1,4 +1,4 @@
-"""Events on their way to whoever asked, under the name and number that they were asked for."""
+"""Deliver events to the output queue of each stream, under the request id and sample number of the caller."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from workbench.trace.events import Event, Submitted
 
 
 class Mail:
-    """One box a stream, by the names of its requests; `tell` hears every event besides.
+    """One output queue per stream, by request id; `emit` receives every event too.
 
-    A sample of a request with several has a name of its own here, and leaves under the request's id and its number.
+    A sample of a request with several has an id of its own in the engine, and leaves with the request's id and its
+    number.
     """
 
     def __init__(self, tell: Callable[[Event], None]):
@@ -23,13 +24,13 @@ class Mail:
         self._contests: dict[str, BestOf] = {}
 
     def open(self, name: str, box: deque[Event], sample_of: tuple[str, int] | None = None) -> None:
-        """Events of `name` go to `box` from now on; `sample_of` is the request, and which of its samples this is."""
+        """Send events of `name` to `queue` from now on; `sample_of` is its request id and sample number."""
         self._boxes[name] = box
         if sample_of is not None:
             self._samples[name] = sample_of
 
     def hold(self, request_id: str, contest: BestOf) -> None:
-        """What happens to the samples of a request is told as `contest` says, their submission at once."""
+        """Defer the events of a request's samples, except their submission, as best-of-n requires."""
         self._contests[request_id] = contest
 
     def close(self, name: str) -> None:
@@ -52,9 +53,9 @@ class Mail:
                 box.append(told)
 
     def names(self, box: deque[Event]) -> list[str]:
-        """Whose events go to `box`."""
+        """Return the request ids whose events go to `queue`."""
         return [name for name, owner in self._boxes.items() if owner is box]
 
     def samples(self, request_id: str) -> list[str]:
-        """The names of a request's samples that are under way; its own, where it has no others."""
+        """Return the ids of a request's unfinished samples; its own id if it has no others."""
         return [name for name, (owner, _) in self._samples.items() if owner == request_id] or [request_id]

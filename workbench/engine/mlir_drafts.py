@@ -29,7 +29,7 @@ class DraftSteps:
 
     @staticmethod
     def problem(model: Transformer, store: KVStore) -> str | None:
-        """Why there can be no such call for a model that the compiled decode step can carry out; None where it can."""
+        """Return why a model with a compiled decode step has no such call; None if it has one."""
         if model.embedding is None or model.spec.embedding_scale != 1:
             return "its embedding is quantized or scaled"
         if any(shape.format.packed for shape in store.shapes):

@@ -1,4 +1,4 @@
-"""A model's decode step on the lane mlir: its shapes and weights as the compiled step names them."""
+"""Bind a model's decode step to the backend mlir: shapes and weights as the compiled step names them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from workbench.model.rotary_spec import Value
 from workbench.model.spec import Attention, ModelSpec
 from workbench.model.transformer import Transformer
 
-# Fields of a spec that the step carries out, or that are told apart before it is reached.
+# Fields of a spec that the step supports, or that are handled before it is reached.
 ATTENTION = (
     "kind", "heads", "groups", "dim", "window", "sinks", "softcap", "scale", "qk_norm", "position", "rotary",
     "sink_logits", "mask", "score", "module", "input_bias", "output_bias",
@@ -49,11 +49,11 @@ MODEL = (
     "end_ids",
 )  # fmt: skip
 OURS = ("workbench.model.layers", "workbench.model.parts", "workbench.model.feedforward", "torch.nn.modules.linear")
-FEW = 8  # with fewer rows times groups a thread, the context is split among threads
+FEW = 8  # with fewer rows x KV heads per thread, the context is split among threads
 
 
 class MlirStep:
-    """The compiled step of one bucket of rows, over a model's own weights and a store's own pages."""
+    """The compiled step of one bucket of rows, over a model's weights and a store's pages."""
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class MlirStep:
         self._fields = [each.numpy() for each in (self._ids, self.step.lengths, *self.step.tables)]
 
     def __call__(self, plan: StepPlan) -> Tensor:
-        """Logits of every row, float32, for a plan of one token each: [row, vocab]. Overwritten by the next call."""
+        """Return logits of every row of a plan of one token each, float32: [row, vocab]. The next call
+        overwrites them."""
         step, spans = self.step, plan.spans
         if self.store.lag is not None:
             self.store.settle(pack(plan, self.store.page_size, self.model.device))
@@ -98,12 +99,12 @@ class MlirStep:
 
     @property
     def artifact(self) -> str:
-        """The content hash of the code that runs (see compiled_kernels/mlir/artifacts.py)."""
+        """Return the content hash of the code that runs (see compiled_kernels/mlir/artifacts.py)."""
         return self.step.kernel.digest
 
 
 def check_step(model: Transformer, store: KVStore) -> None:
-    """Raises WorkbenchError or LaneError where no step can be compiled for these."""
+    """Check that a step can be compiled; raise WorkbenchError or LaneError otherwise."""
     if model.device.type != "cpu":
         raise WorkbenchError(f"lane mlir: decodes on the CPU, and the model is on {model.device}")
     if model.dtype not in (torch.float32, torch.bfloat16) or store.dtype != model.dtype:
@@ -124,8 +125,7 @@ def step_shape(
     cache: tuple[CacheShape, ...] | None = None,
     together: bool = False,
 ) -> StepShape:
-    """What the step of `rows` is compiled for, over a dense cache unless given; of the model only shapes and types are
-    read."""
+    """Return the compile-time shape of a step of `rows`, over a dense cache unless given."""
     cache = cache or model.cache_shapes()
     blocks = [cast(Block, block) for block in model.blocks]
     threads = torch.get_num_threads()
@@ -147,7 +147,7 @@ def step_shape(
 
 
 def step_problem(spec: ModelSpec) -> str | None:
-    """Why a decode step of `spec` cannot be one MLIR function; None where it can."""
+    """Return why a decode step of `spec` cannot be one MLIR function; None if it can."""
     for index, kind in enumerate(spec.layers):
         attention = kind.attention
         if not isinstance(attention, Attention):
@@ -164,7 +164,8 @@ def step_problem(spec: ModelSpec) -> str | None:
 
 
 def _unknown(given: Value, known: Iterable[str]) -> str | None:
-    """A field beside those `known` that says something: what a spec learns is refused until the step learns it."""
+    """Return a field that is not `known` and not at its default: a new feature is refused until the step
+    supports it."""
     for name, field in type(given).model_fields.items():
         if name not in known and getattr(given, name) != field.default:
             return f"{name} {getattr(given, name)}"
@@ -172,7 +173,7 @@ def _unknown(given: Value, known: Iterable[str]) -> str | None:
 
 
 def store_problem(shapes: Iterable[CacheShape]) -> str | None:
-    """Why a decode step cannot read and write a cache of these shapes within one MLIR function; None where it can."""
+    """Return why a decode step cannot use a cache of these specs within one MLIR function; None if it can."""
     for index, shape in enumerate(shapes):
         if not shape.format.packed:
             continue

@@ -1,6 +1,6 @@
-"""The oracle: one text, no cache, no batch, no pages, no lane. Slow on purpose, and read in one sitting.
+"""The oracle: one text, no cache, no batch, no pages, no backend. Slow on purpose, and read in one sitting.
 
-It shares the weights with the model and nothing else; what a user wrote for attention is called on whole texts.
+It shares the weights with the model and nothing else; user-defined attention is called on whole texts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Weights(dict[str, Tensor]):
 
 @torch.inference_mode()
 def logits(model: Transformer, ids: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Every position's logits for ids [token], computed in `dtype` (the model's own unless given)."""
+    """Return logits of every position for ids [token], computed in `dtype` (the model's own unless given): [token,
+    vocab]."""
     spec = model.spec
     w = Weights(model.dense_state(dtype or model.dtype))
     w.int8_rows = model.format.activations == "int8"
@@ -101,8 +102,7 @@ def _latent(h: Tensor, w: Weights, at: str, a: LatentAttention, rotary: Rotary) 
 
 
 def _weights(scores: Tensor, a: AnyAttention, sinks: Tensor | None) -> Tensor:
-    """Scaled scores [head, token, context] -> weights, 0 for what a query does not see; a query that sees nothing
-    weighs nothing."""
+    """Turn scaled scores [head, token, context] into weights; 0 where a query does not see, or sees nothing at all."""
     heads, tokens, _ = scores.shape
     if a.softcap:
         scores = a.softcap * (scores / a.softcap).tanh()
@@ -125,7 +125,7 @@ def _weights(scores: Tensor, a: AnyAttention, sinks: Tensor | None) -> Tensor:
 
 
 def _slopes(heads: int) -> list[float]:
-    """ALiBi's, by its authors' own recipe."""
+    """Return ALiBi's slopes, by its authors' recipe."""
     if heads & (heads - 1) == 0:
         return [2.0 ** (-8.0 * n / heads) for n in range(1, heads + 1)]
     below = 2 ** (heads.bit_length() - 1)
@@ -133,7 +133,7 @@ def _slopes(heads: int) -> list[float]:
 
 
 class _WholeText:
-    """Stands in for a cache: keys and values of one whole text, in order, in no pages and on no lane."""
+    """A stand-in for a cache: keys and values of one whole text, in order, without pages or backend."""
 
     def write(self, k: Tensor, v: Tensor, batch: object, lane: object) -> None:
         self.k, self.v = k, v
@@ -160,7 +160,7 @@ def _own(h: Tensor, w: Weights, at: str, a: Attention, spec: ModelSpec) -> Tenso
 
 
 def greedy(model: Transformer, prompt_ids: list[int], max_tokens: int, dtype: torch.dtype | None = None) -> list[int]:
-    """The first `max_tokens` tokens of the most likely continuation, each from the whole text anew."""
+    """Return the first `max_tokens` tokens of the greedy continuation, each from the whole text anew."""
     ids = list(prompt_ids)
     for _ in range(max_tokens):
         ids.append(int(logits(model, torch.tensor(ids), dtype)[-1].argmax()))
@@ -200,8 +200,11 @@ def _gated(gate: Tensor, up: Tensor, kind: Gate) -> Tensor:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """GELU by its tanh, x / 2 (1 + tanh z) (Hendrycks and Gimpel, 2016), with 1 + tanh z as 2 / (1 + exp(-2 z)): far
-    below 0 the sum loses all its digits, torch's own with it, and an oracle must lose none."""
+    """Compute GELU by its tanh, x / 2 (1 + tanh z) (Hendrycks and Gimpel, 2016), with 1 + tanh z as 2 / (1 + exp(-2
+    z)).
+
+    Far below 0 the sum loses all its digits, and torch's own with it; an oracle must lose none.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     z = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
     return (wide / (1 + torch.exp(-2 * z))).to(x.dtype)
@@ -222,7 +225,7 @@ def _linear(x: Tensor, w: Weights, name: str) -> Tensor:
 
 
 def _turn(x: Tensor, rotary: Rotary, interleaved: bool = False) -> Tensor:
-    """x [token, head, dim], each pair turned by its position's angle."""
+    """Rotate x [token, head, head_dim], each pair by its position's angle."""
     angles = torch.outer(torch.arange(len(x)).double(), frequencies(rotary, x.shape[-1]))[:, None]
     cos, sin = (rotary.scaling.amplitude * part.to(x.dtype) for part in (angles.cos(), angles.sin()))
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Layers whose reads are seen: attention weights are computed again from the queries, beside whatever kernel ran."""
+"""Record the queries of attention layers, to recompute attention weights beside any kernel."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from workbench.errors import WorkbenchError
 
 
 class Read:
-    """What one layer's attention was called with in a step."""
+    """The arguments of one layer's attention in a step."""
 
     def __init__(self, layer: DenseLayer, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, *rest: Any):
         self.layer, self.q, self.batch, self.rule = layer, q, batch, (scale, mask, *rest)
 
     def mass(self, rows: slice, seq: int, end: int) -> Tensor:
-        """What the queries `rows`, the last of sequence number `seq` up to slot `end`, give to each slot by the heads
-        that share keys: [group, slot]."""
+        """Return the attention that the queries `rows` give to each slot, by key/value head: [kv_head, slot].
+
+        The queries are the last ones of sequence number `seq`, up to slot `end`.
+        """
         keys = context_of(self.layer.keys, self.batch.page_tables[self.layer.table][seq], end)
         weights = weigh(self.q[rows], keys, end - (rows.stop - rows.start), *self.rule)
         return weights.double().sum((1, 2))
 
 
 class Observed:
-    """A layer's cache that is read as ever, and remembers with what until it is asked."""
+    """A layer's cache that records the arguments of its attention."""
 
     traceable = False  # in a graph the queries could not be seen
 
@@ -53,7 +55,7 @@ class Observed:
 
 
 def observed(store: KVStore) -> tuple[KVStore, tuple[Observed, ...]]:
-    """`store` with its layers observed, and these layers."""
+    """Return `store` with its layers observed, and these layers."""
     layers = tuple(Observed(layer) for layer in store.layers if isinstance(layer, DenseLayer))
     seen = copy.copy(store)
     seen.layers = layers  # type: ignore[assignment]

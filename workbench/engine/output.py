@@ -1,4 +1,4 @@
-"""One request's output as it grows: its text, and whether it has ended."""
+"""Check the tokens of a request for its end, and turn them into text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from workbench.request import FinishReason, Request
 
 
 class End(NamedTuple):
-    """What ended a text: `by` is eos, stop_token, stop_string, max_tokens, context (the model's is full) or nothing;
-    `stop` the token id or the stop string."""
+    """The cause of a text's end, or none.
+
+    `by` is eos, stop_token, stop_string, max_tokens or context (the model's is full); `stop` is the token id or the
+    stop string.
+    """
 
     by: str = ""
     stop: int | str | None = None
@@ -22,7 +25,7 @@ NO_END = End()
 
 
 class Output:
-    """Turns tokens into text that may be shown, and finds the end: an end token, a stop, or a limit."""
+    """A stop checker: it detokenizes, and finds the end by an end token, a stop string or a limit."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, end_ids: tuple[int, ...], context: int):
         sampling = request.sampling
@@ -33,7 +36,7 @@ class Output:
             )
         self._detokenizer = None
         if tokenizer is not None:
-            whole = request.whole and not sampling.stop  # to find a stop string every token's text is wanted
+            whole = request.whole and not sampling.stop  # a stop string needs every token's text
             self._detokenizer = WholeText(tokenizer) if whole else Detokenizer(tokenizer, sampling.stop)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._end_ids = frozenset(() if sampling.ignore_eos else end_ids)
@@ -44,7 +47,7 @@ class Output:
         self._count = 0
 
     def push(self, token_id: int) -> tuple[str, FinishReason | None]:
-        """Take the next token; the text to show now, and the reason if this is the end."""
+        """Take the next token; return the text to show now, and the finish reason if this is the end."""
         self._count += 1
         if token_id in self.ends:
             self.end = End("eos" if token_id in self._end_ids else "stop_token", token_id)
@@ -59,7 +62,7 @@ class Output:
         return text, None
 
     def finish(self) -> str:
-        """What was still held back."""
+        """Return text that was held back."""
         return self._detokenizer.finish() if self._detokenizer is not None else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Who may have a runner to itself."""
+"""Define the owner of a runner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from workbench.trace.events import Event
 
 
 class Owner(Protocol):
-    """Who has a runner to itself, in a thread of its own while there is work: others stream through it."""
+    """The owner of a runner, with a thread of its own while there is work; others stream through it."""
 
     def here(self) -> bool:
-        """Whether this is that thread."""
+        """Return whether this is the owner's thread."""
         ...
 
     def elsewhere(self) -> bool:
-        """Whether that thread is at work, and not this one."""
+        """Return whether the owner's thread is at work and is not this one."""
         ...
 
     def stream(self, requests: Asked, **sampling: object) -> Iterator[Event]: ...

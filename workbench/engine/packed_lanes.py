@@ -1,4 +1,4 @@
-"""Which lanes can carry out a packed cache, before anything is loaded or compiled for it."""
+"""Select backends that support a quantized cache, before anything is loaded or compiled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from workbench.errors import WorkbenchError
 def fitted_to(
     lanes: Lanes, shapes: tuple[CacheShape, ...], page_size: int, kept: torch.dtype, model: torch.dtype, auto: bool
 ) -> Lanes:
-    """`lanes` as far as they can carry out a cache of these shapes, of type `kept` where it is not packed.
+    """Restrict `backends` to what supports a cache of these specs, of type `cache_dtype` where it is not quantized.
 
-    Under `auto` what a lane cannot do is done by the next that can, and the reason says so; a lane that was asked for
-    raises WorkbenchError instead, as do heads that a format does not fit.
+    Under `auto` an unsupported backend is replaced by the next one, and the reason says so.
+
+    Raises:
+        WorkbenchError: for an unsupported backend that was asked for, and for heads that a format does not fit.
     """
     for shape in shapes:
         shape.page_formats(page_size)
@@ -36,7 +38,7 @@ def fitted_to(
 
 
 def problem_of(lane: Lane, shapes: tuple[CacheShape, ...], kept: torch.dtype, model: torch.dtype) -> str | None:
-    """Why `lane` cannot write and read a cache of these shapes; None where it can."""
+    """Return why `backend` cannot write and read a cache of these specs; None if it can."""
     if lane is Lane.MLIR and kept is not model:
         return f"it wants the cache in the model's {_name(model)}, not in {_name(kept)}"
     for layer, shape in enumerate(shapes):

@@ -1,4 +1,4 @@
-"""A plan as tensors, and the padding of a batch to a bucket."""
+"""Pack a plan into tensors, and pad decodes to a bucket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ LEAST_TABLE = 2  # torch.compile treats a dimension of one as a special case; tw
 
 
 def pack(plan: StepPlan, page_size: int, device: torch.device, rows: int | None = None) -> TokenBatch:
-    """The batch of `plan`; `rows` pads a plan of decodes with rows that touch the null page only."""
+    """Pack `plan` into a batch; `rows` pads a plan of decodes with rows that touch the null page only.
+
+    Args:
+        plan: the spans to pack, decodes first.
+        page_size: tokens per page.
+        device: the device of the tensors.
+        rows: number of rows after padding; None: no padding.
+    """
     spans = plan.spans
     padding = rows - len(spans) if rows else 0
     ids, positions, starts, lengths, samples = [], [], [0], [], []

@@ -1,4 +1,4 @@
-"""A line for who waits: told only where the waiting takes long."""
+"""Report work that takes long, and only that."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def to_stderr(line: str) -> None:
 
 
 def to_nobody(line: str) -> None:
-    """For output that is to hold nothing else."""
+    """Discard the line, for output that must hold nothing else."""
 
 
 @contextmanager
 def told_if_long(line: str, tell: Callable[[str], None], seconds: float | None = None) -> Iterator[None]:
-    """Tell `line` once what is inside has taken `seconds` (`LONG` unless given); nothing where it is over by then."""
+    """Report `line` once the block has taken `seconds` (3 unless given); nothing if it is over by then."""
     timer = threading.Timer(LONG if seconds is None else seconds, tell, (line,))
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""What the scheduler decided for one step. Integers only."""
+"""Hold the scheduler's decisions for one step: spans to compute, page transfers, and reasons. Integers only."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Span(NamedTuple):
     sequence: Sequence
     start: int
     length: int
-    samples: bool  # whether the last token's logits are wanted: everything known is then computed
-    scored: int | None = None  # last tokens whose logits are wanted; None: one where it samples, else none
-    drafts: tuple[int, ...] = ()  # its last tokens, where these are not known but proposed
+    samples: bool  # whether the last token's logits are needed: all known tokens are computed then
+    scored: int | None = None  # last tokens whose logits are needed; None: one if it samples, else none
+    drafts: tuple[int, ...] = ()  # its last tokens, if they are proposed rather than known
 
     @classmethod
     def of(cls, sequence: Sequence, length: int) -> Span:
-        """The next `length` tokens of `sequence`."""
+        """Return the span of the next `length` tokens of `sequence`."""
         return cls(sequence, sequence.computed, length, samples=length == sequence.waiting_tokens)
 
     @property
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes one token that was generated, and what was drafted after it; anything else is prefill."""
+        """Return whether it computes one generated token and its draft tokens; everything else is prefill."""
         return self.length == 1 + len(self.drafts) and self.start >= self.sequence.prompt_length
 
     @property
@@ -46,14 +46,14 @@ class Span(NamedTuple):
 
     @property
     def told(self) -> tuple[object, ...]:
-        """Cells of a table: request, tokens, kind, drafted, rows of logits, pages that it holds now by table."""
+        """Return cells of a table: request, tokens, kind, draft tokens, logits, and pages held now by cache group."""
         kind = "check" if self.drafts else "decode" if self.decodes else "prefill"
         where = str(self.start) if self.length == 1 else f"{self.start} - {self.end - 1}"
         held = ", ".join(str(sum(page != NULL_PAGE for page in pages)) for pages in self.sequence.pages)
         return self.sequence.request_id, where, kind, len(self.drafts) or "", self.logit_rows or "", held
 
     def rows(self) -> list[Span]:
-        """A decode and what was drafted after it as spans of one token, each of which reads what those before write."""
+        """Return a decode and its draft tokens as spans of one token; each reads what the spans before it write."""
         rows = enumerate(self.drafts, self.start + 1)
         return [
             Span(self.sequence, self.start, 1, self.samples),
@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """Why something happened to a request: `action` is admitted, waiting, cut, evicted, set_back or refused_wish."""
+    """The reason for an action on a request: admitted, waiting, cut, evicted, preempted or refused_decision."""
 
     request_id: str
     action: str
@@ -77,32 +77,37 @@ class StepPlan(Shown):
     step: int
     spans: tuple[Span, ...]
     decisions: tuple[Decision, ...] = ()
-    moves: Moves = field(default_factory=Moves)  # of pages, before anything is computed
-    faults: tuple[tuple[Sequence, str], ...] = ()  # who must end with an error, and which
-    padding: int = 0  # rows of a padded batch that are computed for nobody
-    wishes: tuple[Wishes, ...] = ()  # the policy's, once for each time it was asked
+    moves: Moves = field(default_factory=Moves)  # before anything is computed
+    faults: tuple[tuple[Sequence, str], ...] = ()  # sequences to fail, with their errors
+    padding: int = 0  # rows of a padded batch without a sequence
+    wishes: tuple[Wishes, ...] = ()  # one for each call of the policy
 
     def without(self, sequences: list[Sequence]) -> StepPlan:
-        """The plan less the spans of `sequences`, which ended before it began."""
+        """Return the plan without the spans of `sequences`, which finished before it began."""
         return replace(self, spans=tuple(span for span in self.spans if span.sequence not in sequences))
 
     def going(self) -> StepPlan:
-        """The plan less the spans of what ended since it was made: it may have been cancelled."""
+        """Return the plan without the spans of sequences that finished since it was made, by cancellation
+        for example."""
         return self.without([span.sequence for span in self.spans if span.sequence.finish_reason is not None])
 
     def halves(self) -> tuple[StepPlan, StepPlan]:
-        """The first half of the spans, one at least, and the others."""
+        """Split the plan into the first half of its spans, at least one, and the others."""
         middle = max(1, len(self.spans) // 2)
         return replace(self, spans=self.spans[:middle]), replace(self, spans=self.spans[middle:])
 
     @property
     def drafts(self) -> int:
-        """Tokens that are computed on trial."""
+        """Return the number of draft tokens that the step verifies."""
         return sum(len(span.drafts) for span in self.spans)
 
     def by_rows(self, most: int | None = None) -> StepPlan:
-        """The plan with drafted tokens as rows of their own, `most` of one sequence, where it computes nothing else
-        beside single tokens; otherwise the plan as it is."""
+        """Return the plan with each draft token as a row of its own, if it computes nothing but decodes and their
+        drafts.
+
+        Args:
+            max_rows_per_sequence: the most rows of one sequence; None: any. A plan beyond that is returned as it is.
+        """
         checks = [span for span in self.spans if span.length > 1]
         if not checks or any(span.length > 1 + len(span.drafts) for span in checks):
             return self
@@ -116,7 +121,7 @@ class StepPlan(Shown):
 
     @property
     def decode_only(self) -> bool:
-        """Whether every sequence computes one token."""
+        """Return whether every sequence computes one token."""
         return all(span.length == 1 for span in self.spans)
 
     @property

@@ -1,15 +1,12 @@
-"""The policies that come with the workbench. Each is a value: the name under `schedule.policy`, and its settings.
+"""Built-in scheduling policies. Each is a value: the name under `schedule.policy`, and its settings.
 
-Nobody starves under any of them. `fcfs` serves in order of arrival. Under the others whoever has been here for
-`patience` steps is overdue, and the oldest that is overdue is served whatever the policy says:
-- `shortest_prompt`, `priority` and `fair` keep to their own order even where more comes than can be served and all that
-  wait are overdue before long: one admission in four goes to the oldest of those, three as the policy has it. Among
-  those that run only the oldest, if overdue, goes before the policy's order, and is the last to give way. So the oldest
-  of all is admitted, `patience` steps after it came, with the fourth admission at the latest, an admission takes no
-  longer than those that run would take to end with nobody new beside them, and from then on it gets all it needs; when
-  it ends, the next is the oldest.
-- `prefill_first` and `decode_first` serve all who are overdue first, in order of arrival, and under such a load little
-  else: `patience` is how long they are to be kept to, and the longest wait that they may cost.
+No request starves under any of them. `fcfs` schedules in order of arrival. Under the others a request is starving once
+`starvation_limit` steps have passed since its arrival, and aging takes over: - `shortest_prompt`, `priority` and `fair`
+keep their own order even under overload. One admission in four goes to the
+  oldest starving request. Among running requests only the oldest, if starving, goes before the policy's order and is
+  preempted last. So the oldest request is admitted at the fourth admission at the latest, and then gets all it needs.
+- `prefill_first` and `decode_first` schedule all starving requests first, in order of arrival. `starvation_limit` is
+  also the longest wait that they may cost.
 """
 
 from __future__ import annotations
@@ -158,11 +155,11 @@ class Fair(BuiltIn):
 
 
 class Static:
-    """A batch waits for its last: nobody joins once anybody in it has decoded. `inner` says who comes into it.
+    """Static batching: no request joins once any of the batch has decoded; `inner` chooses its members.
 
-    It is gathered for as long as its prompts take, which may be several steps; nobody decodes meanwhile. Who ends
-    leaves; in a `padded` batch its row is computed until the last ends (request-level scheduling: Yu et al. 2022,
-    Orca, section 3).
+    The batch is gathered while its prompts are computed, which may take several steps without a decode. A finished
+    request leaves. In a `padded` batch its row is computed until the last finishes (request-level scheduling: Yu et al.
+    2022, Orca, section 3).
     """
 
     def __init__(self, inner: Policy, padded: bool = False):

@@ -1,21 +1,22 @@
-"""What a scheduling policy sees and says: a pure function from a state to wishes. Integers and short strings only.
+"""Define what a scheduling policy sees and returns: a pure function from a state to a decision. Integers and short
+strings only.
 
-A policy of your own, in a file of your own (`schedule.policy: {path: mine.py:longest_first}`):
+A user-defined policy, in a file of its own (`schedule.policy: {path: mine.py:longest_first}`):
 
-    from workbench.engine.policy import Wishes
+    from workbench.scheduler.policy import SchedulerDecision
 
     def longest_first(state):
-        wishes, left = [], state.budget
-        for entry in state.running:
-            wishes.append((entry.id, min(entry.todo, left)))
-            left -= wishes[-1][1]
-        for entry in sorted(state.waiting, key=lambda entry: -entry.prompt):
-            if left and state.fits(entry):
-                wishes.append((entry.id, min(state.todo(entry), left)))
+        scheduled, left = [], state.max_num_batched_tokens
+        for view in state.running:
+            scheduled.append((view.request_id, min(view.num_new_tokens, left)))
+            left -= scheduled[-1][1]
+        for view in sorted(state.waiting, key=lambda view: -view.num_prompt_tokens):
+            if left and state.fits(view):
+                scheduled.append((view.request_id, min(state.num_new_tokens(view), left)))
                 break
-        return Wishes(wishes)
+        return SchedulerDecision(scheduled)
 
-`workbench.testing.check_policy` says whether it keeps the laws (this one lets short prompts starve).
+`workbench.testing.check_policy` checks it against the laws (this one lets short prompts starve).
 """
 
 from __future__ import annotations
@@ -26,43 +27,43 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-Counts = tuple[int, ...]  # pages, one number a table
+Counts = tuple[int, ...]  # pages, one number per cache group
 
 
 class Entry(NamedTuple):
-    """One sequence in numbers."""
+    """A read-only view of one sequence, in numbers."""
 
     id: str
-    order: int  # of arrival: the oldest has the smallest
-    since: int  # the step before which it came
+    order: int  # order of arrival: the oldest has the smallest
+    since: int  # the step before which it arrived
     tenant: str
     priority: int  # the smaller, the sooner
     prompt: int  # tokens of its prompt
-    known: int  # tokens known: the prompt's and those chosen so far
-    computed: int  # of these, tokens whose keys and values stand in its pages
-    todo: int  # tokens that a step could compute of it now; of one that waits, before `State.cached` is taken off
+    known: int  # known tokens: prompt and output
+    computed: int  # of these, tokens whose keys and values are in its pages
+    todo: int  # tokens that a step could compute now; for a waiting request, before cached tokens are subtracted
     runs: bool
-    places: int = 1  # sequences that will run once it does: one a sample, or beam
-    seats: int = 1  # of these, places that must be free for it to begin: all for beams, which go on together
+    places: int = 1  # sequences that it becomes: one per sample or beam
+    seats: int = 1  # slots that must be free for it to start: one per beam, which advance together
     set_backs: int = 0
     began: int = 0  # the step in which it was last admitted, where it runs
     @property
     def decodes(self) -> bool:
-        """Whether it runs and its prefill is done."""
+        """Return whether it runs and its prefill is done."""
         return self.runs and self.todo == 1
 
 
 class WaitingOrders:
-    """Entries that wait, in order of arrival and in the orders that policies asked for: who comes or goes is put into
-    or taken out of each, and nothing is sorted anew."""
+    """Waiting requests in order of arrival and in the orders that policies asked for. Arrivals and departures update
+    each order; nothing is sorted anew."""
 
-    MOST_KEYS = 4  # a policy that gives a new key every step has it sorted every step, and leaves nothing behind
+    MOST_KEYS = 4  # a new key every step is sorted every step, and old orders are dropped
 
     def __init__(self) -> None:
         self._arrival: list[Entry] = []
         self._orders: dict[Callable[[Entry], Any], list[Entry]] = {}
         self._tenants: dict[str, list[Entry]] = {}
-        self._tuples: dict[Callable[[Entry], Any], tuple[Entry, ...]] = {}  # of both, until somebody comes or goes
+        self._tuples: dict[Callable[[Entry], Any], tuple[Entry, ...]] = {}  # of both, until a request arrives or leaves
         self._by_tenant: Mapping[str, tuple[Entry, ...]] | None = None
 
     def add(self, entry: Entry) -> None:
@@ -76,7 +77,7 @@ class WaitingOrders:
                 del self._orders[key]
 
     def remove(self, order: int) -> None:
-        """The entry of this order of arrival."""
+        """Remove the request with this arrival index."""
         self._changed()
         place = bisect.bisect_left(self._arrival, order, key=_arrival)
         entry = self._arrival.pop(place)
@@ -90,7 +91,7 @@ class WaitingOrders:
                 found = entries.pop(place).order
             except Exception:  # as in `add`; an IndexError too
                 found = None
-            if found != order:  # the key is not pure: this order is made anew when it is asked for
+            if found != order:  # the key is not pure: this order is rebuilt when needed
                 del self._orders[key]
 
     def _changed(self) -> None:
@@ -98,13 +99,13 @@ class WaitingOrders:
         self._by_tenant = None
 
     def entries(self) -> tuple[Entry, ...]:
-        """In order of arrival; the same tuple until somebody comes or goes."""
+        """Return the views in order of arrival; the same tuple until a request arrives or leaves."""
         if _arrival not in self._tuples:
             self._tuples[_arrival] = tuple(self._arrival)
         return self._tuples[_arrival]
 
     def by(self, key: Callable[[Entry], Any]) -> tuple[Entry, ...]:
-        """By `key`, then in order of arrival."""
+        """Return the views sorted by `key`, then by arrival."""
         if key not in self._orders:
             while len(self._orders) >= self.MOST_KEYS:
                 oldest = next(iter(self._orders))
@@ -116,7 +117,7 @@ class WaitingOrders:
         return self._tuples[key]
 
     def tenants(self) -> Mapping[str, tuple[Entry, ...]]:
-        """Of each tenant, in order of arrival."""
+        """Return each tenant's views in order of arrival."""
         if self._by_tenant is None:
             self._by_tenant = _tuples(self._tenants)
         return self._by_tenant
@@ -143,58 +144,69 @@ def _by_tenant(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 @dataclass(frozen=True)
 class State:
-    """What is to be decided on. Page counts and cached tokens are worked out when they are first asked for."""
+    """The scheduler's state before a step. Page counts and cached tokens are computed when first read."""
 
     step: int
     running: Sequence[Entry]  # in order of arrival, as are those that wait
     waiting: tuple[Entry, ...]
-    free: Counts  # pages that can be had once all that run have theirs: negative where pages will be lacking
-    needs: Mapping[str, Counts]  # by id: pages it must be given before its next tokens are computed
-    gives: Mapping[str, Counts]  # by id: pages that can be had once it is set back
-    cached: Mapping[str, int]  # by id of one that waits: tokens found in the cache or on the host
-    served: Mapping[str, int] = field(default_factory=dict)  # by tenant: tokens computed for it
-    admitted: int = 0  # admissions so far, those after a set-back included
+    free: Counts  # pages available after all running sequences have theirs: negative if they run short
+    needs: Mapping[str, Counts]  # by request id: pages to allocate before its next tokens
+    gives: Mapping[str, Counts]  # by request id: pages that its preemption frees
+    cached: Mapping[str, int]  # by id of a waiting request: tokens in the prefix cache or on the CPU
+    served: Mapping[str, int] = field(default_factory=dict)  # computed tokens by tenant
+    admitted: int = 0  # admissions so far, including those after preemption
     max_num_seqs: int = 16
-    budget: int = 512  # tokens of a step at most
-    chunk: int = 512  # prefill tokens of a step at most
-    whole: bool = False  # a prefill is not cut; one longer than a step is, after a set-back
-    queue: WaitingOrders | None = field(default=None, compare=False, repr=False)  # as long as it is the scheduler's
+    budget: int = 512  # the most tokens of a step
+    chunk: int = 512  # the most prefill tokens of a step
+    whole: bool = False  # prefills are not cut, except one longer than a step after a preemption
+    queue: WaitingOrders | None = field(default=None, compare=False, repr=False)  # while it is the scheduler's
 
     def by(self, key: Callable[[Entry], Any]) -> tuple[Entry, ...]:
-        """Those that wait by `key`, and by arrival where that is equal. `key` is a pure function of the entry; give
-        the same one every time (not a new lambda), and they are kept in this order from step to step."""
+        """Return the waiting requests sorted by `key`, then by arrival.
+
+        `key` is a pure function of the view. Pass the same function every time, not a new lambda, so that the order is
+        kept from step to step.
+        """
         if self.queue is None or self.queue.entries() is not self.waiting:
             return tuple(sorted(self.waiting, key=key))
         return self.queue.by(key)
 
     def tenants(self) -> Mapping[str, tuple[Entry, ...]]:
-        """Those that wait, of each tenant in order of arrival."""
+        """Return each tenant's waiting requests in order of arrival."""
         if self.queue is None or self.queue.entries() is not self.waiting:
             return _tuples(_by_tenant(self.waiting))
         return self.queue.tenants()
 
     @property
     def places(self) -> int:
-        """Sequences that may begin to run. One suffices for a request: samples that find none by the time they could
-        join it wait on the pages of its prompt."""
+        """Return the number of sequences that may start to run.
+
+        One free slot is enough for a request: samples without a slot wait on the pages of its prompt.
+        """
         return self.max_num_seqs - sum([entry.places for entry in self.running])
 
     def fits(self, *entries: Entry) -> bool:
-        """Whether there are pages for all of `entries`, which wait."""
+        """Return whether there are pages for all of `entries`, which wait."""
         needed = [self.needs[entry.id] for entry in entries]
         return all(sum(column) <= free for column, free in zip(zip(*needed, strict=True), self.free, strict=False))
 
     def todo(self, entry: Entry) -> int:
-        """Tokens to be computed of it, less those that are found in the cache or on the host."""
+        """Return the tokens to compute for a request, without those found in the prefix cache or on the CPU."""
         return entry.todo if entry.runs else max(1, entry.todo - self.cached[entry.id])
 
     def portion(self, todo: int, left: int, chunk: int) -> int:
-        """How much of `todo` prefill tokens a step computes with `left` of its budget, `chunk` of it for prefill."""
+        """Return how many of `num_new_tokens` prefill tokens a step computes.
+
+        Args:
+            num_new_tokens: prefill tokens to compute.
+            tokens_left: tokens left of the step.
+            prefill_tokens_left: prefill tokens left of the step.
+        """
         length = max(0, min(todo, left, chunk))
         return 0 if self.whole and length < todo <= min(self.budget, self.chunk) else length
 
     def worked_out(self) -> State:
-        """The same with everything worked out, in values that outlive the decision."""
+        """Return a copy with everything computed, in values that outlive the decision."""
         every = (*self.running, *self.waiting)
         return replace(
             self,
@@ -209,11 +221,12 @@ class State:
 
 @dataclass(frozen=True)
 class Wishes:
-    """`tokens` says of whom how many tokens are to be computed, in the order in which pages are given out; with none a
-    running sequence pauses, and a waiting one is named as the next in line. Where the pages of those that run do not
-    suffice, the last named gives way, and before it who is not named. Who waits is admitted in this order, until one
-    does not fit. `set_back` are to give way whatever happens. `because` says of one that waits why, where it is the
-    policy's doing.
+    """A policy's decision for one step: tokens per request, requests to preempt, and reasons.
+
+    `num_scheduled_tokens` are (request_id, tokens) in the order in which pages are allocated. With 0 tokens a running
+    request pauses and a waiting one is named as next in line. If pages run out, requests that are not listed are
+    preempted first, then the last in the list. Waiting requests are admitted in this order, until one does not fit.
+    `preempted` are preempted in any case. `reasons` say why a waiting request was not scheduled by the policy.
     """
 
     tokens: Iterable[tuple[str, int]] = ()
@@ -222,7 +235,10 @@ class Wishes:
 
 
 class Policy(Protocol):
-    """`steady = True` on it promises: where every running sequence wants one token, all have pages, and nobody could be
-    admitted, it lets all decode. It is then not asked in such steps."""
+    """A function from `SchedulerState` to `SchedulerDecision`.
+
+    `steady = True` is a promise: if every running sequence needs one token, all have pages and none can be admitted,
+    the policy lets all decode. It is not called in such steps.
+    """
 
     def __call__(self, state: State, /) -> Wishes: ...

@@ -1,8 +1,7 @@
-"""Steps of many tokens on the lane mlir: each block's two sides as compiled functions over weights in panels, with the
-cache's own write and attention between them.
+"""Execute steps of many tokens on the backend mlir: compiled functions for each block's two sides, over panel weights.
 
-What attention reads and writes is the affair of the cache's layers, of whatever kind they are; rows of any number of
-sequences, prefills and decodes alike, go through a side together. The residual stream is float32.
+The cache's own write and attention run between them, for any kind of cache layer. Rows of all sequences, prefills and
+decodes alike, go through a side together. The residual stream is float32.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ ROOM = 512  # rows that buffers are made for at first; they double
 
 
 class PrefillExecutor:
-    """Any step of a model that has `all_in_panels`. `head` gives what computes logits."""
+    """Execute any step of a model with weights in panels; `token_parallel` returns the executor that
+    computes logits."""
 
     def __init__(self, model: Transformer, store: KVStore, head: Callable[[], RowsExecutor]):
         self.model, self.store, self.head = model, store, head
@@ -67,7 +67,7 @@ class PrefillExecutor:
         return self.head().logits(x[batch.sample_rows])
 
     def _hidden(self, batch: TokenBatch) -> Tensor:
-        """Return what the last block leaves of each token, float32, in a buffer: [token, width]."""
+        """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
         rows, model = batch.rows, self.model
         blocks = self._for(rows)
         for turn, angles in self._angles.items():
@@ -85,7 +85,7 @@ class PrefillExecutor:
         return x
 
     def _for(self, rows: int) -> list[PrefillBlock]:
-        """The model's blocks, bound to buffers of at least that many rows."""
+        """Return the model's blocks, bound to buffers of at least `rows` rows."""
         if rows > self._room or not self._blocks:
             check_step(self.model, self.store)
             self._room = max(ROOM, self._room, 1 << (rows - 1).bit_length())
@@ -102,5 +102,5 @@ class PrefillExecutor:
 
 
 def all_in_panels(model: Transformer) -> bool:
-    """Tell whether every product of the model's blocks has its weight in panels."""
+    """Return whether every product of the model's blocks has its weight in panels."""
     return all(in_panels(part.weight) for part in model.blocks.modules() if isinstance(part, Linear))

@@ -1,4 +1,4 @@
-"""Who waits, in order of arrival."""
+"""Queue waiting sequences in order of arrival."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from workbench.request import Sequence
 
 
 class Queue:
-    """Sequences that wait, and by their ids those that a policy may name. What a policy sees of them is kept beside."""
+    """Waiting sequences, and all sequences that a policy may name, by id. The policy's views are kept beside them."""
 
     def __init__(self, pools: tuple[PagePool, ...], views: Views):
         self.sequences: list[Sequence] = []
         self.by_id: dict[str, Sequence] = {}
-        self._holding: dict[int, Sequence] = {}  # by order: those that wait on pages which they share, or did
-        self.changed = True  # somebody came since the policy looked at them
+        self._holding: dict[int, Sequence] = {}  # by arrival index: waiting sequences that hold shared pages, or did
+        self.changed = True  # a request arrived since the last policy call
         self._pools, self._views = pools, views
 
     def add(self, leader: Sequence, *followers: Sequence) -> None:
-        """`leader` waits; `followers` begin on its pages once it has computed what they have in common."""
+        """Queue `parent`; `children` start on its pages once it has computed their common prefix."""
         if not leader.pages:
             leader.pages = tuple([] for _ in self._pools)
         leader.leader, leader.followers = None, list(followers)
@@ -37,20 +37,20 @@ class Queue:
         self.changed = True
 
     def remove(self, sequence: Sequence) -> None:
-        """`sequence` begins, or has ended."""
+        """Remove `sequence`, which starts or has finished."""
         del self.sequences[bisect.bisect_left(self.sequences, sequence.order, key=_order)]
         self._holding.pop(sequence.order, None)
         self._views.waits_no_more(sequence)
 
     def youngest_holder(self, but: Sequence | None = None) -> Sequence | None:
-        """The youngest of those that wait on pages which they share, `but` left out."""
+        """Return the youngest waiting sequence that holds shared pages, except `but`."""
         for order in sorted(self._holding, reverse=True):
             if self._holding[order].computed and self._holding[order] is not but:
                 return self._holding[order]
         return None
 
     def lost(self, follower: Sequence) -> None:
-        """`follower`, which waits for its leader, has ended."""
+        """Remove a finished child from its parent."""
         leader = follower.leader
         assert leader is not None
         leader.followers.remove(follower)
@@ -60,7 +60,7 @@ class Queue:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """How many tokens two texts begin with that are the same."""
+    """Return the length of the common prefix of two token lists."""
     if one == other:
         return len(one)
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""What a step chose, as text, up to where a request ends."""
+"""Detokenize what a step sampled, up to the end of each request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workbench.sampling.choose import Choice
 
 @dataclass(frozen=True)
 class Read:
-    """What a step chose for one request: tokens, the text that each lets be shown, and the end if it came."""
+    """What a step sampled for one request: tokens, the text to show for each, and the finish reason if it came."""
 
     choices: list[Choice]
     texts: list[str]
     reason: FinishReason | None = None
     error: str = ""
-    accepted: int = 0  # drafted tokens that stand
+    accepted: int = 0  # accepted draft tokens
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -26,8 +26,7 @@ class Read:
 
 
 def read_out(output: Output, choices: list[Choice]) -> Read:
-    """`choices` go to `output` one by one, until one ends the request or cannot be read. All but the last are drafted
-    tokens that stand."""
+    """Push tokens until one ends the request or cannot be detokenized; all but the last are accepted drafts."""
     texts: list[str] = []
     accepted = len(choices) - 1
     for place, choice in enumerate(choices):

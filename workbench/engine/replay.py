@@ -1,7 +1,7 @@
-"""A recorded run's steps, formed again: batches that came of wall-clock arrivals come back as they were.
+"""Replay the steps of a recorded run: batches formed by wall-clock arrivals come back as they were.
 
-Requests are submitted and cancelled before the steps, and the policy's wishes are those, that the record has; clocks
-decide nothing. What the scheduler makes of them is held against the record, step by step.
+Requests are submitted and cancelled before the same steps, and the policy's decisions are the recorded ones; clocks
+decide nothing. The scheduler's plans are compared with the record, step by step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from workbench.trace.script import Input, Script, Step
 
 
 class Diverged(WorkbenchError):
-    """The record cannot be followed; the message says from which step on, and why."""
+    """A replay that left the record; the message names the step and the reason."""
 
 
 class Replayed:
-    """Wishes what was wished: the asks of one step, one after another. It promises what the
-    policy does that it stands for."""
+    """A policy that returns the recorded decisions of one step, one after another, and promises what the
+    original does."""
 
     def __init__(self, policy: Policy):
         self.kind, self.steady = name_of(policy), getattr(policy, "steady", False)
@@ -47,8 +47,13 @@ class Replayed:
 
 
 def replay(runner: Runner, requests: Iterable[Request], script: Script) -> Iterator[Event]:
-    """Run `requests` as `script` has it and yield what happens. Raises Diverged at the first step that is not formed as
-    it was. Closing the iterator cancels what is under way; the runner's own policy comes back."""
+    """Replay `requests` as `script` has them and yield the events.
+
+    Closing the iterator cancels what is in progress; the runner's own policy comes back.
+
+    Raises:
+        ReplayDiverged: at the first step that differs.
+    """
     return _Replay(runner, requests, script).stream()
 
 
@@ -92,7 +97,7 @@ class _Replay:
             raise Diverged(f"replay: step {step.number} is not what it was: {self._difference(step, now)}")
 
     def _difference(self, step: Step, now: tuple[Step, ...]) -> str:
-        """The first span that is not the same, and what is known of why."""
+        """Return the first span that differs, and the known reason."""
         before = {span.sequence: span for span in step.spans}
         found = {span.sequence: span for span in now[0].spans} if now else {}
         reasons = {each.sequence: each.reason for each in (now[0].actions if now else ())}
@@ -121,7 +126,7 @@ class _Replay:
                 raise Diverged(f"replay: before step {step} the record submits {name}, which this workload lacks")
 
     def _note(self, event: Event) -> None:
-        """A listener that cancels, in the midst of a step too, what another one cancelled at this event."""
+        """Cancel what another listener cancelled at this event, within a step too."""
         self.recorder.note(event)
         if isinstance(event, Finished):
             self._ended[event.request_id] = f"it has ended: {event.error or event.reason}"
@@ -134,7 +139,7 @@ class _Replay:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """The script's policy, a listener before the runner's own, and the record's clock for cached pages' life."""
+        """Install the script's policy, a listener before the runner's own, and the record's clock for cached pages."""
         runner, listener = self.runner, self.runner.instruments.listener
         policy, index = runner.scheduler.policy, runner.cache.holdings.prefix
         clock = index.clock if index is not None else runner.clock

@@ -1,7 +1,7 @@
-"""Time the steps of several lanes beside each other, on a machine that others use too.
+"""Time steps of several backends beside each other, on a shared machine.
 
-Other processes only ever make a step slower, and not every round: so lanes take turns, rounds go on while the quick
-ones disagree, and what is compared is the quickest round of each.
+Contention only ever makes a step slower, and not every round. So backends take turns, rounds go on while the quick ones
+disagree, and the quickest rounds are compared.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from compiled_kernels import Lane
 
 LEAST_ROUNDS, MOST_ROUNDS = 7, 100
-AGREEING = 3  # a figure is trusted once this many rounds are
+AGREEING = 3  # a figure is trusted once this many rounds agree
 WITHIN = 1.1  # times the quickest
-CLEARLY = 0.8  # a lane is quicker beyond doubt that takes less than this share of the time of another
-BUDGET_SECONDS = 1.5  # for each lane: then what was found has to do
+CLEARLY = 0.8  # a backend is clearly faster below this fraction of another's time
+BUDGET_SECONDS = 1.5  # per backend
 
 
 @dataclass(frozen=True)
 class Times:
-    """`seconds` of the quickest of `rounds` by lane. `quiet`: of every lane several rounds were as quick, so that the
-    figure is the lane's and not the machine's."""
+    """The quickest of `rounds` by backend. `is_stable`: several rounds of every backend agree with it."""
 
     seconds: Mapping[Lane, float]
     rounds: int
@@ -34,8 +33,14 @@ def timed(
     budget_seconds: float = BUDGET_SECONDS,
     clock: Callable[[], float] | None = None,
 ) -> Times:
-    """Run `steps` in turn, each round beginning with another, until the quickest rounds of each agree or the budget is
-    spent. Each step is run once before, untimed."""
+    """Run `steps` in turns until the quickest rounds of each agree or the budget is spent; each runs once before,
+    untimed.
+
+    Args:
+        steps: functions to time, by backend.
+        budget_seconds: time limit per backend.
+        clock: returns seconds.
+    """
     clock = clock or time.perf_counter
     order, samples = list(steps), {lane: [] for lane in steps}
     for step in steps.values():

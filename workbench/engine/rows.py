@@ -1,10 +1,9 @@
-"""Any step as rows of one compiled function, whatever its spans: what `batch_invariant` asks for, and the quickest way
-through a step of few tokens on the lane mlir.
+"""Execute any step as rows of one compiled function, a token per row.
 
-A token is a row, computed at the end of its own context. Each row's sums have an order of their own: products walk the
-width in one order, attention its context in pages and in parts that the row's position alone decides, norms and gates
-see nothing but the row. So a token has the same bits alone, among others, in a chunk of any length and after a prefix
-that was computed before.
+`batch_invariant` asks for it, and it is the fastest way through a step of few tokens on the backend mlir. A row is
+computed at the end of its own context. Its sums have an order of their own: products walk the hidden size in one order,
+attention its context in pages and in splits that the row's position alone decides, norms and gates see only the row. So
+a token has the same bits alone, among others, in a chunk of any length and after a cached prefix.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ PARTS = 2  # of every context: the number must not depend on rows or threads
 
 
 class RowsExecutor:
-    """Steps as calls of a bucket of rows. A sequence's tokens go through in order, and packed layers settle what each
-    call makes old enough before it."""
+    """Execute steps as calls of a bucket of rows. Tokens of a sequence go in order; quantized layers quantize before
+    each call."""
 
     def __init__(
         self,
@@ -83,14 +82,14 @@ class RowsExecutor:
         return self.logits(torch.cat([rows for span in found for rows in span]))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of what the last block left of some tokens: [sample, width] -> [sample, vocab]."""
+        """Return logits of the last block's output: [sample, hidden] -> [sample, vocab]."""
         sampled = x.split(self.buckets[-1])
         if len(sampled) == 1:
             return self._logits(sampled[0])
         return torch.cat([self._logits(rows).clone() for rows in sampled])
 
     def _calls(self, plan: StepPlan) -> Iterator[tuple[list[int], tuple[Span, ...]]]:
-        """The plan's tokens, a call at a time: parts of spans, and which of the plan's spans they are of."""
+        """Yield the plan's tokens one call at a time: indices of spans in the plan, and the parts of these spans."""
         waiting = list(enumerate(plan.spans))
         while waiting:
             room, places, spans, left = self.buckets[-1], [], [], []
@@ -106,7 +105,7 @@ class RowsExecutor:
             waiting = left
 
     def _hidden(self, batch: TokenBatch, padding: int) -> Tensor:
-        """What the last block leaves of each token, float32, in a buffer: [token, width]."""
+        """Return the last block's output for each token, float32, in a buffer: [token, hidden]."""
         step = self._step("blocks", min(batch.rows + padding, self.buckets[-1]))
         self.store.settle(batch)
         rows = batch.rows
@@ -126,7 +125,7 @@ class RowsExecutor:
         return step.x[:rows]
 
     def _logits(self, x: Tensor) -> Tensor:
-        """[sample, width] -> [sample, vocab], in a buffer."""
+        """Compute [sample, hidden] -> [sample, vocab], in a buffer."""
         if not len(x):
             return x.new_empty(0, self.model.spec.vocab)
         step = self._step("head", len(x))
@@ -152,7 +151,7 @@ class RowsExecutor:
         return self._steps[key]
 
     def shape(self, part: str, rows: int) -> StepShape:
-        """What the `blocks`, or the `head` alone, are compiled for."""
+        """Return the compile-time shape of the `blocks`, or of the `head` alone."""
         whole = replace(
             step_shape(self.model, self.store.page_size, rows, self.store.shapes), chunks=PARTS, together=True
         )
@@ -160,7 +159,7 @@ class RowsExecutor:
 
 
 def _cut(span: Span, start: int, length: int) -> Span:
-    """The part of a span that begins at position `start`, with those of its logits and drafts that lie in it."""
+    """Return the part of a span from position `start`, with those of its logits and drafts that lie in it."""
     end, known = start + length, span.end - len(span.drafts)
     scored = max(0, end - max(start, span.end - span.logit_rows))
     drafts = span.drafts[max(0, start - known) : max(0, end - known)]

@@ -1,6 +1,6 @@
-"""The runner: requests in, events out, one step at a time.
+"""Run requests: text in, events out, one step at a time.
 
-A step reads as a sentence: draft, plan, pack and forward, choose, commit, note. One thread owns a runner.
+A step reads as a sentence: propose, plan, pack and forward, sample, commit, emit. One thread owns a runner.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from workbench.trace.events import Event, Finished, ThreadsChanged
 
 
 class Runner(Shown):
-    """A model, its cache and its requests. `note` receives every event (see `instruments`)."""
+    """A model, its KV cache and its requests. The listener receives every event (see `telemetry`)."""
 
     def __init__(
         self,
@@ -70,13 +70,31 @@ class Runner(Shown):
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ):
-        """`policy` says who is served next: a name or setting of `engine.schedule`, or a function from State to Wishes;
-        `set_back` whether the pages of who gives way are computed again or go to the host. `pages` are those of each
-        table, or of all alike; `cache` says how keys and values are kept, `cache_dtype` in what type where they are not
-        packed (the model's unless given); `page_orders` gives, for each table, the order in which its pages are first
-        used; `prefix` and `offload` are values of `cache.settings` or their kinds; `evict` is a policy of
-        `cache.evict`, or its settings; `lanes` says which lane decodes where that is not the model's; `compile` is the
-        lane inductor's unit; `batch_invariant` as in `load`; `drafts` proposes tokens that a step checks besides."""
+        """Create a runner around a loaded model.
+
+        Args:
+            model: the model to run.
+            tokenizer: its tokenizer; None if requests are token ids.
+            limits: the most sequences and tokens of a step.
+            policy: the scheduling policy: a name or setting, or a function from SchedulerState to SchedulerDecision.
+            preemption_mode: whether pages of preempted sequences are recomputed or offloaded.
+            page_size: tokens per page.
+            pages: pages of each cache group, or of all alike.
+            cache: format of keys and values.
+            cache_dtype: type of what is not quantized; the model's unless given.
+            page_orders: for each cache group, the order in which its pages are first used.
+            prefix: prefix cache setting, or its kind.
+            offload: offload setting, or its kind.
+            evict: eviction policy, or its settings.
+            overflow: refuse prompts that leave no room in the context, or cut their oldest tokens.
+            listener: receives every event.
+            backends: backends of decodes, other steps and attention; the model's unless given.
+            compile: what Inductor compiles at once.
+            batch_invariant: as in `load`.
+            speculator: proposes tokens that a step verifies besides.
+            clock: returns seconds.
+            sleep: waits for arrivals.
+        """
         self.model, self.tokenizer = model, tokenizer
         if tokenizer is not None:
             tokenizer.check_fits(model.spec.vocab)
@@ -103,7 +121,7 @@ class Runner(Shown):
         self.speculate(drafts)
         self.overflow = overflow
         self.owner: Owner | None = None
-        self.asked: Mapping[str, Any] = {}  # what `load` was given to make it
+        self.asked: Mapping[str, Any] = {}  # the arguments of `load`
         self._names = (f"request-{number}" for number in itertools.count())
 
     def _fell_back(self, why: str) -> None:
@@ -115,29 +133,32 @@ class Runner(Shown):
 
     @intake.takes_sampling
     def stream(self, requests: intake.Asked, **sampling: object) -> Iterator[Event]:
-        """Run `requests` (a text, a Request, or several of either) and yield what happens as it happens.
+        """Run `requests` (a text, a Request, or several of either) and yield events as they happen.
 
             for event in runner.stream("def fib(n):", max_tokens=32, temperature=0):
                 print(event.text, end="")
 
-        `sampling` are SamplingParameters for requests given as text. What a bad request gets is a Finished
-        event with reason "refused"; a lone text that cannot run raises. Closing the iterator cancels the rest, and so
-        does an interrupt (Ctrl-C, a notebook's stop button), whenever it comes: the runner goes on with the next.
-        With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of best_of > n
-        come when all have ended, those of beams when the search has: samples 0 to n - 1 are the best.
+        A bad request gets a Finished event with reason "refused"; a lone text that cannot run raises. Closing the
+        iterator cancels the rest, and so does an interrupt (Ctrl-C, a notebook's stop button): the runner goes on with
+        the next. With n > 1 each sample has events of its own: the request's id, and the sample's number. Those of
+        best_of > n come when all have finished, those of beams when the search has: samples 0 to n - 1 are the best.
+
+        Args:
+            requests: what to run.
+            sampling: SamplingParameters for requests given as text.
         """
         if self.owner is not None and not self.owner.here():
             return self.owner.stream(requests, **sampling)
         return self._stream(self.read(requests, sampling), raises=isinstance(requests, str))
 
     def read(self, requests: intake.Asked, sampling: dict[str, Any]) -> list[Request]:
-        """`requests` as Requests, in the order asked; texts are encoded and named."""
+        """Return `requests` as Requests, in the given order; texts are encoded and get an id."""
         return intake.requests_from(requests, self.tokenizer, sampling, self._names)
 
     def _stream(self, asked: list[Request], raises: bool) -> Iterator[Event]:
         began = self.clock()
         coming = deque(sorted(asked, key=intake.due))
-        owed = 0  # requests submitted whose end is still to come
+        owed = 0  # submitted samples that have not finished
         box: deque[Event] = deque()
         try:
             while coming or owed:
@@ -158,9 +179,10 @@ class Runner(Shown):
             self.cancel_all(box)
 
     def submit(self, request: Request, box: deque[Event] | None = None, arrival: float | None = None) -> int:
-        """Queue `request`; its events go to `box` and to the instruments. One that cannot run ends at once, refused.
+        """Queue `request`. Its events go to `queue` and to the listener. One that cannot run is refused at once.
 
-        Returns how many Finished events are to come, or came: one a sample.
+        Returns:
+            the number of Finished events to expect: one per sample.
         """
         self._check_owner()
         begin_ids = self.tokenizer.begin_ids if self.tokenizer is not None else ()
@@ -169,16 +191,16 @@ class Runner(Shown):
             return self.served.submit(request, box if box is not None else deque(), arrival)
 
     def cancel(self, request_id: str) -> None:
-        """End a request now, with all its samples, whatever it is doing; its pages are free when this returns.
-        Unknown ids are ignored.
+        """End a request now, with all its samples; its pages are free when this returns. Unknown ids are ignored.
 
-        It may be called at any moment, by another thread or a timer too. In the midst of a step (by a listener, say) it
-        returns at once, and the step ends the request before it tells any more of it."""
+        It may be called at any moment, by another thread or a timer too. Within a step (by a listener, say) it returns
+        at once, and the step ends the request before it emits more of its events.
+        """
         self._check_owner()
         self._cancel(request_id)
 
     def cancel_all(self, box: deque[Event]) -> None:
-        """As `cancel`, of every request whose events go to `box`."""
+        """Cancel every request whose events go to `queue`."""
         self._check_owner()
         self._cancel(*self.served.of(box))
 
@@ -188,7 +210,7 @@ class Runner(Shown):
             self.books.settle()
 
     def speculate(self, drafts: Drafts | None) -> None:
-        """From the next step on tokens that `drafts` proposes are checked besides; with None, none."""
+        """Verify tokens proposed by `speculator` from the next step on; None switches speculation off."""
         if drafts is not None and self.cache.evictor is not None:
             raise WorkbenchError(excluded(False, True, True))
         if self.drafts is not None:
@@ -197,7 +219,7 @@ class Runner(Shown):
         self.served.chooser.accept = drafts.accept if drafts is not None else "rejection"
 
     def forget_prefixes(self) -> None:
-        """Give up every page that is kept for later requests; what runs keeps its own."""
+        """Empty the prefix cache; running sequences keep their pages."""
         self.cache.forget_prefixes()
 
     def inspect(
@@ -209,13 +231,22 @@ class Runner(Shown):
         heads: Iterable[int] | None = None,
         hidden: Iterable[int] | None = None,
     ) -> Inspection:
-        """Attention weights and hidden states of a request that is being served, for the positions `rows` of its text
-        (negative ones from the last computed): recomputed from the cache's pages, and costing nothing until then.
+        """Return attention weights and hidden states of a request in progress.
+
+        They are recomputed from the cache's pages, and cost nothing until then.
 
             runner.inspect(event.request_id, rows=range(8), layers=(0,))  # its value is shown as pictures
 
-        `layers` and `heads` choose the weights (all unless given, none for `()`), `hidden` the blocks before which
-        hidden states are wanted, the number of layers for what leaves the last. WorkbenchError for what is missing."""
+        Args:
+            request_id: the request.
+            positions: positions in its text; negative ones count from the last computed.
+            layers: layers whose weights are wanted; all unless given, none for `()`.
+            heads: heads whose weights are wanted; all unless given.
+            hidden_states: blocks before which states are wanted; the number of layers for the output of the last.
+
+        Raises:
+            WorkbenchError: for what is missing.
+        """
         sequence = self.served.sequences.get(request_id)
         if sequence is None:
             known = ", ".join(self.served.sequences) or "none"
@@ -224,14 +255,17 @@ class Runner(Shown):
         return inspect(self.model, self.store, sequence, tuple(rows), *asked)
 
     def step(self, box: deque[Event] | None = None) -> None:
-        """Compute one step. Events about the whole step go to `box`, those of a request to its own. An interrupt comes
-        while the model computes, and then nobody has got on, or when the step is over."""
+        """Run one step: propose, plan, forward, sample, commit, emit.
+
+        Events about the whole step go to `queue`, those of a request to its own queue. An interrupt takes effect while
+        the model computes, and then no request has advanced, or when the step is over.
+        """
         self._check_owner()
         with self.books.open() as held:
             self._step(box, held)
 
     def _step(self, box: deque[Event] | None, held: HeldBack) -> None:
-        began = self.now = self.clock()  # within a step time stands still: life times are the same when it is replayed
+        began = self.now = self.clock()  # one time per step, so that TTLs are the same in a replay
         proposed = self._propose()
         drafted = self.clock()
         plan = self.scheduler.plan({name: draft.token_ids for name, draft in proposed.items()})
@@ -264,7 +298,7 @@ class Runner(Shown):
         computed = self.clock()
         try:
             choices = self.served.choose(logits, plan, proposed)
-        except Exception as error:  # the requests of this step end with it; those that waited go on
+        except Exception as error:  # the requests of this step fail; waiting ones go on
             self.served.broke([span.sequence for span in plan.spans], error)
         else:
             now = self.clock()
@@ -291,17 +325,17 @@ class Runner(Shown):
             raise WorkbenchError("another thread owns this runner: use runner.stream, or widgets.Live.of(runner).call")
 
     def _propose(self) -> dict[str, Draft]:
-        """Tokens to be checked in the next step."""
+        """Return draft tokens to verify in the next step."""
         if self.drafts is None:
             return {}
         try:
             return self.drafts.propose(self.scheduler.running)
-        except Exception as error:  # those that run cannot go on as was asked; those that wait can
+        except Exception as error:  # running requests cannot go on as asked; waiting ones can
             self.served.broke(list(self.scheduler.running), error)
             return {}
 
     def _commit(self, plan: StepPlan, read: Mapping[str, Read]) -> int:
-        """Sequences are as long as the step has made them; how many drafted tokens stood."""
+        """Commit the sampled tokens, and return the number of accepted draft tokens."""
         tokens = {name: each.token_ids for name, each in read.items() if each.choices}
         chosen = {name: ids[-1] for name, ids in tokens.items()}
         self.scheduler.commit(plan, chosen, {name: ids[:-1] for name, ids in tokens.items()})
@@ -314,6 +348,6 @@ class Runner(Shown):
 
 
 def generate(runner: Runner, requests: Iterable[Request]) -> dict[str, Finished]:
-    """Run to the end and keep only how each request finished, by its id; of several samples, `id`, `id#1`, ..."""
+    """Run to the end and return how each request finished, by its id; of several samples, `id`, `id#1`, ..."""
     ends = (event for event in runner.stream(list(requests)) if isinstance(event, Finished))
     return {intake.sample_name(event.request_id, event.sample): event for event in ends}

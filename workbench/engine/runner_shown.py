@@ -1,4 +1,4 @@
-"""A runner as a person reads it: what it runs, on what, and what it is doing. Nothing of it is changed."""
+"""Describe a runner as text: its model, cache and queues. Nothing of it is changed."""
 
 from __future__ import annotations
 

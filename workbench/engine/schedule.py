@@ -1,4 +1,4 @@
-"""How requests share the steps, as values of an experiment: which policy, by name or by import path."""
+"""Scheduling settings of an experiment: a policy by name or by import path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SetBack = Literal["auto", "recompute", "offload"]
 
 
 class OwnPolicy(Brief, BaseModel):
-    """A policy of your own: `path` is `package.module:Name` or `folder/file.py:Name`."""
+    """A user-defined policy: `path` is `package.module:Name` or `folder/file.py:Name`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["own"] = "own"
@@ -27,7 +27,7 @@ class OwnPolicy(Brief, BaseModel):
 
 
 def _named(value: Any) -> Any:
-    """A kind alone is enough, and so is a path."""
+    """Accept a kind alone, or a path."""
     if isinstance(value, str):
         return {"kind": "own", "path": value} if ":" in value else {"kind": value}
     if isinstance(value, dict) and "kind" not in value and "path" in value:
@@ -48,8 +48,11 @@ BUILT_IN: dict[str, type[Any]] = {
 
 
 def policy_from(value: Any, kind: Kind = "continuous") -> Policy:
-    """The policy that a name, settings, an import path or a callable stands for, for a schedule of this kind. Errors:
-    WorkbenchError naming what is wrong."""
+    """Build the policy given by name, settings, import path or callable, for a batching mode.
+
+    Raises:
+        WorkbenchError: naming what is wrong.
+    """
     value = value() if isinstance(value, type) else value
     setting = value if callable(value) else _setting(value)
     policy = _own(setting) if isinstance(setting, OwnPolicy) else cast(Policy, setting)

@@ -1,7 +1,7 @@
-"""Which tokens the next step computes: a policy says what it wishes, the scheduler owns sequences and pages.
+"""Schedule the tokens of each step: a policy decides, the scheduler owns sequences and allocates pages.
 
-Integers only, so that thousands of histories are tested in a second and the same scheduler drives a real
-model or a simulated one.
+Integers only, so that thousands of histories are tested in a second and the same scheduler drives a real model or a
+simulated one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workbench.engine.views import Views
 from workbench.errors import WorkbenchError
 from workbench.request import FinishReason, Sequence
 
-MOST_ASKED = 8  # times before one step: each time somebody gave up pages and nobody got on
+MOST_ASKED = 8  # per step: each further call follows a preemption without progress
 
 IN_PARTS = (FCFS, PrefillFirst, DecodeFirst, ShortestPrompt, Priority, Fair)
 
@@ -34,20 +34,20 @@ __all__ = ["Limits", "Refusal", "Scheduler"]
 
 
 class Scheduler:
-    """Owns every sequence from submission to its end; `holdings` knows which pages each holds.
+    """The owner of every sequence from submission to its end; `kv_cache_manager` knows its pages.
 
         submit -> waiting --admitted--> running --finished--> gone
                      ^                     |
-                     +----- set back ------+     (the last in turn, when pages run out)
+                     +----- preempted -----+     (the last in the policy's order, when pages run out)
 
-    A sequence may have followers, which begin on its pages once it has computed what they have in common: samples of
-    one prompt, or the beams of a search that was set back. Those for whom there is no place by then wait on these
-    pages, which the oldest of them holds until somebody needs them more. Mates, the beams of one search, are set back
-    together: alone, one would come back without the pages that they share, and the others would wait for it on theirs.
+    A sequence may have children, which start on its pages once it has computed their common prefix: samples of one
+    prompt, or beams of a preempted search. Children without a slot wait on these pages, which the oldest of them holds
+    until they are needed more. Beams of one search are preempted together: a single one would come back without the
+    pages that they share, and the others would wait for it on theirs.
 
-    Both queues are kept in arrival order. The policy is asked before every step in which there is something to decide;
-    what it wishes is carried out as far as there are places, tokens and pages. `plan` hands pages out; `commit` moves
-    `computed` forward and gives back pages that no query reaches any more.
+    Both queues are in order of arrival. The policy is called before every step with something to decide. Its decision
+    is carried out as far as slots, tokens and pages allow. `plan` allocates pages; `commit` advances
+    `num_computed_tokens` and frees pages that no query reaches any more.
     """
 
     def __init__(self, holdings: Holdings, limits: Limits, context: int, policy: Policy | None = None):
@@ -88,12 +88,20 @@ class Scheduler:
 
     @property
     def steps(self) -> int:
-        """The number of the next step."""
+        """Return the number of the next step."""
         return self._steps
 
     def submit(self, sequence: Sequence, followers: Iterable[Sequence] = (), together: bool = False) -> None:
-        """Queue `sequence`, or refuse it at once when it can never fit. `followers` are further samples of its
-        request: they begin where its prefill ends, on its pages. `together`: they are mates."""
+        """Queue `sequence`, or refuse it at once if it can never fit.
+
+        Args:
+            sequence: the first sequence of a request.
+            children: its further samples; they start on its pages where its prefill ends.
+            as_beams: whether they are beams of one search.
+
+        Raises:
+            RequestRefused: if it can never run.
+        """
         family = [sequence, *followers]
         if not self.busy:
             self._told = ("", "")
@@ -101,14 +109,19 @@ class Scheduler:
         for new in family:
             new.since, new.mates = self._steps, family if together else []
             self.tenants.come(new.request.tenant)
-        alone = self.holdings.budget is not None  # evicting moves what lies in pages: nobody shares them
+        alone = self.holdings.budget is not None  # eviction moves tokens within pages, which then cannot be shared
         for leader, *rest in [[each] for each in family] if alone else [family]:
             self._queue.add(leader, *rest)
 
     def plan(self, proposed: Mapping[str, tuple[int, ...]] | None = None) -> StepPlan | None:
-        """The next step's spans, or None when there is nothing to do. Pages are taken here. Tokens `proposed` for a
-        sequence's next positions are checked as far as the step has room. WorkbenchError where the policy gives no
-        plan; everybody is then where they were."""
+        """Plan the next step and allocate its pages; None if there is nothing to do.
+
+        Args:
+            proposed: draft tokens by request id; they are verified as far as the step has room.
+
+        Raises:
+            WorkbenchError: if the policy returns no plan; all sequences are unchanged then.
+        """
         self.holdings.carried_out()
         self.tenants.settle(chain(self.running, self.waiting))
         decisions: list[Decision] = []
@@ -132,8 +145,13 @@ class Scheduler:
     def commit(
         self, plan: StepPlan, chosen: Mapping[str, int], standing: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
-        """The step was computed; `chosen` gives each sampled sequence its next token, after those of its drafted tokens
-        that are `standing`. What was computed for the others is forgotten, and their pages are given back."""
+        """Update sequences after a step was computed.
+
+        Args:
+            plan: the computed plan.
+            sampled: the next token of each sampled sequence, by request id.
+            accepted_drafts: accepted draft tokens, by request id. The others are dropped and their pages freed.
+        """
         for span in plan.spans:
             sequence = span.sequence
             if sequence.finish_reason is None:
@@ -147,11 +165,11 @@ class Scheduler:
                 self.holdings.settle(sequence)
 
     def skip(self, steps: int) -> None:
-        """So many steps were taken as the last one was planned, without being planned one by one."""
+        """Count `steps` steps that were taken as the last one was planned, without a plan of their own."""
         self._steps += steps
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> list[list[int]]:
-        """End `sequence`, whether it runs or waits; its pages are free at once. Returns them, by table."""
+        """End `sequence`, running or waiting, and return the pages that this freed, by cache group."""
         if sequence.finish_reason is not None:
             return []
         sequence.finish_reason = reason
@@ -168,7 +186,7 @@ class Scheduler:
             self._batch *= bool(self.running)
         else:
             self._queue.remove(sequence)
-        if sequence.followers:  # the next sample leads the others
+        if sequence.followers:  # the next sample becomes the parent of the others
             heirs, sequence.followers = sequence.followers, []
             self._queue.add(*heirs)
         return self.holdings.end(sequence, broken=reason is FinishReason.ERROR)
@@ -249,7 +267,7 @@ class Scheduler:
     def _decided(
         self, decisions: list[Decision], wishes: list[Wishes]
     ) -> tuple[tuple[Span, ...], tuple[tuple[Sequence, str], ...]]:
-        """The spans that come of the policy's wishes, and who ends because a wish for it broke a law."""
+        """Call the policy and carry out its decision; return the spans, and the sequences to fail with their errors."""
         if not self.busy:
             return (), ()
         name, by_id = name_of(self.policy), self._queue.by_id
@@ -263,7 +281,7 @@ class Scheduler:
         spans = self._spans(step, decisions)
         if spans or found.faults or (state.running and not any(entry.todo for entry in state.running)):
             return spans, tuple(found.faults)
-        if step.freed and len(wishes) < MOST_ASKED:  # there are pages now that were not
+        if step.freed and len(wishes) < MOST_ASKED:  # a preemption freed pages
             return self._decided(decisions, wishes)
         raise WorkbenchError(
             f"policy {name}: plans nothing, with {len(self.running)} sequences that run and {len(self.waiting)} that "
@@ -275,7 +293,7 @@ class Scheduler:
         running = set(self.running)
         waiting = [wish for wish in found.tokens.items() if wish[0] not in running]
         for sequence in found.set_back:
-            if sequence in self.running:  # not gone already, with a mate
+            if sequence in self.running:  # not preempted already, with another beam
                 step.set_back(sequence, f"policy {name_of(self.policy)} set it back")
         if found.set_back:
             running = set(self.running)
@@ -286,7 +304,7 @@ class Scheduler:
         step.give_all(order, found.tokens)
         if step.grow(order, self._views.uncovered):
             self._admit(waiting, found.because, step)
-        # A leader that begins may have nothing to compute before its prompt's last token.
+        # A parent that starts may have nothing to compute before its prompt's last token.
         if joined := self.families.join(self._steps, step.decisions):
             for sequence in joined:
                 if sequence in self.running and step.left > 0:
@@ -294,7 +312,7 @@ class Scheduler:
             step.grow(self.running)
 
     def _admit(self, wishes: list[tuple[Sequence, int]], because: Mapping[str, str], step: Granting) -> None:
-        """Waiting sequences in the order of the wishes, each with pages for its next step, until one does not fit."""
+        """Admit waiting sequences in order, each with pages for its next step, until one does not fit."""
         places = self.limits.max_num_seqs - len(self.running) - step.joining if wishes else 0
         for sequence, tokens in wishes:
             reason = because.get(sequence.request_id, "")
@@ -305,7 +323,7 @@ class Scheduler:
             else:
                 reason = step.obstacle(sequence, places) or "not admitted: the policy gives it no tokens yet"
             if reason:
-                if (sequence.request_id, reason) != self._told:  # not the same words every step
+                if (sequence.request_id, reason) != self._told:  # not the same reason every step
                     self._told = (sequence.request_id, reason)
                     step.decisions.append(Decision(sequence.request_id, "waiting", reason))
                 return
@@ -315,7 +333,7 @@ class Scheduler:
             places -= 1 + len(sequence.followers)
 
     def _spans(self, step: Granting, decisions: list[Decision]) -> tuple[Span, ...]:
-        """Spans of one token first, as they are packed, then the longer ones, each in order of arrival."""
+        """Return spans of one token first, as they are packed, then longer ones, each in order of arrival."""
         single: list[Span] = []
         longer: list[Span] = []
         lengths, new = step.lengths, tuple.__new__

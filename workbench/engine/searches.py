@@ -1,4 +1,4 @@
-"""The beam searches that a runner serves: whose beam a sequence is, and what each beam stands for in the end."""
+"""Track the beam searches of a runner, and the result of each beam."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.request import SamplingParameters, Sequence
 
 
 class Place(NamedTuple):
-    """Where `mate` stands when its search is over: the text it tells, and why that is not returned, or no words."""
+    """The result of one beam: its text, and why that is not returned (empty if it is)."""
 
     mate: Sequence
     found: Hypothesis | None
@@ -20,13 +20,13 @@ class Place(NamedTuple):
 
 
 class Searches:
-    """Every beam is a sequence of its own to the scheduler; `of` says which search it belongs to."""
+    """Beam searches by sequence; every beam is a sequence of its own to the scheduler."""
 
     def __init__(self) -> None:
         self._of: dict[str, Search] = {}  # by each of their beams
 
     def begin(self, asked: SamplingParameters, beams: list[Sequence], output: Output) -> None:
-        """`beams` are one search; its texts end where `output` would."""
+        """Start a search with `beams`; its texts end where `stop_checker` would."""
         search = Search(asked, beams, output.ends, output.most)
         self._of |= {beam.request_id: search for beam in beams}
 
@@ -34,7 +34,7 @@ class Searches:
         return self._of.get(sequence.request_id)
 
     def mates(self, sequence: Sequence) -> list[Sequence]:
-        """Those that what happens to `sequence` happens to."""
+        """Return the beams of the search of `sequence`; the sequence itself without one."""
         search = self.of(sequence)
         return [sequence] if search is None else search.mates
 
@@ -42,7 +42,7 @@ class Searches:
         self._of.pop(request_id, None)
 
     def ready(self, plan: StepPlan) -> list[Search]:
-        """Searches all of whose beams have their logits, now that `plan` was computed."""
+        """Return searches whose beams all have logits after `plan`."""
         if not self._of:
             return []
         met = {id(search): search for span in plan.spans if (search := self.of(span.sequence)) is not None}
@@ -50,7 +50,7 @@ class Searches:
 
 
 def places(search: Search) -> list[Place]:
-    """What each beam of a search that is over stands for, the best text first."""
+    """Return the result of each beam of a finished search, best text first."""
     return [_place(search, rank, mate) for rank, mate in enumerate(search.mates)]
 
 

@@ -1,4 +1,4 @@
-"""The requests of a runner from submission to their end: their sequences, their output, and what is told of them."""
+"""Track the requests of a runner from submission to their end: sequences, output, and events."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ENDED_WELL = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.NOT_CHOSEN)
 
 
 class Served:
-    """Every request has one Submitted and one Finished event for each sample, whatever happens between them.
+    """The request tracker. Every sample has one Submitted and one Finished event, whatever happens in between.
 
-    `tell` hears all events; those of a request go to the box it was submitted with too.
+    `emit` receives all events; those of a request go to its output queue too.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Served:
         self._searches = Searches()
         self._tell, self._mail = tell, Mail(tell)
         self._submitted = 0
-        self.noted: deque[str] = deque()  # requests that are to be cancelled: any thread may add to them
+        self.noted: deque[str] = deque()  # request ids to cancel; any thread may append
 
     def submit(self, request: Request, box: deque[Event], arrival: float | None) -> int:
-        """Queue `request`, or end it at once; how many Finished events are to come, or came: one a sample."""
+        """Queue `request`, or finish it at once; return the number of Finished events to expect: one per sample."""
         now = self.clock()
         arrival = now if arrival is None else arrival
         samples = intake.samples_of(request)
@@ -79,7 +79,7 @@ class Served:
             self._mail.send(_submitted(sample, now, arrival))
         try:
             self._admit(request, sequences)
-        except Exception as error:  # whatever is wrong with one request is no matter of the others'
+        except Exception as error:  # an error of one request does not concern the others
             for sequence in sequences:
                 sequence.finish_reason = FinishReason.REFUSED
                 self._end(sequence, FinishReason.REFUSED, in_words(error))
@@ -97,7 +97,7 @@ class Served:
             self._searches.begin(request.sampling, sequences, self._outputs[sequences[0].request_id])
 
     def heed(self) -> None:
-        """End the requests that are noted, with all their samples; unknown ids are ignored."""
+        """End the requests to cancel, with all their samples; unknown ids are ignored."""
         while self.noted:
             request_id = self.noted.popleft()
             names = self._mail.samples(request_id)
@@ -109,11 +109,11 @@ class Served:
                     self._finish(sequence, FinishReason.CANCELLED)
 
     def of(self, box: deque[Event]) -> list[str]:
-        """The requests whose events go to `box`."""
+        """Return the ids of requests whose events go to `queue`."""
         return self._mail.names(box)
 
     def planned(self, plan: StepPlan, now: float) -> None:
-        """Tell what the scheduler decided, of ids that nobody has, too: a policy may have named one."""
+        """Emit the scheduler's decisions, also those on unknown ids that a policy named."""
         served = {decision.request_id for decision in plan.decisions} & self.sequences.keys()
         for decision in plan.decisions:
             name, action, reason = decision.request_id, decision.action, decision.reason
@@ -125,9 +125,18 @@ class Served:
                 self._send(Planned(now, name, step=plan.step, action=action, reason=reason))
 
     def choose(self, logits: Tensor, plan: StepPlan, drafts: Mapping[str, Draft]) -> dict[str, list[Choice]]:
-        """For each request that samples in `plan`, whose rows of `logits` [sample, vocab] these are, the drafted tokens
-        that stand and one that follows them. Beams have none, but where their row is broken: their search looks at it,
-        and chooses for all of them together."""
+        """Sample tokens from the step's logits.
+
+        Beams have none, unless their row is bad: their search takes the logits and advances all of them together.
+
+        Args:
+            logits: [sample, vocab], the rows of `plan`.
+            plan: the computed plan.
+            drafts: drafts by request id.
+
+        Returns:
+            by request id, the accepted draft tokens and one token after them.
+        """
         choices: dict[str, list[Choice]] = {}
         rows, sequences, checked = [], [], []
         row = 0
@@ -148,11 +157,11 @@ class Served:
         return choices
 
     def read(self, chosen: Mapping[str, list[Choice]]) -> dict[str, Read]:
-        """What was chosen for each request, as text, up to where it ends."""
+        """Detokenize what was sampled for each request, up to its end."""
         return {name: read_out(self._outputs[name], choices) for name, choices in chosen.items()}
 
     def computed(self, plan: StepPlan, read: Mapping[str, Read], now: float) -> None:
-        """The step of `plan` is over: tell how far each request is, and end those that are done."""
+        """Emit the progress of each request after the step of `plan`, and finish those that are done."""
         for span in plan.spans:
             sequence, name = span.sequence, span.sequence.request_id
             if sequence.finish_reason is not None:  # it may have been cancelled
@@ -172,7 +181,7 @@ class Served:
             self._searched(search, plan.step, now)
 
     def _searched(self, search: Search, step: int, now: float) -> None:
-        """Every beam has its logits: they go on, or the search is over and each beam stands for a text it found."""
+        """Advance a search whose beams all have logits, or finish it with a text for each beam."""
         going = search.select(now, step)
         if going is not None:
             search.moved(self._scheduler.families.branch(search.mates, going))
@@ -189,7 +198,7 @@ class Served:
                 self._finish(mate, reason, score=score)
 
     def _show(self, mate: Sequence, found: Hypothesis, moments: list[tuple[float, int]]) -> FinishReason | None:
-        """Tell a text as if `mate` had decoded it; why it ended, None where it turns out not to be one."""
+        """Emit a text as if `mate` had decoded it; return its finish reason, or None if it is not a complete text."""
         reason = None
         for (time, step), token, logprob in zip(moments, found.token_ids, found.logprobs, strict=False):
             if mate.finish_reason is not None:
@@ -201,7 +210,7 @@ class Served:
         return reason
 
     def broke(self, sequences: Iterable[Sequence], error: Exception | str) -> None:
-        """End `sequences` with the error that they met."""
+        """Fail `sequences` with the error."""
         for sequence in sequences:
             for each in reversed(self._searches.mates(sequence)):
                 self._finish(each, FinishReason.ERROR, in_words(error))
@@ -212,7 +221,7 @@ class Served:
             self._finish(sequence, read.reason)
 
     def _show_read(self, sequence: Sequence, read: Read, step: int, now: float) -> None:
-        """Tell of the last tokens of `sequence`, which were read; end it where they could not be."""
+        """Emit the last tokens of `sequence`; fail it if they could not be detokenized."""
         first = len(sequence.output_ids) - len(read.choices)
         texts = () if _silent(sequence.request) else read.texts
         for index, (choice, text) in enumerate(zip(read.choices, texts, strict=False), first):
@@ -228,7 +237,7 @@ class Served:
             self.broke([sequence], read.error)
 
     def _send(self, event: Event) -> None:
-        """Send what happens to one that goes on, and end those that its listeners, or anybody else, cancel by then."""
+        """Emit an event of an unfinished request, and carry out cancellations that its listeners ask for."""
         self._mail.send(event)
         if self.noted:
             self.heed()
@@ -266,7 +275,7 @@ class Served:
 
 
 def _silent(request: Request) -> bool:
-    """Whether nothing is told of single tokens."""
+    """Return whether the request has no events for single tokens."""
     return request.whole and request.sampling.logprobs is None
 
 

@@ -1,4 +1,5 @@
-"""What policies are made of: an order in which sequences are served, and how far a step's tokens and pages go."""
+"""Provide building blocks of policies: orders in which requests are scheduled, aging, and limits of tokens
+and pages."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from workbench.engine.policy import Entry, State, Wishes
 
-SHARE = 4  # one admission in so many goes to the oldest that is overdue, the others as a policy has it
+SHARE = 4  # one admission in this many goes to the oldest starving request
 
 
 def serve(
@@ -19,12 +20,20 @@ def serve(
     decodes: Sequence[Entry] = (),
     after: Sequence[Entry] = (),
 ) -> Wishes:
-    """A token for each of `decodes`, then tokens for everybody in `turns`, who runs or waits, then a token for each of
-    `after`, who decode too, as far as the step's go; who waits begins as long as there are places and pages, and the
-    first for whom there are not is named as the next in line. `keep` is the order in which those that run hold on to
-    their pages, that of arrival unless given."""
+    """Schedule requests in order until tokens, slots or pages run out.
+
+    Each of `decodes` gets one token, then running and waiting requests of `order` get theirs, then each of
+    `late_decodes` gets one token. The first waiting request that does not fit is named as next in line.
+
+    Args:
+        state: the scheduler's state.
+        order: running and waiting requests, in order of service.
+        keep_order: order in which running requests keep their pages; by arrival unless given.
+        decodes: decoding requests to schedule first.
+        late_decodes: decoding requests to schedule last.
+    """
     left, chunk, free = state.budget, state.chunk, state.free
-    places = -1  # not asked yet
+    places = -1  # not computed yet
     unasked = len(state.running) - len(decodes) - len(after)
     tokens = {entry.id: 1 for entry in decodes[:left]}
     left -= len(tokens)
@@ -69,14 +78,15 @@ def serve(
 
 
 def parted(running: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Those that decode, and those in prefill."""
+    """Split running requests into decodes and prefills."""
     decodes = [entry for entry in running if entry.todo == 1]
     prefills = [entry for entry in running if entry.todo != 1] if len(decodes) < len(running) else []
     return decodes, prefills
 
 
 def overdue(state: State, patience: int, entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Those of `entries` that are overdue, in order of arrival, and the others as they stand."""
+    """Split `entries` into those that have waited `starvation_limit` steps since arrival, in order of arrival, and
+    the others."""
     entries, since = list(entries), state.step - patience
     late = [entry for entry in entries if entry.since <= since]
     others = [entry for entry in entries if entry.since > since] if late else entries
@@ -84,20 +94,23 @@ def overdue(state: State, patience: int, entries: Iterable[Entry]) -> tuple[list
 
 
 def waiting_overdue(state: State, patience: int) -> Iterator[Entry]:
-    """Those that wait and are overdue, in order of arrival: the oldest first, and looked at no further."""
+    """Yield waiting requests that are starving, oldest first."""
     since = state.step - patience
     return takewhile(lambda entry: entry.since <= since, state.waiting)
 
 
 def spared(state: State, patience: int, entries: Sequence[Entry]) -> Entry | None:
-    """The oldest of `entries`, which stand in order of arrival, if it is overdue."""
+    """Return the oldest of `entries`, which are in order of arrival, if it is starving."""
     return entries[0] if entries and state.step - entries[0].since >= patience else None
 
 
 def in_turn(state: State, patience: int, prefills: list[Entry], key: Callable[[Entry], Any]) -> Iterator[Entry]:
-    """`prefills` and who waits, by `key`; the oldest of `prefills` before all if it is overdue, and who waits and is
-    overdue as `sharing` says. Who waits is kept in this order (`State.by`) and merged no further than it is looked
-    at."""
+    """Merge `prefills` and waiting requests by `key`, with aging: a starving request that is the oldest of `prefills`
+    comes first.
+
+    Waiting requests keep this order (`SchedulerState.waiting_by`) and are merged lazily; starving ones as `with_aging`
+    says.
+    """
     waiting = state.by(key)
     if not prefills:
         return sharing(state, patience, iter(waiting))
@@ -110,7 +123,7 @@ def in_turn(state: State, patience: int, prefills: list[Entry], key: Callable[[E
 
 
 def sharing(state: State, patience: int, turns: Iterator[Entry]) -> Iterator[Entry]:
-    """`turns` as they come, but for one in `SHARE` admissions, which goes to the oldest that waits if it is overdue."""
+    """Yield `order`, but give one in AGING_INTERVAL admissions to the oldest waiting request if it is starving."""
     begun, gone = state.admitted, set[str]()
     late = waiting_overdue(state, patience)
     for entry in turns:

@@ -1,4 +1,4 @@
-"""How a runner speculates, as values of an experiment. Names as in vLLM where it has them."""
+"""Settings of speculative decoding. Names are those of vLLM where it has them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ class _Part(Brief, BaseModel):
 
 
 class NoSpeculation(_Part):
-    """One token a step."""
+    """One token per step."""
 
     kind: Literal["none"] = "none"
 
 
 class _Speculation(_Part):
-    """With `length: adaptive` a sequence has two more drafted tokens, `num_speculative_tokens` at most, after a check
-    in which all stood, and one fewer, but one at least, after any other (as in Hugging Face's assisted generation).
-    `accept` is the rule by which they stand: `rejection` as often as the distributions overlap; `match` where they are
-    the very tokens that would come without drafts, so that outputs are equal token for token, seeds included."""
+    """Settings of all proposers.
+
+    With `length: adaptive` a sequence gets two more draft tokens after all were accepted, up to
+    `num_speculative_tokens`, and one fewer after any other verification (as in Hugging Face's assisted generation).
+    `accept` is the acceptance rule. `rejection` accepts as often as the distributions overlap. `match` accepts only the
+    tokens that would come without drafts, so outputs are equal token for token, seeds included.
+    """
 
     num_speculative_tokens: Annotated[int, Field(ge=1, le=63)] = 4
     length: Literal["fixed", "adaptive"] = "fixed"
@@ -32,8 +35,8 @@ class _Speculation(_Part):
 
 
 class PromptLookup(_Speculation):
-    """What followed the last tokens where they stood before in the same text: the longest run from `max_ngram` down to
-    `min_ngram` tokens that is found, in its latest place."""
+    """Propose what followed the last tokens at their latest earlier place in the text: the longest run of `max_ngram`
+    down to `min_ngram` tokens."""
 
     kind: Literal["prompt_lookup"] = "prompt_lookup"
     min_ngram: Annotated[int, Field(ge=1)] = 2
@@ -61,7 +64,7 @@ class DraftModel(_Speculation):
 
 
 def _named(value: Any) -> Any:
-    """A kind alone is enough."""
+    """Accept a kind alone."""
     return {"kind": value} if isinstance(value, str) else {"kind": "none"} if value is None else value
 
 
@@ -72,7 +75,7 @@ _SPECULATE: TypeAdapter[NoSpeculation | PromptLookup | DraftModel] = TypeAdapter
 
 
 def speculation_from(value: Any) -> NoSpeculation | PromptLookup | DraftModel:
-    """A kind, a mapping or the value itself."""
+    """Parse a kind, a mapping or the value itself."""
     try:
         return _SPECULATE.validate_python(value)
     except ValidationError as error:

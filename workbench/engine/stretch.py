@@ -1,4 +1,4 @@
-"""Steps in a row in which the scheduler has nothing to decide, so that they can be taken in one move. Integers only."""
+"""Take several equal decode steps at once while the scheduler has nothing to decide. Integers only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from workbench.engine.scheduler import Scheduler
 
 
 def alike(scheduler: Scheduler, plan: StepPlan) -> int:
-    """How many steps from `plan` on are planned as it is, unless somebody comes or ends: at least 1.
+    """Return the number of steps from `plan` on that are planned alike if no request arrives or finishes; at least 1.
 
-    All that run decode and none lacks a page, fills one or leaves one behind before the last of these steps is over;
-    who waits, if anybody, has no place, and the policy promises (see `Policy`) that it has no more to say then.
+    All running sequences decode, and none needs, fills or frees a page before the last of these steps. Waiting requests
+    have no slot, and the policy is steady (see `SchedulingPolicy`).
     """
     if not plan.decode_only or plan.moves or len(plan.spans) != len(scheduler.running):
         return 1
@@ -31,7 +31,7 @@ def alike(scheduler: Scheduler, plan: StepPlan) -> int:
 
 
 def ahead(scheduler: Scheduler, plan: StepPlan, steps: int, token: int) -> StepPlan:
-    """The last of `steps` steps that are planned as `plan` is, once those before it are over: each chose `token`."""
+    """Return the plan of the last of `steps` equal steps, with the earlier ones applied: each sampled `token_id`."""
     if steps == 1:
         return plan
     more = steps - 1

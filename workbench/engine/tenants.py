@@ -1,4 +1,5 @@
-"""How much was computed for whom: the virtual counters of Sheng et al., "Fairness in Serving Large Language Models"."""
+"""Count computed tokens by tenant: the virtual counters of Sheng et al., "Fairness in Serving Large
+Language Models"."""
 
 from __future__ import annotations
 
@@ -9,23 +10,25 @@ from workbench.request import Sequence
 
 
 class Tenants:
-    """Tokens computed for each tenant. One that comes back after an idle time begins where the least served of the
-    others is: what it did not use is no credit."""
+    """Tokens computed for each tenant. A tenant that returns after an idle time is lifted to the least served of the
+    others."""
 
     def __init__(self) -> None:
-        self._ended: Counter[str] = Counter()  # tokens of sequences that ended, and what was given on coming back
+        self._ended: Counter[str] = Counter()  # tokens of finished sequences, and lifts on return
         self._live: Counter[str] = Counter()  # sequences
-        self._came: list[tuple[str, list[str]]] = []  # who came back since the last step, and who was here then
+        self._came: list[tuple[str, list[str]]] = []  # tenants that returned since the last step, with those present
 
     def come(self, tenant: str) -> None:
-        """A sequence of `tenant` comes."""
+        """Count a new sequence of `tenant`."""
         if not self._live[tenant]:
             self._came.append((tenant, [name for name, count in self._live.items() if count]))
         self._live[tenant] += 1
 
     def settle(self, live: Iterable[Sequence]) -> None:
-        """Where those begin who came back; `live` are the sequences that are here. To be asked before a step is
-        planned, when those before it are over: while they run it is not known what was computed in them."""
+        """Lift the counters of tenants that returned; `live` are all unfinished sequences.
+
+        Call it before a step is planned: while earlier steps run, their tokens are not known.
+        """
         served = self.served(live) if self._came else Counter[str]()
         for tenant, others in self._came:
             if others:

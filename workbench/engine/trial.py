@@ -1,8 +1,8 @@
-"""The lane `auto`: the lane that decodes one model here, tried once with the model itself, then remembered.
+"""Autotune the decode backend of one model on this machine (`auto`); results are remembered.
 
-Compiled lanes are tried in order of preference, and the first that is right is taken unless the modules as written
-are clearly quicker, in several quiet trials. The lanes after it are not compiled: that takes Inductor half a minute,
-and where both were timed the first was always quicker (experiments/LOG.md).
+Compiled backends are tried in order of preference. The first with right results is taken, unless eager is clearly
+faster in several stable trials. Later ones are not compiled: that takes Inductor half a minute, and where both were
+timed the first was always faster (experiments/LOG.md).
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ MOST_LETTERS = 300  # of a reason
 
 @dataclass(frozen=True)
 class Trial:
-    """What was found for one model: `seconds` of a decode step by lane, and why other lanes were `refused` or are
-    `untried`. `quiet`: the figures agree with themselves, and no lane failed for a reason that passes, so they are
-    remembered."""
+    """The result for one model: seconds of a decode step by backend, and reasons for refused and untried ones.
+
+    A result is remembered if its figures are stable and no backend failed for a temporary reason.
+    """
 
     chosen: Lane
     seconds: Mapping[Lane, float]
@@ -69,14 +70,23 @@ def measured(
     cache: CacheFormat | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> Lanes:
-    """Return `lanes` of `auto` with the decode lane that `model` takes on this machine, and why.
+    """Return `backends` of `auto` with the decode backend that is fastest for `model` on this machine, and why.
 
-    The candidates, `lanes.decode` and then `lanes.blocks`, decode one token in turn with the modules as written;
-    `unit` is what Inductor compiles. One that fails, or whose logits are further from exact ones than arithmetic in
-    this precision is, is not chosen. What was measured is remembered by machine, versions, model and threads.
+    The candidates decode one token in turns with the eager modules. One that fails, or whose logits are further from
+    exact ones than arithmetic in this precision is, is not chosen. Results are remembered by machine, versions, model
+    and threads.
+
+    Args:
+        backends: the backends to start from.
+        model: the model, with its weights.
+        page_size: tokens per page.
+        compile_unit: what Inductor compiles at once.
+        remembered: where results are remembered.
+        cache: format of keys and values.
+        cache_dtype: type of what is not quantized; the model's unless given.
     """
     if lanes.decode is lanes.blocks:
-        return lanes  # there is nothing to choose between
+        return lanes  # there is only one candidate
     kept = kept or Remembered(directory() / FILE)
     held = Held(model.cache_shapes(cache), page_size, cache_dtype or model.dtype)
     key = _key(model, lanes, held, unit)
@@ -86,7 +96,7 @@ def measured(
         if found.quiet:
             kept.add(key, _entry(found, model, held, unit))
     told = [str(found)]
-    if lanes.blocks in found.refused:  # what cannot decode is not trusted with a prefill either
+    if lanes.blocks in found.refused:  # a backend that cannot decode is not used for prefill either
         lanes = replace(lanes, blocks=Lane.EAGER, reads=Lane.EAGER)
         told.append("prefill on eager")
     lanes = replace(lanes, vetted=lanes.blocks not in found.untried)
@@ -96,7 +106,7 @@ def measured(
 
 
 def _reads(lanes: Lanes, model: Transformer, held: Held) -> tuple[Lane, str]:
-    """The lane of a prefill's attention, by the first layer's shape."""
+    """Choose the backend of a prefill's attention, by the first layer's shape."""
     if lanes.reads is lanes.blocks:
         return lanes.blocks, f"attention of a prefill on {lanes.blocks}"
     attention, format = model.spec.layers[0].attention, held.shapes[0].format
@@ -115,7 +125,7 @@ def _reads(lanes: Lanes, model: Transformer, held: Held) -> tuple[Lane, str]:
 
 
 def _tried(lanes: Lanes, model: Transformer, held: Held, unit: Unit) -> Trial:
-    """Try the candidates in order, each beside the modules as written, until one is taken."""
+    """Try the candidates in order, each beside the eager modules, until one is taken."""
     (store, plan), (plain_store, _) = (decode_of_one(model, held, CONTEXT) for _ in range(2))
     plain = EagerExecutor(_as_written(model), plain_store)
     refused: dict[Lane, str] = {}
@@ -154,7 +164,7 @@ def _tried(lanes: Lanes, model: Transformer, held: Held, unit: Unit) -> Trial:
 def _trials(
     lane: Lane, step: Callable[[StepPlan], Tensor], plain: Callable[[StepPlan], Tensor], plan: StepPlan
 ) -> Iterator[Times]:
-    """Trials of `lane` beside the modules as written: one, and others as long as they say that it is clearly slower."""
+    """Yield trials of `lane` beside the eager modules: one, and more as long as they say that it is clearly slower."""
     for _ in range(TRIALS):
         found = timed({lane: lambda: step(plan), Lane.EAGER: lambda: plain(plan)})
         yield found
@@ -163,12 +173,12 @@ def _trials(
 
 
 def _slower(lane: Lane, found: Times) -> bool:
-    """Whether a quiet trial says that `lane` is clearly slower than the modules as written."""
+    """Return whether a stable trial says that `lane` is clearly slower than the eager modules."""
     return found.quiet and found.seconds[Lane.EAGER] < CLEARLY * found.seconds[lane]
 
 
 def _as_written(model: Transformer) -> Transformer:
-    """A copy of the modules on the lane eager, over the same weights."""
+    """Copy the modules to the eager backend, over the same weights."""
     shared = {id(each): each for each in (*model.parameters(), *model.buffers())}
     plain = copy.deepcopy(model, shared)
     plain.run_on(Lane.EAGER)
@@ -218,7 +228,7 @@ def tried_of(model: Transformer, held: Held) -> dict[str, Any]:
 
 
 def _trial(found: Any) -> Trial | None:
-    """A remembered entry that can be used; a damaged one is as if it had never been."""
+    """Parse a remembered entry; None if it is damaged."""
     try:
         seconds = {Lane(lane): float(value) for lane, value in found["seconds"].items()}
         refused, untried = (
@@ -237,8 +247,10 @@ def _activations(model: Transformer) -> str:
 
 
 def remembered_trials(kept: Remembered | None = None) -> list[dict[str, Any]]:
-    """Every trial that is remembered, newest last, as `_entry` has it; `valid` says whether machine, versions, code
-    and rule are still those it was made with. Damaged entries are left out."""
+    """Return every remembered result, newest last, without damaged entries.
+
+    `valid` says whether machine, versions, code and rule are still those it was made with.
+    """
     entries = (kept or Remembered(directory() / FILE)).load().values()
     named = ("model", "weights", "cache", "unit", "threads", "cpu", "here", "date")
     sound = [entry for entry in entries if _trial(entry) is not None and all(name in entry for name in named)]

@@ -1,4 +1,4 @@
-"""Drafted tokens in a step's plan. Integers only."""
+"""Add draft tokens to a step's plan. Integers only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from workbench.engine.plan import Span
 def with_drafts(
     spans: tuple[Span, ...], proposed: Mapping[str, tuple[int, ...]], holdings: Holdings, budget: int
 ) -> tuple[Span, ...]:
-    """`spans` that check proposed tokens too, as many as are left of `budget` tokens and as free pages hold. Nobody
-    gives way to them: a token on trial is worth less than one that is known."""
+    """Return `spans` with proposed tokens to verify, as many as `max_num_batched_tokens` tokens and free pages allow;
+    they preempt nothing."""
     left = budget - sum(span.length for span in spans)
     single, checks, longer = [], [], []
     for span in spans:

@@ -1,4 +1,4 @@
-"""The cache switched off: every step that wants a token computes the whole text before it anew."""
+"""Switch the KV cache off: every step that wants a token recomputes the whole text before it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from workbench.errors import WorkbenchError
 
 
 def without_cache(runner: Runner, oracle: bool = False) -> None:
-    """Let `runner` compute its texts from their beginning in every step: by what computes its prompts, or one after
-    another by engine/naive.py. WorkbenchError where pages may be given up before a text ends."""
+    """Make `runner` recompute its texts in every step: by its prefill executor, or one by one with engine/naive.py.
+
+    Raises:
+        WorkbenchError: if pages may be freed before a text ends.
+    """
     held = runner.cache.evictor is None and all(table.back is None for table in runner.store.tables)
     if not (held or oracle):
         raise WorkbenchError("executor: uncached needs every token's page: take out cache.evict and attention.window")
@@ -27,7 +30,7 @@ def without_cache(runner: Runner, oracle: bool = False) -> None:
 
 
 class _Anew:
-    """Spans begin where their texts do; the pages are written again with what stands in them."""
+    """Start spans where their texts do; pages are written again with the same contents."""
 
     def __init__(self, runner: Runner):
         self.inner = runner.executor
@@ -51,7 +54,7 @@ class _Anew:
 
 
 class _Oracle:
-    """No pages, no batch, no lane."""
+    """Compute each text by itself: no pages, no batch, no backend."""
 
     compiles = 0
     kernel_seconds: float | None = None

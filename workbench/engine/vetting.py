@@ -1,7 +1,7 @@
-"""Find out at the first step that needs them whether blocks compile and run here, where the lane was `auto`'s choice.
+"""Find out at the first long prefill whether blocks compile and run here, if the backend was chosen by `auto`.
 
-A decode step through MLIR needs no blocks, so `auto` does not compile them before a prefill is too long for it. What is
-found is a failure, an error that is raised; wrong numbers are not: nothing is compared with the modules as written.
+A decode step through MLIR needs no blocks, so `auto` does not compile them before a prefill is too long for it. Only
+errors are detected: results are not compared with the eager modules.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ MOST_LETTERS = 300  # of a compiler's message
 
 
 class Vetted:
-    """Runs `blocks`. Where they fail at the first step and the modules as written do not, says so in a warning and runs
-    those from then on; the step is computed anew, over the same cells of the cache. Where both fail, nothing changes
-    and the first error is raised. Numbers are not checked."""
+    """Run `blocks`, and fall back to the eager modules with a warning if the first step fails there and not here.
+
+    The step is then computed again, over the same slots of the cache. If both fail, nothing changes and the first error
+    is raised. Results are not compared.
+    """
 
     def __init__(
         self,
@@ -35,7 +37,14 @@ class Vetted:
         plain: Callable[[], Executor],
         fell_back: Callable[[str], None] = lambda why: None,
     ):
-        """`fell_back` is told, in one line, why the modules as written run from now on."""
+        """Wrap `blocks`.
+
+        Args:
+            model: the model.
+            blocks: the executor to check.
+            build_fallback: builds the eager executor.
+            on_fallback: receives one line, the reason of the fallback.
+        """
         self.model, self.executor, self._plain, self._fell_back = model, blocks, plain, fell_back
         self._vetted = False
 
@@ -52,7 +61,7 @@ class Vetted:
         return self.executor.artifacts
 
     def forward(self, plan: StepPlan) -> Tensor:
-        """Logits as of `Executor`."""
+        """Return logits as `Executor` does."""
         if self._vetted:
             return self.executor.forward(plan)
         try:
@@ -65,7 +74,7 @@ class Vetted:
         return logits
 
     def _by_modules(self, plan: StepPlan, error: Exception) -> Tensor:
-        """The step by the modules as written, which stay if they can; if not, `error` was not the compiler's."""
+        """Compute the step by the eager modules and keep them if that works; raise `error` otherwise."""
         failed, blocks = self.model.lane, self.executor
         self.model.run_on(Lane.EAGER)
         try:

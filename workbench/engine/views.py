@@ -1,4 +1,4 @@
-"""The scheduler's sequences as a policy sees them: numbers, and nothing that could be changed."""
+"""Show the scheduler's sequences to a policy as read-only numbers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workbench.engine.policy import Counts, Entry, State, WaitingOrders
 from workbench.engine.tenants import Tenants
 from workbench.request import Sequence
 
-KNOWN, RUNS = Entry._fields.index("known"), Entry._fields.index("runs")  # between them stands what a step changes
+KNOWN, RUNS = Entry._fields.index("known"), Entry._fields.index("runs")  # fields between them change every step
 
 
 class _Worked(dict):
-    """Values that are worked out when they are first asked for."""
+    """Values that are computed when first read."""
 
     def __init__(self, work: Callable[[str], Any]):
         super().__init__()
@@ -58,18 +58,18 @@ class _Unseen(Many[Entry]):
 
 
 class Views:
-    """Entries of sequences that wait are kept from step to step: nothing in them changes while they wait."""
+    """Views of sequences. Those of waiting sequences are kept from step to step, since nothing in them changes."""
 
     def __init__(self, holdings: Holdings, limits: Limits, tenants: Tenants):
         self.holdings, self.limits, self.tenants = holdings, limits, tenants
         self._queue = WaitingOrders()
-        self._back: dict[int, Sequence] = {}  # of those that wait, by order: for whom tokens were computed already
-        self._fixed: dict[Sequence, tuple[tuple, tuple]] = {}  # of those that run: what of their entries stays
-        self.uncovered: set[Sequence] = set()  # that ran when the state was last told, and may lack pages
+        self._back: dict[int, Sequence] = {}  # waiting sequences with computed tokens, by arrival index
+        self._fixed: dict[Sequence, tuple[tuple, tuple]] = {}  # of running sequences: fields of their views that stay
+        self.uncovered: set[Sequence] = set()  # running sequences that may need pages, as of the last state
         self._offers: dict[str, Offer] = {}
         self._lacks: dict[str, list[int]] = {}
         self.admitted = 0
-        self.decode = 0  # so many of those that ran when the state was last told have one token to compute
+        self.decode = 0  # running sequences with one token to compute, as of the last state
 
     def waits(self, sequence: Sequence) -> None:
         self._queue.add(self._entry(sequence, runs=False))
@@ -85,19 +85,19 @@ class Views:
         self._back.pop(sequence.order, None)
 
     def changed(self, sequence: Sequence) -> None:
-        """One that waits has fewer followers, or pages."""
+        """Update a waiting sequence that has fewer children, or other pages."""
         self.waits_no_more(sequence)
         self.waits(sequence)
 
     def offer(self, sequence: Sequence) -> Offer:
-        """What the cache offers it; looked up once as long as no page changes hands."""
+        """Return the cached prefix of `sequence`, looked up once until pages change."""
         if sequence.request_id not in self._offers:
             self._offers[sequence.request_id] = self.holdings.match(sequence)
         return self._offers[sequence.request_id]
 
     def lacks(self, sequence: Sequence, offer: Offer) -> list[int]:
-        """Pages that `sequence` must be given to begin, by table, with those of its mates, who go on with it; counted
-        once as long as no page changes hands."""
+        """Return the pages that `sequence` and its beams need to start, by cache group, counted once until pages
+        change."""
         if sequence.request_id not in self._lacks:
             lacks = self.holdings.lacks(sequence, offer)
             for mate in sequence.followers if sequence.mates else ():
@@ -106,7 +106,7 @@ class Views:
         return self._lacks[sequence.request_id]
 
     def forget_offers(self) -> None:
-        """Pages change hands."""
+        """Drop cached lookups because pages change."""
         self._offers.clear()
         self._lacks.clear()
 
@@ -188,7 +188,7 @@ class Views:
             return tuple(holdings.missing(sequence) or [0] * len(holdings.pools))
         offer = self.offer(sequence)
         lacks = self.lacks(sequence, offer)
-        # Idle pages that it is offered are among those that could be had, and will not be.
+        # Evictable pages of its own match count as available, but will not be.
         idle = [pool.available - holdings.available(t, offer) for t, pool in enumerate(holdings.pools)]
         return tuple(pages + kept for pages, kept in zip(lacks, idle, strict=True))
 

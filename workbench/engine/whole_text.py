@@ -1,8 +1,8 @@
-"""A text computed beside its runner, with every query and key kept: attention weights of any row, at any time.
+"""Compute a text beside its runner with every query and key kept: attention weights of any row, at any time.
 
-`inspect` looks into a request that is being served, as long as its pages are there. A whole text is for the rest:
-texts that have ended, windows whose pages were given back, rows by the thousand. It is the model on the same tokens,
-its keys as they were computed: what a packed cache makes of them, or an eviction leaves of them, `inspect` tells.
+`inspect` looks into a request in progress while its pages exist. This is for the rest: finished texts, windows whose
+pages were freed, rows by the thousand. Keys are as they were computed; the effects of quantization and eviction are
+seen with `inspect`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK = 256  # rows whose weights are held at once
 
 
 class WholeText:
-    """What `model` computes of `token_ids`, which `extend` makes longer. One thread at a time extends it."""
+    """The attention of `model` over `token_ids`, which `extend` makes longer. One thread at a time extends it."""
 
     def __init__(self, model: Transformer, token_ids: Iterable[int] = ()):
         self.model = model
@@ -36,7 +36,11 @@ class WholeText:
 
     @torch.inference_mode()
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Compute what stands after the text so far. WorkbenchError where the model's context or vocabulary ends."""
+        """Compute the tokens after the text so far.
+
+        Raises:
+            WorkbenchError: where the model's context or vocabulary ends.
+        """
         fresh = tuple(token_ids)
         if not fresh:
             return
@@ -47,15 +51,17 @@ class WholeText:
 
     @torch.inference_mode()
     def weights(self, layer: int, rows: range, heads: Sequence[int] | None = None) -> Tensor:
-        """[head, row, context up to the last row] in float32 for consecutive rows: zero where a row may not look, less
-        than one in all where sink logits take their share."""
+        """Return weights of consecutive rows, [head, row, context up to the last row] in float32.
+
+        They are zero where a row may not look, and less than one in all where sink logits take their share.
+        """
         if not 0 <= rows.start <= rows.stop <= len(self.token_ids):
             raise WorkbenchError(f"rows {rows.start} to {rows.stop}: the text has {len(self.token_ids)} tokens")
         found = self.layers[layer].weights(rows)
         return (found if heads is None else found[list(heads)]).float()
 
     def mask(self, layer: int) -> Mask:
-        """Who may look where in a layer."""
+        """Return the attention mask of a layer."""
         return self.layers[layer].rule[1]
 
     def _compute(self, ids: Tensor, begin: int) -> None:
@@ -69,7 +75,7 @@ class WholeText:
 
 
 class _Layer:
-    """Stands in for a layer's cache: queries, keys and values of one text, in order."""
+    """A stand-in for a layer's cache: queries, keys and values of one text, in order."""
 
     def __init__(self) -> None:
         self.begin = 0
@@ -77,7 +83,7 @@ class _Layer:
         self.rule: tuple[Any, ...] = ()
 
     def write(self, k: Tensor, v: Tensor, batch: TokenBatch, lane: Any = None) -> None:
-        """What an error left behind is written over."""
+        """Store k and v; what an error left behind is overwritten."""
         self.k, self.v = _joined(self.k, k, self.begin), _joined(self.v, v, self.begin)
 
     def attend(self, q: Tensor, batch: TokenBatch, scale: float, mask: Mask, lane: Any, *rest: Any) -> Tensor:

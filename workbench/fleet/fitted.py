@@ -1,4 +1,4 @@
-"""Step times from steps that were really taken: a table fitted by least squares."""
+"""Step times fitted to recorded steps by least squares."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from workbench.fleet.work import SECOND, Form, Seen, StepTimes
 
 NEEDED = ("time", "wall_seconds", "prefill_tokens", "decode_tokens", "context_tokens")
 LEAST = 20  # steps
-PAUSE = 2e-3  # seconds between steps beyond which there was nothing to do
+PAUSE = 2e-3  # longer gaps between steps, in seconds, are idle time
 
 
 def fitted(steps: Sequence[Mapping[str, Any]], where: str = "steps") -> StepTimes:
-    """From the rows of a steps.parquet: seconds a step, a prefill token, a decoded token and a position that is read,
-    none of them negative, with the least relative errors. What lies between a step and the next belongs to it.
+    """Fit step times to the rows of a steps.parquet.
 
-    WorkbenchError for too few rows, or rows without what is needed.
+    Finds nonnegative seconds a step, a prefill token, a decoded token and a position read, with the least relative
+    errors. The time between a step and the next belongs to the step.
+
+    Args:
+        steps: Rows with `time`, `wall_seconds`, `prefill_tokens`, `decode_tokens`, `context_tokens`.
+        where: Name of the rows in error messages.
+
+    Raises:
+        WorkbenchError: For too few rows, or rows without these columns.
     """
     import numpy
 
@@ -45,7 +52,7 @@ def _features(step: Mapping[str, Any]) -> tuple[int, int, int, int]:
 
 
 def _seconds(steps: Sequence[Mapping[str, Any]]) -> list[float]:
-    """From the end of the step before, where it followed at once."""
+    """Return the seconds of each step from the end of the one before, where it followed at once."""
     seconds, before = [], None
     for step in steps:
         pause = step["time"] - step["wall_seconds"] - before if before is not None else PAUSE

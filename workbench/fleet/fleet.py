@@ -1,12 +1,12 @@
-"""Many instances under one simulated clock: requests come, are routed, computed, handed over, retried, and end.
+"""A fleet of simulated instances under one clock: requests arrive and are routed, computed, handed over, retried, and
+finished.
 
     arrival -> router -> instance (prefill, and decode where there is one pool) -> ended
                              |  keys and values over the network
                              +--> router of the decode pool -> instance -> ended        a failure: back to the router
 
-Everything that happens at one moment happens in a fixed order: steps end, instances fail and come back, sequences come
-over, requests arrive; then whoever is idle plans its next step. Nothing depends on wall time or on a hash's seed.
-"""
+Events of one moment happen in a fixed order: steps end, instances fail and recover, transfers complete, requests
+arrive; then idle instances plan their next step. Nothing depends on wall time or on a hash seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Prompts = Callable[[Arrival, int], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Pool:
-    """`count` instances alike, and who of them serves what."""
+    """`count` equal instances, and the router that chooses among them."""
 
     machine: Machine
     count: int
@@ -40,7 +40,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What keys and values take from one instance to another; the sender's pages are free when it begins."""
+    """Cost of sending keys and values to another instance. The sender's pages are free when it begins."""
 
     bytes_per_second: float = 50e9
     latency: float = 0.0  # seconds
@@ -48,8 +48,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Failure:
-    """Instance `instance` is gone at second `at`; it is back `down` seconds later with an empty cache, or never: where
-    nobody else could take them, its requests and those to come fail."""
+    """Failure of instance `instance` at second `at`.
+
+    The instance recovers `downtime` seconds later with an empty cache, or never. Where no other instance can take them,
+    its requests and later ones fail."""
 
     instance: int
     at: float
@@ -57,7 +59,7 @@ class Failure:
 
 
 class Listener(Protocol):
-    """Who is told what happens, when it has."""
+    """Callbacks of a fleet, each called after the event."""
 
     def came(self, job: Job) -> None: ...
 
@@ -67,8 +69,20 @@ class Listener(Protocol):
 
 
 class Fleet:
-    """`pool` serves everything, or with `decode` the prompts and first tokens only. Instances are numbered through,
-    those of `decode` after the others. `prompts` gives a request's token ids, which only a prefix cache looks at."""
+    """A fleet: one pool for everything, or a prefill pool and a decode pool.
+
+    Instances are numbered through, those of the decode pool last.
+
+    Args:
+        source: The traffic.
+        pool: Instances that serve everything, or with `decode` only prompts and first tokens.
+        decode: Instances that decode after a KV transfer; None for none.
+        transfer: Cost of a KV transfer.
+        failures: Planned failures.
+        prompts: Returns the token ids of a request, which only a prefix cache reads.
+        single_step: Advance every step alone instead of fast-forwarding, as a check.
+        listener: Receives the events; None for none.
+    """
 
     def __init__(
         self,
@@ -96,7 +110,7 @@ class Fleet:
         self.jobs: list[Job] = []
         self.now = 0
         self.finished = self.failed = 0
-        self.stranded: list[tuple[Job, Callable[[Job], None]]] = []  # nobody is up to take them; what to do then
+        self.stranded: list[tuple[Job, Callable[[Job], None]]] = []  # no instance is up for them; the call that retries
         self.on_the_way: dict[int, Job] = {}  # from one pool to the other
         self._prompts, self._listener = prompts, listener
         self._events: list[tuple[int, int, int, int, Any]] = []  # time, kind, which, how many before, what
@@ -119,14 +133,14 @@ class Fleet:
         return self.submitted - self.finished - self.failed
 
     def run(self, until: float | None = None) -> Fleet:
-        """Everything that happens up to second `until`, or to the end."""
+        """Simulate up to second `until`, or to the end."""
         last = None if until is None else _ticks(until)
         while self._events and (last is None or self._events[0][0] <= last):
             self.advance()
         return self
 
     def advance(self) -> bool:
-        """All that happens at the next moment; False where nothing is to come."""
+        """Simulate all events of the next moment; False where none is left."""
         if not self._events:
             return False
         now = self.now = self._events[0][0]
@@ -150,7 +164,7 @@ class Fleet:
         self._pushed += 1
 
     def _next_arrival(self, arrival: Arrival | None = None) -> None:
-        """Have `arrival`, or the next of those that come by themselves, come when it is due."""
+        """Schedule `arrival`, or the next one of the traffic, at its time."""
         own = arrival is None
         arrival = next(self._arrivals, None) if arrival is None else arrival
         if arrival is not None:
@@ -172,13 +186,13 @@ class Fleet:
         self._route(job)
 
     def _route(self, job: Job) -> None:
-        """To an instance that computes its prompt."""
+        """Submit the request to an instance that computes its prompt."""
         if up := self._up(0, job, self._route):
             job.until = job.wanted if len(self.pools) == 1 else job.produced + 1
             self._submit(job, self._chosen(0, job, up), False)
 
     def _up(self, pool: int, job: Job, again: Callable[[Job], None]) -> list[Instance]:
-        """The instances of `pool` that are up. Where none is, `job` waits for one that comes back, or fails."""
+        """Return the instances of `pool` that are up. If there are none, `job` waits for a recovery, or fails."""
         up = [instance for instance in self.of_pool[pool] if instance.up]
         if not up and all(instance.gone for instance in self.of_pool[pool]):
             job.error = NOBODY
@@ -208,7 +222,7 @@ class Fleet:
 
     def _step(self, instance: Instance, move: Move) -> None:
         if instance.move is not move or move.end != self.now:
-            return  # it was cut short, or the instance failed
+            return  # the series was cut short, or the instance failed
         for job in instance.finish():
             if job.produced >= job.wanted:
                 self._end(job)
@@ -216,7 +230,7 @@ class Fleet:
                 self._hand_over(job)
 
     def _hand_over(self, job: Job) -> None:
-        """Its keys and values go to an instance of the decode pool, chosen now."""
+        """Send the keys and values to an instance of the decode pool, chosen now."""
         up = self._up(1, job, self._hand_over)
         if not up:
             return
@@ -230,13 +244,13 @@ class Fleet:
         del self.on_the_way[job.number]
         if not instance.up or instance.incarnation != incarnation:
             job.retries += 1
-            self._route(job)  # what was sent is lost
+            self._route(job)  # the transfer is lost
             return
         job.until = job.wanted
         self._submit(job, instance, True)
 
     def _failure(self, instance: Instance, what: Failure | None) -> None:
-        """`what` fails, or with None the instance is back."""
+        """Fail the instance by `what`, or with None let it recover."""
         if what is None:
             instance.recover(self.now)
             waiting, self.stranded = self.stranded, []

@@ -1,4 +1,4 @@
-"""What machines can do at best, as their data sheets say. Dense rates: the sheets' figures with sparsity are halved."""
+"""Peak rates of hardware from data sheets. Rates are dense: figures with sparsity are halved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Hardware(BaseModel):
-    """One accelerator. Rates are per second and one way; `source` says whose figures these are."""
+    """One accelerator. Rates are per second and one way; `source` names the origin of the figures."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: str = "given"
@@ -61,7 +61,7 @@ HARDWARE: dict[str, Hardware] = {
 
 
 def named_hardware(name: str) -> Hardware:
-    """Raises WorkbenchError for a name that is not in `HARDWARE`."""
+    """Return the hardware of this name. Raises WorkbenchError for a name that is not in `HARDWARE`."""
     if name not in HARDWARE:
         raise WorkbenchError(f"no hardware {name!r}{nearest(name.lower(), HARDWARE)}; known: {', '.join(HARDWARE)}")
     return HARDWARE[name]

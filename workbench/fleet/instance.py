@@ -1,4 +1,4 @@
-"""One instance: the project's own scheduler and cache, driven by a clock of integers instead of a model."""
+"""One simulated instance: the project's own scheduler and cache, driven by an integer clock instead of a model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workbench.fleet.machine import Machine
 from workbench.fleet.work import SECOND, Run, work_of
 from workbench.request import FinishReason, Request, SamplingParameters, Saved, Sequence
 
-NO_TOKEN = -(2**40)  # what stands for a token that nobody chose
+NO_TOKEN = -(2**40)  # placeholder of tokens, which no model samples
 
 
 @dataclass
 class Move:
-    """Steps in a row that are planned alike: `plan` is the first one's."""
+    """A series of equal steps planned at once; `plan` is the first one's."""
 
     plan: StepPlan
     run: Run
@@ -43,14 +43,19 @@ class Tally:
     most_rows: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    stored: int = 0  # tokens that stand in the cache, summed over steps
+    stored: int = 0  # tokens in the cache, summed over steps
     reserved: int = 0  # tokens that the pages of those sequences could hold
 
 
 class Instance:
-    """Starts a move, which ends by itself or is cut short because somebody comes; `finish` carries it out.
+    """A simulated instance. `start` plans a series of steps, which ends by itself or is cut short by a new request;
+    `finish` commits it.
 
-    `one_by_one` takes every step alone, as a check; `moved` is told each move when it is over, before anybody leaves.
+    Args:
+        spec: The instance's cache, limits and step times.
+        number: Its index in the fleet.
+        single_step: Advance every step alone, as a check.
+        on_steps: Called with each finished series before its requests leave.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Instance:
         self.machine, self.number, self.one_by_one, self.moved = machine, number, one_by_one, moved
         self.now = 0
         self.up, self.incarnation = True, 0
-        self.gone = False  # for good: it is not up, and does not come back
+        self.gone = False  # permanently: it is not up and never recovers
         self.move: Move | None = None
         self.tally = Tally()
         self.jobs: dict[str, Job] = {}
@@ -78,17 +83,19 @@ class Instance:
 
     @property
     def backlog(self) -> int:
-        """Tokens of prompts that are still to be computed here."""
+        """Return the prompt tokens that are still to be computed here."""
         waiting = sum(s.waiting_tokens - 1 for s in self.scheduler.waiting if s.saved is None)
         return waiting + sum(s.waiting_tokens - 1 for s in self.scheduler.running)
 
     def cached(self, prompt: tuple[int, ...], tenant: str) -> int:
-        """Tokens of a prompt that stand in its cache."""
+        """Return the tokens of a prompt that are in the prefix cache."""
         index = self.scheduler.holdings.prefix
         return index.match(prompt, tenant).tokens if index is not None else 0
 
     def submit(self, job: Job, now: int, handed_over: bool = False) -> str:
-        """Take `job`, with its keys and values where it was `handed_over`; why it cannot be taken, or nothing."""
+        """Submit a request, with its keys and values if it was `handed_over`.
+
+        Returns the reason of a refusal, or "" if it was accepted."""
         self.now = now
         sampling = _sampling(job.until)
         tenant, priority = job.arrival.tenant, job.arrival.priority
@@ -106,13 +113,14 @@ class Instance:
             return str(refusal)
         self.jobs[job.name] = job
         job.places.append(self.number)
-        if self.move is not None:  # it joins where the step that runs now is over
+        if self.move is not None:  # the request joins at the end of the running step
             self.move.steps = max(1, self.move.run.until(now - self.move.begun, self.move.steps))
         return ""
 
     def start(self, now: int) -> list[Job]:
-        """Begin the next `move`, where there is anything to do; the jobs that end now, with the error that they have:
-        those for whom the policy wished what breaks a law."""
+        """Plan and begin the next series of steps, if there is anything to do.
+
+        Returns the requests that end now with an error: those for which the policy decided something invalid."""
         self.now = now
         broken: list[Job] = []
         decisions, moving = (), 0
@@ -133,7 +141,7 @@ class Instance:
         return broken
 
     def _begin(self, plan: StepPlan, moving: int) -> Move:
-        """The move that `plan` is the first step of; pages that change places take `moving` ticks."""
+        """Build the series that begins with `plan`; swapping pages takes `swap_ticks` ticks."""
         times = self.machine.times
         spans = [(s.start, s.length) for s in plan.spans] + [(0, 1)] * plan.padding
         work = work_of(spans, sum(s.samples for s in plan.spans) + plan.padding, times.kinds)
@@ -141,7 +149,7 @@ class Instance:
         return Move(plan, times.run(work, rows, moving), self.now, steps)
 
     def finish(self) -> list[Job]:
-        """The move is over: the jobs that end their stay here with it."""
+        """Commit the current series and return the requests that leave with it."""
         move, self.move = self.move, None
         assert move is not None
         self.now = move.end
@@ -164,7 +172,7 @@ class Instance:
         return [self._leave(sequence) for sequence in done]
 
     def fail(self, now: int) -> list[Job]:
-        """The instance is gone: the jobs that were here, with the tokens of the steps that were over by then."""
+        """Fail the instance and return its requests, with the tokens of the steps completed by then."""
         if self.move is not None:
             self.move.steps = self.move.run.until(now - self.move.begun + 1, self.move.steps) - 1
             if self.move.steps:
@@ -174,7 +182,7 @@ class Instance:
         return sorted((self._leave(sequence) for sequence in here), key=lambda job: job.number)
 
     def recover(self, now: int) -> None:
-        """It is back, with an empty cache."""
+        """Restart the instance with an empty cache."""
         self.now, self.up, self.incarnation = now, True, self.incarnation + 1
         self.scheduler, self._came_over = self.machine.scheduler(self._clock), set()
 
@@ -182,7 +190,8 @@ class Instance:
         return self.now / SECOND
 
     def _alike(self, plan: StepPlan) -> tuple[int, tuple[int, ...]]:
-        """How many steps are planned as this one and grow alike, and for how many queries of each kind they do."""
+        """Return the number of steps planned like this one, and by attention reach the number of queries whose context
+        still grows."""
         steps, rows = alike(self.scheduler, plan), []
         if steps == 1:
             return 1, ()
@@ -196,7 +205,8 @@ class Instance:
         return steps, tuple(rows)
 
     def _moving(self, plan: StepPlan) -> int:
-        """Ticks of the pages that go to the host or come from there; what came over from elsewhere is here already."""
+        """Return the ticks of swapping pages to and from CPU memory; pages received from another instance are here
+        already."""
         if not plan.moves:
             return 0
         moved = sum(self.machine.page_bytes[t] for t, _, _ in plan.moves.saves)
@@ -205,7 +215,7 @@ class Instance:
         return round(moved * self.machine.host)
 
     def _brought(self, computed: int) -> Saved | None:
-        """Places for the pages of a sequence that comes over; None where there are not so many: it is computed anew."""
+        """Allocate pages for a received sequence; None if there are too few, so that it is computed again."""
         rooms, size = self.scheduler.holdings.host.rooms, self.machine.page_size
         wanted = []
         for table in self.machine.tables:

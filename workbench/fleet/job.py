@@ -9,7 +9,8 @@ from workbench.traffic.arrival import Arrival
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """`wanted` output tokens, of which `produced` are there; it stays where it is until `until` are."""
+    """A request that wants `output_tokens` tokens and has `generated_tokens`; it leaves its instance at
+    `tokens_on_instance`."""
 
     number: int
     name: str
@@ -34,11 +35,11 @@ class Job:
 
     @property
     def known(self) -> int:
-        """Tokens of its text so far."""
+        """Return the tokens of prompt and output so far."""
         return self.arrival.prompt_tokens + self.produced
 
     def tokens(self, count: int, first: int, longest: int, last: int) -> None:
-        """`count` more are there, the first and the last at these times, `longest` apart at most."""
+        """Add `count` tokens, the first and the last at these times, at most `longest` ticks apart."""
         if self.first_token is None:
             self.first_token = first
         else:
@@ -50,7 +51,8 @@ class Job:
 
 
 def symbols(arrival: Arrival, number: int) -> tuple[int, ...]:
-    """A prompt for a cache that only compares: every token is its block's name, or its request's own."""
+    """Return a symbolic prompt for a prefix cache, which only compares: each token is its block's name, or unique to
+    the request."""
     if not arrival.blocks:
         return (-number - 1,) * arrival.prompt_tokens
     ids: list[int] = []

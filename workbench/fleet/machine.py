@@ -1,4 +1,4 @@
-"""What an instance is made of, as a value: a cache of so many pages, limits, and step times."""
+"""Specification of a simulated instance: cache, scheduler limits, step times."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from workbench.fleet.hardware import Hardware
 from workbench.fleet.roofline import Sizes, roofline
 from workbench.fleet.work import SECOND, StepTimes
 
-PLACES = 16  # times as many pages come over from other instances as there are
+PLACES = 16  # pages of the pool for received sequences, over pages of the cache
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`pages` and `page_bytes` are those of each table; `arrives` says whether sequences come over from others, with
-    their pages; `host` is what pages that move to and from the host's memory take, in ticks a byte."""
+    """A simulated instance's cache, limits and step times.
+
+    `pages` and `page_bytes` are by page table. `receives_kv` tells whether sequences arrive from other instances with
+    their pages. `swap_ticks_per_byte` is the cost of moving pages to and from CPU memory."""
 
     times: StepTimes
     tables: tuple[Table, ...]
@@ -38,7 +40,7 @@ class Machine:
     host: float = 0.0
 
     def scheduler(self, clock: Callable[[], float]) -> Scheduler:
-        """A scheduler of its own, with an empty cache."""
+        """Build a new scheduler with an empty cache."""
         pools = tuple(PagePool(pages, self.page_size) for pages in self.pages)
         rooms = tuple(PagePool(PLACES * pages, self.page_size) for pages in self.pages) if self.arrives else ()
         index = PrefixIndex(pools, self.tables, self.ttl, clock, rooms) if self.prefix else None
@@ -67,9 +69,29 @@ def machine_of(
     times: StepTimes | None = None,
     policy: Policy | None = None,
 ) -> Machine:
-    """`gpus` of `hardware` that serve a model. What weights leave of `memory_share` of their memory is cache, unless
-    `cache_bytes` says how much, or `pages` how many pages each table has. Tables share it in the proportion in which
-    full contexts need them."""
+    """Build the instance of `gpus` accelerators that serve a model.
+
+    Page tables share the cache in the proportion in which full contexts need them.
+
+    Args:
+        sizes: Bytes of the model's weights and cache.
+        hardware: One accelerator.
+        limits: Limits of the scheduler.
+        gpus: Number of accelerators.
+        page_size: Tokens of a page.
+        memory_share: Fraction of the memory for weights and cache.
+        cache_bytes: Bytes of the cache; None is what the weights leave.
+        pages: Pages of each table, instead of bytes.
+        context: Maximum tokens of a sequence; None is the model's.
+        prefix: Keep a prefix cache.
+        ttl: Seconds that a cached prefix lives after its last use; None is forever.
+        receives_kv: Sequences arrive from other instances with their pages.
+        times: Step times; None is the roofline.
+        policy: Scheduling policy; None is first come, first served.
+
+    Raises:
+        WorkbenchError: Where the weights leave no memory for a cache.
+    """
     spec, context = sizes.spec, context or sizes.spec.context
     room = memory_share * gpus * hardware.memory - sizes.weight_bytes if cache_bytes is None else cache_bytes
     page_bytes = tuple(round(each * page_size) for each in sizes.token_bytes)

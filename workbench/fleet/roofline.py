@@ -1,9 +1,8 @@
-"""Step times from a model's shape and a machine's ceilings: no step is quicker than computing it, or reading it, is.
+"""Step times from a model's shape and a machine's ceilings: a step takes at least its computing and its reading time.
 
-The same count of FLOPs and bytes as `workbench.model.cost`. On several accelerators (tensor parallelism, Shoeybi et
-al., 2019) each has its share of the work, and two all-reduces a layer are added: 2 (n - 1) / n of a token's hidden
-state over the link for each.
-"""
+FLOPs and bytes are counted as in `workbench.model.cost`. With tensor parallelism (Shoeybi et al., 2019) each
+accelerator does its fraction of the work, and two all-reduces a layer are added: 2 (n - 1) / n of a token's hidden
+state over the link for each."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ VALUE = 2  # bytes of a bfloat16
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model as a machine has it: bytes of its weights, and what a token leaves in each table of its cache."""
+    """Bytes of a model: its weights, and a token in each table of its cache."""
 
     spec: ModelSpec
     weight_bytes: float
@@ -29,7 +28,7 @@ class Sizes:
 
     @classmethod
     def dense(cls, spec: ModelSpec, value: float = VALUE) -> Sizes:
-        """With so many bytes a number, in weights and cache."""
+        """Build the sizes of a model with `bytes_per_value` bytes a number in weights and cache."""
         tables, token_bytes = [], []
         for layers in spec.layer_groups:
             attention = spec.layers[layers[0]].attention
@@ -39,7 +38,7 @@ class Sizes:
 
     @property
     def lasting_bytes(self) -> float:
-        """What a token takes where it stays: a layer that keeps recent tokens apart is counted without these."""
+        """Return the bytes of a token once it has left every residual."""
         late = {layer for table in self.tables if table.late for layer in table.layers}
         kept = [table.late or not late.intersection(table.layers) for table in self.tables]
         return sum(size for size, counts in zip(self.token_bytes, kept, strict=True) if counts)
@@ -53,8 +52,16 @@ def roofline(
     memory_share: float = 1.0,
     overhead: float = 0.0,
 ) -> StepTimes:
-    """Step times on `gpus` of `hardware`. A machine reaches `compute_share` and `memory_share` of its ceilings: 1 makes
-    the bound itself; `overhead` seconds are added to every step."""
+    """Return the step times of `gpus` accelerators.
+
+    Args:
+        sizes: Bytes of the model.
+        hardware: One accelerator.
+        gpus: Number of accelerators.
+        compute_share: Fraction of the peak FLOP/s that is reached; 1 is the bound itself.
+        memory_share: Fraction of the peak bandwidth that is reached.
+        overhead: Seconds added to every step.
+    """
     spec = sizes.spec
     flop, byte = SECOND / (hardware.flops * compute_share * gpus), SECOND / (hardware.bandwidth * memory_share * gpus)
     kinds: dict[Seen, dict[AnyAttention, int]] = {}
@@ -88,7 +95,7 @@ def roofline(
 
 
 def _flops_of(alike: dict[AnyAttention, int]) -> float:
-    """FLOPs of a query-key pair."""
+    """Return the FLOPs of a query-key pair."""
     return sum(
         2.0 * n * a.heads * (a.dim + (a.latent if isinstance(a, LatentAttention) else a.dim)) for a, n in alike.items()
     )

@@ -1,4 +1,4 @@
-"""Who serves what: a router is a small value that chooses among the instances that are up. It keeps nothing itself."""
+"""Routers: small stateless values that choose among the instances that are up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.fleet.job import Job
 
 
 class View(Protocol):
-    """What a router sees of an instance; `backlog` and `cached` are tokens."""
+    """A router's view of an instance; `pending_prompt_tokens` and `cached_tokens` are tokens."""
 
     @property
     def number(self) -> int: ...
@@ -32,7 +32,7 @@ class Part(BaseModel):
 
 
 class RoundRobin(Part):
-    """In turn."""
+    """Choose instances in turn."""
 
     kind: Literal["round_robin"] = "round_robin"
 
@@ -41,7 +41,7 @@ class RoundRobin(Part):
 
 
 class LeastLoaded(Part):
-    """Where the fewest requests are; among equals in turn."""
+    """Choose the instance with the fewest requests; among equals in turn."""
 
     kind: Literal["least_loaded"] = "least_loaded"
 
@@ -51,8 +51,10 @@ class LeastLoaded(Part):
 
 
 class PrefixAware(Part):
-    """Where its first token is soonest there: the fewest tokens to compute before it, its own included that no cache
-    there holds. A request under way counts as `request_tokens` (as in Preble, 2024; Mooncake, 2025)."""
+    """Choose the instance with the fewest tokens to compute before the request's first token.
+
+    Counts pending prompts and the request's own tokens that are not in the instance's cache. A running request counts
+    as `request_tokens` (as in Preble, 2024; Mooncake, 2025)."""
 
     kind: Literal["prefix_aware"] = "prefix_aware"
     request_tokens: Annotated[int, Field(ge=0)] = 256
@@ -66,8 +68,10 @@ class PrefixAware(Part):
 
 
 class SessionSticky(Part):
-    """A session's requests always to the same instance, as long as it is up: the one of highest hash with the session's
-    name (rendezvous hashing, Thaler and Ravishankar, 1998)."""
+    """Send all requests of a session to the same instance while it is up.
+
+    That is the instance with the highest hash with the session's name (rendezvous hashing, Thaler and Ravishankar,
+    1998)."""
 
     kind: Literal["session_sticky"] = "session_sticky"
 
@@ -92,7 +96,7 @@ Chooser = Callable[[Job, Sequence[View]], View]
 
 
 def router_from(value: object) -> AnyRouter:
-    """`least_loaded`, another kind, a mapping or the value itself."""
+    """Build a router from its kind, a mapping of its settings, or a router."""
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:

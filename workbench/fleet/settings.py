@@ -1,4 +1,4 @@
-"""Who carries out an experiment: the model itself, or a clock that knows how long its steps take."""
+"""Settings of the executor: the model itself, or a simulated clock with known step times."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ class Part(Brief, BaseModel):
 
 
 class RealExecutor(Part):
-    """The model computes every step."""
+    """Compute every step with the model."""
 
     kind: Literal["real"] = "real"
 
 
 class UncachedExecutor(Part):
-    """Nothing is kept: whoever wants a token has the whole text computed anew, by the model's own modules on their
-    lane or, with `oracle`, by engine/naive.py."""
+    """Compute every token from the whole text, without a KV cache.
+
+    Uses the model's own modules on their backend or, with `oracle`, engine/naive.py."""
 
     kind: Literal["uncached"] = "uncached"
     oracle: bool = False
 
 
 class DecodePart(Part):
-    """Instances that only decode: the others compute prompts and hand over keys and values, at `bytes_per_second` of
-    the network (the hardware's unless given) after `latency` seconds."""
+    """Settings of a decode pool, to which the other instances hand over keys and values.
+
+    A transfer runs at `bytes_per_second` of the network (the hardware's unless given) after `latency` seconds."""
 
     instances: Count = 1
     router: Router = LeastLoaded()
@@ -44,7 +46,7 @@ class DecodePart(Part):
 
 
 class FailurePart(Part):
-    """Instance `instance` is gone at second `at`, and back `down` seconds later, or never."""
+    """Failure of instance `instance` at second `at`; it recovers `down` seconds later, or never."""
 
     instance: Annotated[int, Field(ge=0)]
     at: Seconds
@@ -52,12 +54,11 @@ class FailurePart(Part):
 
 
 class SimulatedExecutor(Part):
-    """No weights: the scheduler's plans are carried out by a clock.
+    """Carry out the scheduler's plans on a simulated clock, without weights.
 
-    Steps take what `hardware` allows at best (a data sheet's name, `here` for this machine's measured ceilings, or
-    figures), at `compute_share` and `memory_share` of that, and `overhead` seconds more; or with `steps`, a run folder,
-    what a table fitted to its steps says.
-    """
+    Steps take the roofline of `hardware` (a data sheet's name, `here` for this machine's measured ceilings, or figures)
+    at `compute_share` and `memory_share` of its peaks, plus `overhead` seconds. With `steps`, a run folder, they follow
+    a model fitted to its steps."""
 
     kind: Literal["simulated"] = "simulated"
     hardware: str | Hardware = "h100"

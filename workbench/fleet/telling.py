@@ -1,4 +1,4 @@
-"""A simulated run as the events that the real runner tells: the same kinds, the same order for each request."""
+"""Events of a simulated run, of the same kinds and in the same order as those of the real runner."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from workbench.fleet.work import SECOND
 from workbench.model.cost import StepCost
 from workbench.trace.events import Decoded, Event, Finished, Planned, Prefilled, SetBack, Stepped, Submitted
 
-UNKNOWN = -1  # the id of a token that nobody chose
+UNKNOWN = -1  # the id of every token: no model samples one
 
 
 class Teller:
-    """Gives every event to `note`; `cost` counts what each step should compute and read."""
+    """Convert a fleet's callbacks into trace events and pass each to `emit`; `cost` predicts each step's FLOPs and
+    bytes."""
 
     def __init__(self, note: Callable[[Event], None], cost: StepCost | None = None):
         self._note, self._cost = note, cost
@@ -41,7 +42,7 @@ class Teller:
             self._step(instance, move, step + past, past)
 
     def _step(self, instance: Instance, move: Move, step: int, past: int) -> None:
-        """One of a move's steps; `past` steps of it came before."""
+        """Emit the events of one step of a series; `past` steps of it came before."""
         plan, began = move.plan, move.begun + move.run.elapsed(past)
         now, seconds = (move.begun + move.run.elapsed(past + 1)) / SECOND, 0.0
         for span in plan.spans:

@@ -1,5 +1,6 @@
-"""What a step has to do, counted in integers, and how long that takes: whole femtoseconds, so that adding up many steps
-at once gives exactly what adding them up one by one gives."""
+"""Work of a step, counted in integers, and its time in whole femtoseconds.
+
+Integer ticks make the sum of many steps at once equal to the sum one by one."""
 
 from __future__ import annotations
 
@@ -13,19 +14,19 @@ SECOND = 10**15  # ticks of the simulated clock
 
 
 class Seen(NamedTuple):
-    """Attention layers that see alike: `window` tokens back and the first `sinks`, or everything."""
+    """Attention layers of equal reach: the last `window` tokens and the first `sinks`, or everything."""
 
     window: int | None
     sinks: int
 
     @property
     def most(self) -> int | None:
-        """Positions that one query reads at most."""
+        """Return the maximum number of positions that one query reads; None is unlimited."""
         return None if self.window is None else self.window + self.sinks
 
 
 class Work(NamedTuple):
-    """Of one step. `pairs` and `read` are query-key pairs and positions read, for each kind of `Seen`."""
+    """Work of one step. `query_key_pairs` and `positions_read` are by `AttentionReach`."""
 
     prefill: int  # tokens
     decode: int  # tokens
@@ -39,7 +40,7 @@ class Work(NamedTuple):
 
 
 def work_of(spans: Iterable[tuple[int, int]], sampled: int, kinds: tuple[Seen, ...]) -> Work:
-    """Of spans (start, length); those of one token are decodes."""
+    """Count the work of a step over `spans` of (start, length); spans of one token are decodes."""
     prefill = decode = 0
     pairs, read = [0] * len(kinds), [0] * len(kinds)
     for start, length in spans:
@@ -60,7 +61,7 @@ def work_of(spans: Iterable[tuple[int, int]], sampled: int, kinds: tuple[Seen, .
 
 @dataclass(frozen=True)
 class Form:
-    """A linear form of a step's work, in ticks; no coefficient is negative."""
+    """A linear cost of a step's work, in ticks; no coefficient is negative."""
 
     step: int = 0
     prefill: int = 0  # a token
@@ -81,7 +82,7 @@ class Form:
         return ticks
 
     def grows(self, rows: tuple[int, ...]) -> int:
-        """What a step costs more than the one before, where `rows` queries of each kind read one position more."""
+        """Return the extra ticks of the next step, in which `rows` queries of each reach read one position more."""
         ticks = 0
         for each, count in zip(self.pairs, rows, strict=False):
             ticks += each * count
@@ -92,10 +93,8 @@ class Form:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A step takes the longest of `forms`, of which there are one or two: computing and reading, say.
-
-    `name` tells where they come from.
-    """
+    """Step times as the maximum of one or two linear costs, for example computing and reading. `name` states their
+    origin."""
 
     name: str
     kinds: tuple[Seen, ...]
@@ -105,8 +104,10 @@ class StepTimes:
         return max(form(work) for form in self.forms)
 
     def run(self, work: Work, rows: tuple[int, ...], more: int = 0) -> Run:
-        """Steps of which the first does `work`, and each next one reads a position more for `rows` queries of each
-        kind; `more` ticks are the first one's besides."""
+        """Return the times of a series of steps.
+
+        The first does `work` and takes `extra_ticks` more; in each next one `growing_queries` of each reach read one
+        position more."""
         lines = [(form(work), form.grows(rows)) for form in self.forms]
         if len(lines) == 1:
             return Run(*lines[0], *lines[0], 0, more)
@@ -118,7 +119,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Steps in a row of which step i takes a + b i ticks before step `turn`, and c + d i from there on."""
+    """Times of a series of steps: step i takes a + b i ticks before step `crossover`, and c + d i from there on."""
 
     a: int
     b: int
@@ -128,7 +129,7 @@ class Run:
     more: int
 
     def elapsed(self, steps: int) -> int:
-        """Ticks of the first `steps` steps."""
+        """Return the ticks of the first `steps` steps."""
         early = min(steps, self.turn)
         ticks = self.c * steps + self.d * (steps * (steps - 1) // 2) + (self.more if steps else 0)
         if early:
@@ -136,11 +137,11 @@ class Run:
         return ticks
 
     def last(self, steps: int) -> int:
-        """Ticks of the last of `steps` steps."""
+        """Return the ticks of the last of `steps` steps."""
         return self.elapsed(steps) - self.elapsed(steps - 1)
 
     def until(self, ticks: int, steps: int) -> int:
-        """The least number of steps, up to `steps`, that take `ticks` or longer."""
+        """Return the smallest number of steps, up to `steps`, that take `ticks` or longer."""
         low, high = 0, steps
         while low < high:
             middle = (low + high) // 2

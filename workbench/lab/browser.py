@@ -1,4 +1,4 @@
-"""A headless Chromium on a profile of its own, and tabs that note what went wrong in them."""
+"""A headless Chromium with a profile of its own, and tabs that record errors and outside requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER = Path(__file__).with_name("driver.js")
 
 @dataclass
 class Tab:
-    """One tab. What its page asked of any other machine was refused, and stands in `outside_requests`."""
+    """One tab. Requests of its page to other machines are refused and recorded in `outside_requests`."""
 
     page: Page
     console_errors: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Tab:
 
 
 class Browser:
-    """`with Browser() as browser: tab = browser.tab("http://127.0.0.1:8888")`; Playwright's own profile folder."""
+    """A browser to use as `with Browser() as browser: tab = browser.tab("http://127.0.0.1:8888")`."""
 
     def __enter__(self) -> Browser:
         must_have(lacks_browser())
@@ -53,7 +53,7 @@ class Browser:
         self._playwright.stop()
 
     def tab(self, origin: str | None, width: int = 1400, height: int = 1600, offline: bool = False) -> Tab:
-        """A new tab that may speak with `origin` alone; with None it reads files of this machine and nothing else."""
+        """Open a tab that may connect to `origin` only; with None it reads local files and nothing else."""
         context = self._chromium.new_context(viewport={"width": width, "height": height}, offline=offline)
         context.add_init_script(path=DRIVER)
         tab = Tab(context.new_page())

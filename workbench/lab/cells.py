@@ -1,4 +1,4 @@
-"""What an executed notebook says of its cells."""
+"""Read errors and widget outputs from an executed notebook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 @dataclass(frozen=True)
 class CellError:
-    """What went wrong in a code cell (counted from 1; 0 is a widget's callback), and the cell's first line."""
+    """An error of a code cell (counted from 1; 0 is a widget's callback), and the cell's first line."""
 
     cell: int
     name: str
@@ -24,12 +24,12 @@ class CellError:
 
 
 def code_cells(document: Mapping[str, Any]) -> list[tuple[int, Any]]:
-    """The code cells, each with its place among all cells."""
+    """List the code cells, each with its index among all cells."""
     return [(place, cell) for place, cell in enumerate(document["cells"]) if cell["cell_type"] == "code"]
 
 
 def cell_errors(document: Mapping[str, Any]) -> Iterator[CellError]:
-    """Errors that cells ended with, and those that threads of theirs have printed."""
+    """Yield errors that cells ended with, and those that their threads have printed."""
     for number, (_, cell) in enumerate(code_cells(document), 1):
         line = next(iter("".join(cell["source"]).strip().splitlines()), "")
         for output in cell["outputs"]:
@@ -41,7 +41,7 @@ def cell_errors(document: Mapping[str, Any]) -> Iterator[CellError]:
 
 
 def widget_outputs(document: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Where a notebook shows a widget: the cell's id and the output's place."""
+    """List the outputs that show a widget, by the cell's id and the output's index."""
     return [
         (cell["id"], place)
         for _, cell in code_cells(document)

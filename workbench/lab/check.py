@@ -1,4 +1,4 @@
-"""Every notebook, opened in a real JupyterLab by a real browser, run, looked at, exported, and looked at offline."""
+"""Check every notebook in a real JupyterLab by a real browser: run it, export it, and view the export offline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.lab.pictures import Pictures
 
 @dataclass(frozen=True)
 class Visit:
-    """What a person with patience would report of one notebook."""
+    """The findings of one notebook's check."""
 
     notebook: str
     seconds: float
@@ -33,7 +33,7 @@ class Visit:
 
     @property
     def faults(self) -> list[str]:
-        """One line for everything that is wrong; empty where the notebook is as it should be."""
+        """List one line for everything that is wrong; empty where the notebook is as it should be."""
         return [
             *self.errors,
             *(f"console: {text}" for text in self.console_errors),
@@ -47,9 +47,9 @@ class Visit:
 
 
 def visit(lab: Any, path: str, keep: Path, pictures: Pictures | None = None) -> Visit:
-    """Open a notebook of a `workbench.lab.page.Lab`, run it and look.
+    """Open a notebook of a `LabSession`, run it and collect its findings.
 
-    The executed notebook and its export are left in `keep`; pictures of its widgets where `pictures` are wanted.
+    The executed notebook and its export are written to `out`; screenshots of its widgets where `pictures` are wanted.
     """
     from playwright.sync_api import Error as PlaywrightError
 
@@ -86,7 +86,7 @@ def check(
     keep: Path | None = None,
     tell: Callable[[Visit], None] = lambda visit: None,
 ) -> list[Visit]:
-    """Visit the notebooks of `folder`, or those named in `only`, in a private server and browser."""
+    """Check the notebooks of `folder`, or those named in `only`, in a private server and browser."""
     must_have(lacks_lab(), lacks_browser())
     from workbench.lab.browser import Browser
     from workbench.lab.page import Lab

@@ -1,4 +1,4 @@
-"""A notebook run by nbclient, with no browser: the quick half of the check."""
+"""Execute a notebook with nbclient, without a browser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def execute(path: Path, keep: Path | None = None) -> list[CellError]:
         resources={"metadata": {"path": str(path.parent)}},
         store_widget_state=False,
     )
-    with suppress(CellExecutionError):  # it stands in the cell's outputs
+    with suppress(CellExecutionError):  # the cell's outputs have it
         client.execute()
     if keep is not None:
         nbformat.write(document, keep)

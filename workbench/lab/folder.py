@@ -1,4 +1,4 @@
-"""Where the notebooks are."""
+"""Find the notebooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from workbench.errors import WorkbenchError
 
 
 def notebooks_folder(given: Path | None = None) -> Path:
-    """`given`, or the nearest folder `notebooks` from the current folder upwards."""
+    """Return `given`, or the nearest folder `notebooks` from the current folder upwards."""
     if given is not None:
         if not given.is_dir():
             raise WorkbenchError(f"--folder {given}: no such folder; name one that holds notebooks")
@@ -21,7 +21,7 @@ def notebooks_folder(given: Path | None = None) -> Path:
 
 
 def notebooks_in(folder: Path) -> list[Path]:
-    """The percent files and the .ipynb without one beside it, by name: what a reader of the folder would open."""
+    """List the percent files, and the .ipynb files without one beside them, by name."""
     percent = [path for path in folder.glob("*.py") if is_percent(path)]
     paired = {path.stem for path in percent}
     alone = [path for path in folder.glob("*.ipynb") if path.stem not in paired]

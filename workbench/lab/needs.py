@@ -1,4 +1,4 @@
-"""What JupyterLab and the check ask of the machine, and the command that brings what is missing."""
+"""Requirements of JupyterLab and of the check, and the command that installs what is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def lacks_lab() -> str | None:
-    """One line that names the command, or None where JupyterLab can be opened."""
+    """Return one line that names the install command, or None where JupyterLab can be opened."""
     missing = [name for name in LAB if find_spec(name) is None]
     if not missing:
         return None
@@ -20,7 +20,7 @@ def lacks_lab() -> str | None:
 
 
 def lacks_browser() -> str | None:
-    """One line that names the command, or None where a browser can be driven."""
+    """Return one line that names the install command, or None where a browser can be driven."""
     if find_spec("playwright") is None:
         return "lab: playwright is not installed; pip install playwright (no `playwright install`)"
     if chromium() is None:

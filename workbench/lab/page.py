@@ -1,4 +1,4 @@
-"""A notebook that is open in JupyterLab, in the words of the person in front of it."""
+"""Drive a notebook that is open in JupyterLab."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BROKEN = ("Error displaying widget", "Error creating widget", "Error rendering",
 
 @dataclass(frozen=True)
 class Shown:
-    """An output that holds a widget: its cell, and its class `wb-...` (`widget` for anybody else's)."""
+    """An output that holds a widget: its cell, and its class `wb-...` (`widget` for other libraries' widgets)."""
 
     cell: int
     name: str
@@ -33,9 +33,9 @@ class Shown:
 
 
 class Lab:
-    """A server and a browser that stay for many notebooks.
+    """A server and a browser for many notebooks.
 
-    Every limit is `patience` times as long as usual: for a machine that is slow, or busy with something else.
+    Every timeout is multiplied by `timeout_factor`, for slow machines and contention.
     """
 
     def __init__(self, server: LabServer, browser: Browser, patience: float = 1.0) -> None:
@@ -48,14 +48,14 @@ class Lab:
         self._open: NotebookPage | None = None
 
     def write(self, name: str, source: str) -> str:
-        """Put a notebook, as percent text or .ipynb, into the server's root; its path there comes back."""
+        """Write a notebook, as percent text or .ipynb, into the server's root, and return its path there."""
         path = self.server.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
         return name
 
     def open(self, path: str) -> NotebookPage:
-        """Open a notebook as a double click does, with a kernel of its own; the one before it is closed."""
+        """Open a notebook as a double click does, with a kernel of its own; the previous one is closed."""
         self.close()
         self._open = NotebookPage(self, path)
         return self._open
@@ -67,12 +67,14 @@ class Lab:
             self.tab.page.evaluate("bench.close()")
 
     def theme(self, name: str) -> None:
-        """`light` or `dark`."""
+        """Set the theme, `light` or `dark`."""
         self.tab.page.evaluate("name => bench.theme(name)", f"JupyterLab {name.capitalize()}")
 
     def shown_offline(self, html: Path, outputs: list[tuple[str, int]]) -> tuple[list[bool], list[str]]:
-        """Whether each of an exported page's outputs (cell id, place) shows a picture without a network, and what the
-        page asked for."""
+        """View an exported page without a network.
+
+        Returns whether each output (cell id, index) shows a picture, and the requests that the page made.
+        """
         tab = self.browser.tab(None, offline=True)
         try:
             tab.page.goto(html.resolve().as_uri(), wait_until="load")
@@ -84,7 +86,7 @@ class Lab:
 
 
 class NotebookPage:
-    """A notebook, open, with an idle kernel. `tab` is Playwright's page for whatever these verbs do not say."""
+    """An open notebook with an idle kernel. `tab` is Playwright's page, for anything beyond these methods."""
 
     def __init__(self, lab: Lab, path: str) -> None:
         self.lab, self.path = lab, path
@@ -95,7 +97,7 @@ class NotebookPage:
         self.root: Locator = self.tab.locator(f'[id="{self.tab.evaluate("bench.panel.id")}"]')
 
     def run_all(self, timeout_s: float | None = None) -> None:
-        """Run every cell and wait until what it shows has settled; a failing cell ends the run, as in JupyterLab."""
+        """Run every cell and wait until outputs have settled; a failing cell ends the run, as in JupyterLab."""
         self.begin_all()
         self.finish(timeout_s)
 
@@ -105,16 +107,19 @@ class NotebookPage:
         self.finish(timeout_s)
 
     def begin_all(self) -> None:
-        """Run every cell, and wait for none."""
+        """Start running every cell, without waiting."""
         self.tab.evaluate("bench.runAll()")
 
     def begin_cell(self, cell: int) -> None:
-        """Run one code cell, counted from 1, and do not wait for it."""
+        """Start running one code cell, counted from 1, without waiting."""
         self.tab.evaluate("index => bench.runCell(index)", code_cells(self.document())[cell - 1][0])
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Wait for what was begun. Raise an error that names the cell still running after `timeout_s` (without it:
-        after ten minutes, times the lab's patience), and interrupt it."""
+        """Wait for the cells that were started.
+
+        After `timeout_s` (ten minutes times the session's timeout factor by default) the kernel is interrupted, and a
+        WorkbenchError names the cell still running.
+        """
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
         timeout_s = LIMIT_S * self.lab.patience if timeout_s is None else timeout_s
@@ -128,8 +133,11 @@ class NotebookPage:
         self.settle()
 
     def settle(self, quiet_s: float = 0.3) -> bool:
-        """Wait until the kernel has answered, widgets are drawn and nothing has changed for `quiet_s`; False where it
-        never was still. What is not drawn while the console tells of errors is waited for less patiently."""
+        """Wait until the kernel has answered, widgets are drawn and nothing has changed for `quiet_s`; False on
+        timeout.
+
+        Once the console reports errors, undrawn widgets get the short timeout only.
+        """
         limit_s = DRAWN_S * self.lab.patience
         self.tab.evaluate("limit => bench.answered(limit)", limit_s * 1000)
         if not self._drawn(DRAWN_S) and not self.console_errors:
@@ -137,7 +145,7 @@ class NotebookPage:
         return self.tab.evaluate("([a, b]) => bench.settled(a, b)", [quiet_s * 1000, limit_s * 1000])
 
     def _drawn(self, limit_s: float) -> bool:
-        """Wait until every widget is; whether they are (`errors` says which are not)."""
+        """Wait until every widget is drawn, and return whether they are (`errors` names the others)."""
         from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
         if limit_s <= 0:  # Playwright takes 0 for no limit
@@ -148,27 +156,27 @@ class NotebookPage:
         return False
 
     def interrupt(self) -> None:
-        """The stop button."""
+        """Interrupt the kernel, as the stop button does."""
         self.tab.evaluate("bench.kernel().interrupt()")
 
     def ask(self, expression: str) -> str:
-        """What the kernel says of an expression, as its repr: the other end of a widget."""
+        """Evaluate an expression in the kernel, and return its repr."""
         answer = self.tab.evaluate("text => bench.ask(text)", expression)
         if answer["status"] != "ok":
             raise WorkbenchError(f"{self.path}: {expression}: {answer['ename']}: {answer['evalue']}")
         return answer["data"]["text/plain"]
 
     def document(self) -> dict[str, Any]:
-        """The notebook as it would be saved now: nbformat, outputs included."""
+        """Return the notebook as it would be saved now: nbformat, outputs included."""
         return self.tab.evaluate("bench.document()")
 
     def executed(self) -> tuple[int, int]:
-        """How many code cells have run, and how many there are."""
+        """Count the code cells that have run, and all code cells."""
         cells = [cell for _, cell in code_cells(self.document()) if "".join(cell["source"]).strip()]
         return sum(cell["execution_count"] is not None for cell in cells), len(cells)
 
     def errors(self) -> list[CellError]:
-        """Errors of cells, of threads they started, of widgets' callbacks, and of widgets that could not be drawn."""
+        """List errors of cells, of their threads, of widgets' callbacks, and of widgets that could not be drawn."""
         called_back = [CellError(0, name, message) for name, message in self.tab.evaluate("bench.calledBack")]
         undrawn = [
             CellError(view["cell"], "Widget", view["text"] or "was not drawn", view["line"])
@@ -183,24 +191,24 @@ class NotebookPage:
 
     @property
     def outside_requests(self) -> list[str]:
-        """What the page and the kernel asked of other machines; all of it was refused."""
+        """List the refused requests of the page and the kernel to other machines."""
         kernel = [f"kernel: {host}" for host in self.lab.server.outside_requests()[self._since[2] :]]
         return self.lab.tab.outside_requests[self._since[1] :] + kernel
 
     def widget(self, name: str) -> Locator:
-        """The widgets with this CSS class, such as `wb-pagemap`."""
+        """Locate the widgets with this CSS class, such as `wb-pagemap`."""
         return self.root.locator(f".{name}")
 
     def views(self) -> Locator:
-        """The outputs that hold a widget."""
+        """Locate the outputs that hold a widget."""
         return self.root.locator(VIEWS)
 
     def widgets(self) -> list[Shown]:
-        """The outputs that hold a widget, in order."""
+        """List the outputs that hold a widget, in order."""
         return [Shown(view["cell"], view["name"]) for view in self.tab.evaluate("bench.views()")]
 
     def screenshot(self, path: Path, of: Locator | None = None) -> Path:
-        """A PNG of a locator's first match, or of the whole tab."""
+        """Save a PNG of a locator's first match, or of the whole tab."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if of is None:
             self.tab.screenshot(path=path)

@@ -1,4 +1,4 @@
-"""Pictures of widgets, as files for a README: one per widget, in the light theme and, if asked, the dark one."""
+"""Screenshots of widgets as files for a README: one a widget, in the light theme and optionally the dark one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class Pictures:
-    """`folder/pagemap.png` is the first `wb-pagemap` seen; later ones carry their notebook's name as well."""
+    """Screenshots of widgets in a folder.
+
+    `pagemap.png` is the first `wb-pagemap`; later ones have their notebook's name as well.
+    """
 
     def __init__(self, folder: Path, dark: bool = False) -> None:
         self.folder, self.dark = folder, dark

@@ -1,4 +1,4 @@
-"""JupyterLab for a person: the notebooks' folder, the user's own settings, and defaults that suit percent files."""
+"""Start JupyterLab on the notebooks, with the user's own settings and defaults that suit percent files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.lab.needs import lacks_lab, must_have
 
 
 def start(folder: Path, notebook: str | None = None, port: int | None = None, browser: bool = True) -> int:
-    """Open JupyterLab on `folder` and stay until it ends; its exit code."""
+    """Open JupyterLab on `folder`, wait until it ends, and return its exit code."""
     must_have(lacks_lab())
     from workbench.lab.server import ours_first
 

@@ -1,4 +1,4 @@
-"""A claim as a value: what somebody says about inference, how it is put to the test, and what would refute it."""
+"""A claim about inference as a value: its statement, its tests, and the results that would refute it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from workbench import shown
 from workbench.shown import Shown
 from workbench.study.verdict import Outcome, RuleChange, Verdict
 
-Numbers = Any  # what a rule reads: a run's rows, or the values by name of a calculation or a measurement
+Numbers = Any  # a rule's input: a run's rows, or named values of a calculation or a measurement
 
 
 @dataclass(frozen=True)
 class Source:
-    """Who says it, and with which figures, in our words."""
+    """A text that makes the claim, with its figures, in our words."""
 
     name: str
     figures: str
@@ -31,7 +31,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Calculation:
-    """Numbers that come out the same everywhere. `machine` is whose numbers they are, a data sheet's say."""
+    """Numbers that are equal on every machine. `machine` names their origin, a data sheet for example."""
 
     numbers: Callable[[], Numbers]
     machine: str = "any (calculated)"
@@ -39,8 +39,10 @@ class Calculation:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A small measurement on this machine, kept as a record of its `name`, which several claims may share. `numbers`
-    is told whether a quick look is enough. `timed` is false where other work on the processor changes nothing."""
+    """A small measurement on this machine, stored as a record of its `name`; several claims may share it.
+
+    `numbers` takes a flag for a quick look. `timed` is false where contention changes nothing.
+    """
 
     name: str
     numbers: Callable[[bool], Numbers]
@@ -49,25 +51,30 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a test would need that is not here."""
+    """Hardware or software that a test would need and that is not here."""
 
     needs: str
 
 
 @dataclass(frozen=True)
 class Unbuilt:
-    """What a test would need that this project has not built: no machine is to blame, and no verdict is given."""
+    """A part that a test would need and that this project has not built: no machine is to blame, and no verdict is
+    given.
+    """
 
     what: str
 
 
 Evidence = Run | Calculation | Measurement | Missing | Unbuilt
-OUTCOMES: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")  # what a rule may say of evidence
+OUTCOMES: tuple[Outcome, ...] = ("holds", "holds-with-limits", "refuted")  # a rule's possible outcomes
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """What a rule makes of numbers: `because` says them, `limits` where the claim holds, `figures` are ours by name."""
+    """A rule's result: `reason` cites the numbers, `limits` the conditions under which the claim holds.
+
+    `figures` are our numbers by name.
+    """
 
     outcome: Outcome
     because: str
@@ -75,8 +82,8 @@ class Ruling:
     figures: Mapping[str, float | str] = field(default_factory=dict)
 
 
-# An experiment's judge is made of such functions; what they give names the claim itself. Of a rule that gives a Ruling
-# the docstring is the rule in words.
+# An experiment's judge is made of such functions; their verdicts name the claim. A rule that returns a Ruling states
+# itself in its docstring.
 Rule = Callable[[Numbers], Verdict | Ruling]
 
 
@@ -86,13 +93,18 @@ Never = Mapping[Outcome, str]
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to put a claim to the test: `evidence` gives numbers, `rule` says what they mean.
+    """One test of a claim: `evidence` gives numbers, `rule` interprets them.
 
-    `gives` has, by outcome, numbers of the evidence's own kind under which the rule says so, or a function that
-    computes them (the same calculation with other inputs). `never` has the outcomes that no such numbers lead to, and
-    why. Together they name every outcome: a rule shows that its verdict could have been another. A rule that can
-    never refute is no test: it is shown as an illustration and decides nothing. `changed` are changes of the rule
-    after a look, where the rule itself does not tell them.
+    A rule shows that its verdict could have been another: `examples` and `impossible` together name every outcome. A
+    rule that can never refute is no test; it is shown as an illustration and decides nothing.
+
+    Attributes:
+        evidence: the source of numbers.
+        rule: returns a verdict or a ruling; its docstring states it in words.
+        examples: by outcome, numbers of the evidence's kind under which the rule gives it, or a function that computes
+            them (the same calculation with other inputs).
+        impossible: outcomes without such numbers, and the reason.
+        changed: changes of the rule made after a look at results, where the rule itself does not list them.
     """
 
     evidence: Evidence
@@ -103,17 +115,17 @@ class Trial:
 
     @property
     def illustrates(self) -> str:
-        """Why the rule cannot fail, where it cannot: it then tests nothing. Empty for a test."""
+        """Return the reason why the rule cannot refute the claim; empty for a test."""
         return self.never.get("refuted", "")
 
     def example(self, outcome: Outcome) -> Numbers:
-        """Evidence under which the rule gives `outcome`. Raises KeyError where it gives it under none."""
+        """Return numbers under which the rule gives `outcome`. KeyError where there are none."""
         found = self.gives[outcome]
         return found() if callable(found) else found
 
     @property
     def told(self) -> str:
-        """Its evidence in a word or two."""
+        """Return a short name of the evidence."""
         match self.evidence:
             case Run(name):
                 return f"run {name}"
@@ -129,7 +141,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Table:
-    """`title`, `headings` and cells, for a terminal or a page."""
+    """A title, headings and cells, for a terminal or a page."""
 
     title: str
     headings: tuple[str, ...]
@@ -138,8 +150,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim(Shown):
-    """`says` is the statement in our words. The first trial that can fail decides; others tell of other machines, or
-    illustrate. `where` makes, of the `Records` that are there, tables that show from which size on it is true."""
+    """A claim: `says` is the statement in our words.
+
+    The first trial that can fail decides; others report other machines, or illustrate. `condition_tables` takes the
+    `RecordFolder` and makes tables of the sizes from which the claim is true.
+    """
 
     id: str
     says: str
@@ -149,7 +164,7 @@ class Claim(Shown):
 
     @property
     def deciding(self) -> int:
-        """The place of the first trial whose rule can fail; the first one's where none can."""
+        """Return the index of the first trial whose rule can fail; 0 where none can."""
         return next((place for place, trial in enumerate(self.trials) if not trial.illustrates), 0)
 
     def _shown(self) -> shown.Table:
@@ -159,7 +174,7 @@ class Claim(Shown):
 
 
 def judged(claim: Claim, trial: Trial, numbers: Numbers) -> Verdict:
-    """What the trial's rule makes of `numbers`."""
+    """Apply the trial's rule to `numbers`."""
     found = trial.rule(numbers)
     if isinstance(found, Verdict):
         return found
@@ -169,7 +184,7 @@ def judged(claim: Claim, trial: Trial, numbers: Numbers) -> Verdict:
 
 @dataclass(frozen=True)
 class OfJudge:
-    """The rule of one claim where an experiment's judge speaks of several: its verdict on `claim`."""
+    """The rule of one claim where an experiment's judge gives verdicts on several: its verdict on `claim`."""
 
     judge: Callable[[Numbers], Sequence[Verdict]]
     claim: str

@@ -1,4 +1,4 @@
-"""What the ledger keeps of a trial, and the ledger as a file."""
+"""An entry of the ledger, and the ledger as a file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from workbench.study.run_folder import strict, write_atomically
 from workbench.study.verdict import Outcome, RuleChange, Verdict
 
 NOT_RUN = "not run yet"
-NO_TEST = "no test"  # what a rule that cannot fail is shown as
+NO_TEST = "no test"  # shown for a rule that cannot fail
 NAME = "ledger.json"
 
 
 @dataclass(frozen=True)
 class Entry(Shown):
-    """One trial's verdict. `outcome` is None where its evidence was not run yet, or the rule cannot fail (`no_test`
-    says why); `busy` is the share of the processor that others took meanwhile; `remark` is what a reader should know
-    of the record; `level` is the processor's instruction set (`workbench.study.machine.LEVELS`); `changed` are changes
-    of the rule after a look."""
+    """The verdict of one trial.
+
+    Attributes:
+        outcome: None where the evidence was not run yet, or the rule cannot fail (`no_test` has the reason).
+        contention: share of the processor that other processes had during the measurement.
+        remark: warnings about the record.
+        level: the processor's instruction set (`workbench.study.machine.LEVELS`).
+        changed: changes of the rule after a look at results.
+    """
 
     evidence: str
     outcome: Outcome | None = None
@@ -61,11 +66,11 @@ class Entry(Shown):
         return replace(self, **found, figures=figures, changed=(*self.changed, *verdict.changed))
 
 
-Ledger = dict[str, tuple[Entry, ...]]  # by the claim's id, an entry a trial; the first decides
+Ledger = dict[str, tuple[Entry, ...]]  # by the claim's id, one entry a trial
 
 
 def read_ledger(file: Path) -> Ledger:
-    """The ledger in `file`, empty where there is none yet."""
+    """Read the ledger in `file`, empty where there is none yet."""
     if not file.exists():
         return {}
     try:
@@ -78,7 +83,7 @@ def read_ledger(file: Path) -> Ledger:
 
 
 def write_ledger(ledger: Mapping[str, Sequence[Entry]], file: Path) -> None:
-    """The whole file at once; nobody writes it by hand."""
+    """Write the whole file at once; it is never edited by hand."""
     claims: dict[str, Any] = {id: [_short(entry) for entry in entries] for id, entries in ledger.items()}
     value = {"written by": "workbench claims run", "claims": claims}
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

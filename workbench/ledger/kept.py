@@ -1,4 +1,4 @@
-"""Records that stay: runs and measurements as dated files in one folder, and what claims read in them."""
+"""Store runs and measurements as dated files in one folder, and read them for claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.study.record import Record
 
 
 class Kept:
-    """A record that was kept: `numbers` are what rules read, the run's rows or a measurement's values."""
+    """A stored record: `numbers` are a rule's input, the run's rows or a measurement's values."""
 
     def __init__(self, file: Path, value: Mapping[str, Any]) -> None:
         self.name, self.value = file.name, value
@@ -36,8 +36,10 @@ class Kept:
 
     @property
     def level(self) -> str | None:
-        """The processor's instruction set; of a record that does not say it, by the flags that it has. None where
-        time was simulated, or the model was on another device."""
+        """Return the processor's instruction set, from the CPU flags where the record does not name it.
+
+        None where time was simulated, or the model was on another device.
+        """
         if self.simulated or (self.experiment or {}).get("model", {}).get("device", "cpu") != "cpu":
             return None
         cpu = self.environment["cpu"]
@@ -49,11 +51,11 @@ class Kept:
 
     @property
     def disturbed(self) -> bool:
-        """Whether others took so much of the processor that its times are not to be trusted."""
+        """Return whether contention makes its times unreliable."""
         return not self.simulated and self.busy is not None and self.busy > BUSY
 
     def remark(self, file: Path) -> str:
-        """What is to be known before it is believed: others at work, or an experiment that has changed since."""
+        """Return warnings about the record: contention, or an experiment that has changed since."""
         told = []
         if self.disturbed:
             told.append(f"other processes took {self.busy:.0%} of the processor")
@@ -62,13 +64,15 @@ class Kept:
         return "; ".join(told)
 
     def changed(self, file: Path) -> bool:
-        """Whether the experiment in `file` is another one by now."""
+        """Return whether the experiment in `file` has changed since."""
         return self.experiment is not None and file.is_file() and not _same(self.experiment, file)
 
 
 def all_kept(name: str, folder: Path, timed: bool = True) -> tuple[Kept, ...]:
-    """Return the records called `name` in `folder`, the one that decides first: the newest; where times matter, the
-    newest of those that no other process disturbed. Raises WorkbenchError for one that cannot be read."""
+    """Return the records called `name` in `folder`, the one that decides first, then the newest.
+
+    Where times matter (`timed`), the newest record without contention decides. WorkbenchError for an unreadable record.
+    """
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}\.json")
     files = sorted(file for file in folder.glob(f"{name}-*.json") if pattern.fullmatch(file.name))
     newest_first = [_read(file) for file in reversed(files)]
@@ -76,7 +80,7 @@ def all_kept(name: str, folder: Path, timed: bool = True) -> tuple[Kept, ...]:
 
 
 def kept(name: str, folder: Path) -> Kept | None:
-    """The record called `name` in `folder` that decides, None where there is none."""
+    """Return the record called `name` in `folder` that decides, None where there is none."""
     return next(iter(all_kept(name, folder)), None)
 
 
@@ -92,7 +96,7 @@ def name_of(evidence: Run | Measurement) -> str:
 
 
 def keep_run(record: Record, name: str, folder: Path) -> Path:
-    """A run's experiment, environment and summary as one dated file."""
+    """Store a run's experiment, environment and summary as one dated file."""
     return write_dated(
         {
             "date": record.environment["date"],
@@ -106,7 +110,7 @@ def keep_run(record: Record, name: str, folder: Path) -> Path:
 
 
 def measured(evidence: Measurement, quick: bool) -> dict[str, Any]:
-    """The numbers of a measurement made now, as its record has them."""
+    """Measure now, and return the numbers as a record stores them."""
     surroundings = environment()
     before = cpu_times()
     numbers = evidence.numbers(quick)
@@ -115,11 +119,13 @@ def measured(evidence: Measurement, quick: bool) -> dict[str, Any]:
 
 
 def _same(recorded: Mapping[str, Any], file: Path) -> bool:
-    """Whether a file still says what was run, but for its question and what judges it; settings that are younger than
-    the record have their defaults."""
+    """Return whether a file still has the recorded experiment, apart from its question and its judge.
+
+    Settings that are newer than the record have their defaults.
+    """
     left_out = {"question", "judge"}
     try:
         then = Experiment.of({**recorded}, "record")
     except WorkbenchError:
-        return False  # it had settings that are no more
+        return False  # it has settings that no longer exist
     return then.model_dump(exclude=left_out) == Experiment.read(file).model_dump(exclude=left_out)

@@ -1,4 +1,4 @@
-"""A machine in a few words, as a verdict names it."""
+"""Describe a record's machine in a few words."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ GIB = 2**30
 
 
 def machine_of(environment: Mapping[str, Any], experiment: Mapping[str, Any] | None = None) -> str:
-    """Of a record: the processor with its cores and memory, the GPU where the model was on one, or what was
-    simulated."""
+    """Describe the machine of a record: processor, cores and memory, or the GPU of the model, or the simulated
+    hardware.
+    """
     if simulated := _simulated(experiment or {}):
         return simulated
     device = (experiment or {}).get("model", {}).get("device", "cpu")

@@ -1,4 +1,4 @@
-"""The picture of a claim's evidence, drawn anew from the record that was kept."""
+"""Draw a claim's evidence again from its stored record."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from workbench.study.run_folder import write_atomically
 
 
 def recorded_run(claim: Claim, records: Records) -> Kept | None:
-    """The first of the claim's runs that has a record."""
+    """Return the record of the first of the claim's runs that has one."""
     runs = [trial.evidence for trial in claim.trials if isinstance(trial.evidence, Run)]
     return next((record for run in runs if (record := records.of(run)) is not None), None)
 
 
 def draw(claim: Claim, records: Records, file: Path) -> None:
-    """The run's picture as `file`, .svg or .png. Raises WorkbenchError where there is no run to draw, or no way to."""
+    """Draw the run's chart as `file`, .svg or .png. WorkbenchError where there is no run, or drawing is impossible."""
     from workbench.study import pareto
     from workbench.study.comparison import picture_of
     from workbench.study.experiment import Experiment

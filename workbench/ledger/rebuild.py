@@ -1,4 +1,4 @@
-"""The ledger from what is there: calculations are made again, records are read and judged again."""
+"""Rebuild the ledger: repeat calculations, read records, and judge both again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Records:
         self._known: dict[str, tuple[Kept, ...]] = {}
 
     def of(self, evidence: Run | Measurement) -> Kept | None:
-        """The record that decides, None where there is none."""
+        """Return the record that decides, None where there is none."""
         return next(iter(self.all(evidence)), None)
 
     def all(self, evidence: Run | Measurement) -> tuple[Kept, ...]:
-        """Every record of the evidence, on whatever machine, the one that decides first."""
+        """Return every record of the evidence from all machines, the one that decides first."""
         name = name_of(evidence)
         if name not in self._known:
             self._known[name] = all_kept(name, self.folder, not isinstance(evidence, Measurement) or evidence.timed)
@@ -35,8 +35,10 @@ class Records:
 
 
 def entry_of(claim: Claim, trial: Trial, records: Records) -> Entry:
-    """A trial's verdict from its calculation or from the newest record of its run; without one, none. A record that the
-    rule cannot read gives none either, and says so: it keeps no other claim from its verdict."""
+    """Judge a trial by its calculation or by its deciding record; without a record the entry has no verdict.
+
+    A record that the rule cannot read gives no verdict either, and a remark says so; other claims are unaffected.
+    """
     evidence = trial.evidence
     empty = Entry(trial.told, changed=trial.changed, no_test=trial.illustrates)
     if isinstance(evidence, Missing):
@@ -51,7 +53,7 @@ def entry_of(claim: Claim, trial: Trial, records: Records) -> Entry:
 
 
 def entry_from(claim: Claim, trial: Trial, record: Kept, records: Records) -> Entry:
-    """A trial's verdict from one record of its evidence."""
+    """Judge a trial by one record of its evidence."""
     file = records.file(trial.evidence) if isinstance(trial.evidence, Run) else Path()
     remark = record.remark(file)
     entry = Entry(
@@ -66,7 +68,7 @@ def entry_from(claim: Claim, trial: Trial, record: Kept, records: Records) -> En
 
 
 def rebuilt(claims: Mapping[str, Claim], records: Records, before: Ledger) -> Ledger:
-    """The ledger of `claims`. A calculation that came out as before keeps its date."""
+    """Rebuild the ledger of `claims`. A calculation with an unchanged result has its old date."""
     ledger: Ledger = {}
     for id, claim in claims.items():
         entries = [entry_of(claim, trial, records) for trial in claim.trials]

@@ -1,4 +1,4 @@
-"""The claims that stand in a folder: each file is a few of them, and says so in `CLAIMS`."""
+"""Find the claims of a folder: each file lists a few of them in `CLAIMS`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ CLAIMS = Path(__file__).resolve().parents[2] / "experiments" / "claims"
 
 
 def claims_in(folder: Path = CLAIMS) -> dict[str, Claim]:
-    """Every claim by its id, in the order of files and of their `CLAIMS`. Raises WorkbenchError for a file without
-    them, for an id that two have, and for a folder without any."""
+    """Return every claim by its id, in the order of files and of their `CLAIMS`.
+
+    Raises:
+        WorkbenchError: a file without `CLAIMS`, an id that occurs twice, or a folder without claims.
+    """
     found: dict[str, Claim] = {}
     places: dict[str, str] = {}
     for file in sorted(folder.glob("[!_]*.py")):
@@ -32,14 +35,14 @@ def claims_in(folder: Path = CLAIMS) -> dict[str, Claim]:
 
 
 def chosen(claims: dict[str, Claim], ids: Sequence[str]) -> dict[str, Claim]:
-    """Those of `ids`, all where none are named. Raises WorkbenchError for an id that is unknown."""
+    """Select the claims `ids`, all where none are named. WorkbenchError for an unknown id."""
     for wrong in (id for id in ids if id not in claims):
         raise WorkbenchError(f"no claim {wrong!r}{nearest(wrong, claims)}; `workbench claims` lists them")
     return {id: claims[id] for id in ids} if ids else claims
 
 
 def check(claim: Claim) -> list[str]:
-    """What keeps a claim from being one: rules that give fewer outcomes than they say, or speak of another claim."""
+    """List errors of a claim: rules that do not give the outcomes they declare, or that judge another claim."""
     wrong = [] if claim.trials else ["has no trial"]
     for number, trial in enumerate(claim.trials, 1):
         wrong += [f"trial {number}: {fault}" for fault in _faults(claim, trial)]
@@ -63,7 +66,7 @@ def _faults(claim: Claim, trial: Trial) -> list[str]:
 
 
 def _faults_of(claim: Claim, trial: Trial, wanted: Outcome) -> list[str]:
-    """Of the evidence that should give `wanted`."""
+    """List errors of the evidence that should give `wanted`."""
     verdict = judged(claim, trial, trial.example(wanted))
     wrong = []
     if verdict.claim != claim.id:

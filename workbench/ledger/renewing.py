@@ -1,4 +1,4 @@
-"""Bringing the ledger up to date: measure, keep, judge, write."""
+"""Update the ledger: measure, store, judge, write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.ledger.running import Faults, Tell, run_all, wanted
 
 @dataclass(frozen=True)
 class Renewed:
-    """The claims that were asked for, their entries, and what could not be measured."""
+    """The selected claims, their entries, and evidence that could not be measured."""
 
     claims: dict[str, Claim]
     ledger: Ledger
@@ -34,11 +34,20 @@ def renew(
     quick: bool = False,
     tell: Tell = lambda line: None,
 ) -> Renewed:
-    """Measure what the claims `ids` (all where none are named) rest on and write the ledger in `folder`.
+    """Measure the evidence of claims, and write the ledger.
 
-    Experiments lie beside `folder`. With `missing` only what has no record is measured; without `measure` nothing is;
-    a `quick` look neither keeps records nor writes. Calculations are always made anew, and claims that share a record
-    with those of `ids` get their verdict from the new one too.
+    Experiments lie beside `folder`. Calculations are always repeated, and claims that share a record with the selected
+    ones get their verdict from the new record too.
+
+    Args:
+        folder: the claims' folder, with the ledger.
+        ids: claims to measure, all where none are named.
+        records: folder of stored records.
+        out: folder for run folders.
+        missing: measure only evidence without a record.
+        measure: without it nothing is measured.
+        quick: take a first look, which neither stores records nor writes the ledger.
+        report_progress: called with a line for each measurement.
     """
     known = claims_in(folder)
     asked, ledger = chosen(known, ids), read_ledger(folder / NAME)
@@ -52,7 +61,7 @@ def renew(
     faults, fresh = {}, ledger
     try:
         faults = run_all(work, here, out, False, tell, records)
-    finally:  # who interrupts keeps what was measured until then
+    finally:  # an interrupt loses no finished measurement
         fresh = rebuilt(known, Records(records, folder.parent), ledger)
         write_ledger(fresh, folder / NAME)
     return Renewed(asked, {id: fresh[id] for id in asked}, faults)

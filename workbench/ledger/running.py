@@ -1,4 +1,4 @@
-"""Measuring anew what claims rest on: each experiment once, in a process of its own."""
+"""Measure the evidence of claims: each experiment once, in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from workbench.study.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 Tell = Callable[[str], None]
-Faults = dict[str, str]  # by the evidence's name, why there is no record of it
+Faults = dict[str, str]  # error messages by the evidence's name
 
 
 def wanted(claims: Iterable[Claim], records: Records, missing: bool) -> dict[str, Run | Measurement]:
-    """What is to be measured for `claims`, each once; with `missing` only what has no record, or a record of an
-    experiment that was changed since."""
+    """Return the evidence to be measured for `claims`, each once.
+
+    With `missing` this is evidence without a record, or with a record of an experiment that has changed since.
+    """
     found: dict[str, Run | Measurement] = {}
     for claim in claims:
         for trial in claim.trials:
@@ -45,8 +47,10 @@ def _due(evidence: Run | Measurement, records: Records) -> bool:
 def run_all(
     evidence: Mapping[str, Run | Measurement], records: Records, out: Path, quick: bool, tell: Tell, folder: Path
 ) -> Faults:
-    """Measure each and keep its record in `folder`; run folders go to `out`. What fails is told, and the rest goes
-    on."""
+    """Measure each evidence, and store its record in `folder`; run folders go to `out`.
+
+    A failure is returned by name, and the rest goes on.
+    """
     faults: Faults = {}
     for number, (name, each) in enumerate(evidence.items(), 1):
         tell(Stage.of(f"{number} of {len(evidence)}: {name}", number - 1, len(evidence)))
@@ -61,7 +65,9 @@ def run_all(
 
 
 def _run(file: Path, out: Path, settings: tuple[str, ...]) -> Record:
-    """The experiment in `file`, run by the command line in a fresh process: nothing compiled before weighs on it."""
+    """Run the experiment in `file` by the command line in a fresh process, so that nothing compiled before influences
+    it.
+    """
     if not file.is_file():
         raise WorkbenchError(f"{file}: there is no such experiment")
     words = [word for setting in settings for word in ("--set", setting)]

@@ -1,4 +1,4 @@
-"""The ledger for people: one line a claim, and everything about one claim."""
+"""Tables of the ledger: one line a claim, and all details of one claim."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ORDER = ("holds", "holds-with-limits", "refuted", "not-testable-here", NOT_RUN, 
 
 
 def entries_of(claim: Claim, ledger: Ledger) -> tuple[Entry, ...]:
-    """Those in the ledger, and empty ones for trials that it does not know."""
+    """Return the claim's entries of the ledger, and empty ones for trials that are missing there."""
     asked = [trial.told for trial in claim.trials]
     found = zip_longest(asked, ledger.get(claim.id, ())[: len(asked)])
     return tuple(entry if entry and entry.evidence == told else Entry(told) for told, entry in found)
 
 
 def listing(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = None) -> list[dict[str, Any]]:
-    """A row a claim, those with `verdict` where one is asked for; its first trial that can fail decides."""
+    """Return one row a claim, from the trial that decides; only those with `verdict` where one is given."""
     rows = []
     for id, claim in claims.items():
         others = list(entries_of(claim, ledger))
@@ -49,28 +49,28 @@ def listing(claims: Mapping[str, Claim], ledger: Ledger, verdict: str | None = N
 
 
 def counted(rows: list[dict[str, Any]]) -> str:
-    """How many claims have which verdict."""
+    """Count the claims by verdict, in one line."""
     counts = Counter(row["verdict"] for row in rows)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ORDER if counts[verdict])
     return f"{len(rows)} claim{'' if len(rows) == 1 else 's'}: {told or 'none'}"
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row of the listing as text; of other machines only how many verdicts of which kind there are."""
+    """Return a row of the listing as text; verdicts of other trials are counted."""
     others = Counter(other["verdict"] for other in row["elsewhere"])
     told = ", ".join(f"{others[verdict]} {verdict}" for verdict in ORDER if others[verdict])
     return row["claim"], row["statement"], row["verdict"], row["machine"], row["level"] or "", told
 
 
 def command(claim: Claim, trial: Trial) -> str:
-    """What measures a trial again."""
+    """Return the command that measures a trial again."""
     if isinstance(trial.evidence, Run):
         return f"workbench run experiments/{trial.evidence.name}.yaml"
     return "-" if isinstance(trial.evidence, Missing | Unbuilt) else f"workbench claims run {claim.id}"
 
 
 def rule_source(trial: Trial) -> str:
-    """The rule as it is written; of a judge the function that names the claim."""
+    """Return the source code of the rule; of a judge, the function that names the claim."""
     rule: Any = trial.rule
     try:
         if isinstance(rule, OfJudge):
@@ -84,7 +84,7 @@ def rule_source(trial: Trial) -> str:
 
 
 def figures(claim: Claim, entries: tuple[Entry, ...]) -> Table:
-    """What the sources say, and what was found."""
+    """Tabulate the figures of the sources and ours."""
     rows = [(f"source {source.name}", source.figures) for source in claim.sources]
     for entry in entries:
         whose = entry.machine or entry.evidence
@@ -94,7 +94,7 @@ def figures(claim: Claim, entries: tuple[Entry, ...]) -> Table:
 
 
 def detail(claim: Claim, ledger: Ledger, records: Records) -> dict[str, Any]:
-    """Everything about one claim, as JSON has it."""
+    """Return all details of one claim, as for JSON."""
     entries = entries_of(claim, ledger)
     trials = []
     for trial, entry in zip(claim.trials, entries, strict=True):
@@ -122,7 +122,7 @@ def detail(claim: Claim, ledger: Ledger, records: Records) -> dict[str, Any]:
 
 
 def _by_machine(claim: Claim, records: Records) -> list[Table]:
-    """For each trial that rests on records: all of them, judged by the same rule, one machine beside another."""
+    """Tabulate all records of each trial, judged by the same rule, one machine a row."""
     found = []
     for trial in claim.trials:
         if not isinstance(trial.evidence, Run | Measurement) or not (mine := records.all(trial.evidence)):
@@ -143,8 +143,7 @@ TOLD = ("because", "limits", "machine", "level", "evidence", "record", "date", "
 
 
 def told(trial: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is to be said of one trial of `detail`, by name: its verdict's words, what its rule can never say, and
-    every change of the rule after a look."""
+    """Return (name, text) lines of one trial of `detail`: verdict, impossible outcomes, changes of the rule."""
     lines = [("no test", f"the rule cannot fail: {trial['no_test']}")] if trial["no_test"] else []
     lines += [(name, trial[name]) for name in TOLD if trial[name]]
     lines += [("never", f"{outcome}: {why}") for outcome, why in trial["never"].items() if why != trial["no_test"]]

@@ -1,7 +1,7 @@
-"""The shape of any decoder from its Hugging Face config.json: enough to count memory where the model is not read.
+"""The sizes of any decoder from its Hugging Face config.json: enough to estimate memory where the model is not read.
 
 A family that is read here (see families.py) is exact. Of others the fields that nearly all configs share are taken,
-under their several names, and what is not known of them is told.
+under their several names, and remarks say what is not known of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ PLAIN = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi",
 
 
 def spec_from_any_config(file: Path) -> tuple[ModelSpec, list[str]]:
-    """The decoder in `file`, and remarks on what is not exact. Raises WorkbenchError where it lacks a figure."""
+    """Read the decoder in `file`; return it, and remarks on what is not exact. Raises WorkbenchError where it lacks a
+    figure."""
     config = read_object(file)
     name = file.resolve().parent.name
     remarks = []
@@ -95,7 +96,7 @@ def _attention(fields: Fields, width: int, window: int | None) -> AnyAttention:
 
 
 def _dense_hidden(fields: Fields, width: int, remarks: list[str]) -> int:
-    """The width of a gated feed-forward that has as many numbers."""
+    """Return the width of a gated feed-forward with as many parameters."""
     hidden = _integer(fields, "hidden", 4 * width)
     if fields.get("model_type") not in PLAIN:
         return hidden
@@ -104,7 +105,7 @@ def _dense_hidden(fields: Fields, width: int, remarks: list[str]) -> int:
 
 
 def _feedforwards(fields: Fields, width: int, remarks: list[str]) -> dict[str, Any]:
-    """Of the layers with a mixture; shared experts are counted among the others."""
+    """Return the fields of layers with a mixture; shared experts are counted among the others."""
     count, shared = _integer(fields, "experts", 0), _integer(fields, "shared", 0)
     hidden = _integer(fields, "hidden", 4 * width)
     if count < 2:
@@ -115,7 +116,7 @@ def _feedforwards(fields: Fields, width: int, remarks: list[str]) -> dict[str, A
 
 
 def _windows(fields: Fields, layers: int, remarks: list[str]) -> Sequence[int | None]:
-    """Each layer's window: by `layer_types`, by a pattern, or the same for all."""
+    """Return each layer's window: by `layer_types`, by a pattern, or the same for all."""
     window: Any = fields.get("sliding_window") or fields.get("attention_window_size")
     kinds = fields.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:

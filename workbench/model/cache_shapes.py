@@ -1,4 +1,4 @@
-"""What the layers of a model keep of each token, from its shape alone."""
+"""The cache that the layers of a model need for each token, from its shape alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workbench.model.spec import ModelSpec
 
 
 def cache_shapes(spec: ModelSpec, format: CacheFormat | None = None) -> tuple[CacheShape, ...]:
-    """What each layer keeps, dense unless a format says otherwise."""
+    """Return the cache shape of each layer, dense unless a format says otherwise."""
     attentions = (kind.attention for kind in spec.layers)
     return shapes_of(
         (

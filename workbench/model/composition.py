@@ -1,4 +1,4 @@
-"""What an experiment changes in a model's attention, as a value: for all layers, by a pattern, or for single ones."""
+"""Changes to a model's attention as a value: for all layers, by a pattern, or for single ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOW, FULL = "window", "full"
 
 
 class AttentionChange(Value):
-    """Slots of one layer's attention (see `spec.Attention`); null leaves the model's own."""
+    """Slots of one layer's attention (see `AttentionSpec`); null leaves the model's own."""
 
     groups: Count | Kind | None = None  # key/value heads; a trained model's are pooled or repeated, see `regroup`
     heads: Count | None = None  # of random weights only: a trained model's are what they are
@@ -48,7 +48,7 @@ class AttentionChange(Value):
         return self
 
     def over(self, other: AttentionChange) -> AttentionChange:
-        """This change on top of `other`, without what of it would be idle then."""
+        """Return this change on top of `other`, without those of its values that would have no effect."""
         below, mine = _given(other), _given(self)
         if self.window == FULL:
             below.pop("sinks", None)
@@ -58,7 +58,7 @@ class AttentionChange(Value):
 
 
 class AttentionPart(AttentionChange):
-    """The slots as they are for all layers, and where they differ:
+    """The slots for all layers, and where they differ:
 
     `pattern` is repeated over the layers, from the first on: `window` takes the change as it is, `full` without its
     window, any other word the kind of that name on top of it. `layers` changes single ones, by number, last of all.
@@ -83,7 +83,7 @@ class AttentionPart(AttentionChange):
 
     @classmethod
     def of(cls, value: AttentionPart | dict[str, Any] | None) -> AttentionPart:
-        """The composition that a value stands for. Raises WorkbenchError for one that is none, by its path."""
+        """Parse a setting. Raises WorkbenchError for an invalid one, by its path."""
         if value is None or isinstance(value, AttentionPart):
             return value or cls()
         try:
@@ -92,7 +92,7 @@ class AttentionPart(AttentionChange):
             raise explain(error, "attention", cls) from None
 
     def changes(self, count: int) -> Iterator[AttentionChange]:
-        """What becomes of each of `count` layers."""
+        """Yield the change of each of `count` layers."""
         if beyond := [index for index in self.layers if not 0 <= index < count]:
             raise WorkbenchError(f"attention.layers: there is no layer {beyond[0]}; the model has 0 to {count - 1}")
         plain = AttentionChange(**{name: value for name, value in _given(self).items() if name in CHANGED})

@@ -1,4 +1,4 @@
-"""Typed reading of somebody else's JSON: every complaint names the file, the field and what is right."""
+"""Typed reading of foreign JSON: every error names the file, the field and what is right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: Any = REQUIRED, zero: bool = False) -> Any:
-        """A finite number above zero, as a float; 0 too where `zero` allows it."""
+        """Return a finite number above zero, as a float; 0 too where `zero` allows it."""
         least = "of at least 0" if zero else "above 0"
         value = self._value(key, default, f"a number {least}")
         if value is default:
@@ -54,7 +54,7 @@ class Fields:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...] | None:
-        """One id, a list of ids or null. None where the field is absent or null."""
+        """Return one id, a list of ids or null. None where the field is absent or null."""
         value = self.get(key)
         if value is None:
             return None
@@ -64,7 +64,7 @@ class Fields:
         return tuple(dict.fromkeys(ids))
 
     def inner(self, key: str) -> Fields | None:
-        """The object in `key`, or None where it is absent, null or empty."""
+        """Return the object in `key`, or None where it is absent, null or empty."""
         value = self.get(key)
         if value is None or value == {}:
             return None
@@ -87,7 +87,7 @@ class Fields:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`; raises WorkbenchError where it cannot be read or holds anything else."""
+    """Return the JSON object in `file`; raises WorkbenchError where it cannot be read or holds anything else."""
     text = read_bytes(file)
     try:
         return read_json_object(text, str(file))

@@ -1,7 +1,7 @@
-"""What a step must compute and move at the least, from shapes alone: the roofline's two numbers.
+"""The least that a step must compute and move, from shapes alone: the roofline's two numbers.
 
-Causality, windows and grouped heads are counted as they are: a query reads the positions it may see, and a
-key/value head is read once for all the query heads that share it. Of a mixture the experts of one token are counted.
+Causality, windows and grouped heads are counted as they are: a query reads the positions it may see, and a key/value
+head is read once for all the query heads that share it. Of a mixture the experts of one token are counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """The roofline: the slower of computing and moving."""
+        """Return the roofline's time in seconds: the slower of computing and moving."""
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
 
 
@@ -30,7 +30,7 @@ class StepCost:
     """Costs of steps of one model; what does not depend on the step is counted once."""
 
     def __init__(self, spec: ModelSpec, block_value: float, head_value: float, cache_value: float):
-        """Bytes a value takes in the blocks' matrices (scales included), in the head's, and in the cache."""
+        """Take the bytes of a value in the blocks' matrices (scales included), in the head's, and in the cache."""
         self.spec = spec
         self._block_value, self._head_value, self._cache_value = block_value, head_value, cache_value
         used = (kind.attention.matrices(spec.width) + spec.width * kind.feedforward_matrices[1] for kind in spec.layers)
@@ -41,7 +41,7 @@ class StepCost:
             self._attentions[kind.attention] = self._attentions.get(kind.attention, 0) + 1
 
     def __call__(self, spans: Iterable[tuple[int, int]], sampled: int) -> Cost:
-        """`spans` are (start, length) pairs; `sampled` rows go through the head. FLOPs and bytes."""
+        """Return FLOPs and bytes of a step: `spans` are (start, length) pairs; `sampled` rows go through the head."""
         tokens, flops, read = 0, 0.0, 0.0
         for start, length in spans:
             tokens += length
@@ -56,7 +56,7 @@ class StepCost:
 
 
 def visible(start: int, length: int, window: int | None, sinks: int = 0) -> tuple[int, int]:
-    """(query, key) pairs that attend, and distinct positions read, for positions [start, start + length)."""
+    """Return (query, key) pairs that attend, and distinct positions read, for positions [start, start + length)."""
     end = start + length
     if window is None or end <= window:
         return length * start + length * (length + 1) // 2, end
@@ -68,6 +68,6 @@ def visible(start: int, length: int, window: int | None, sinks: int = 0) -> tupl
 
 
 def _sinks_seen(past: int, sinks: int) -> int:
-    """Sinks that the queries up to the one with `past` positions before its window see there."""
+    """Return sinks that the queries up to the one with `past` positions before its window see there."""
     rising = max(0, min(past, sinks))  # queries that have left fewer positions behind than there are sinks
     return rising * (rising + 1) // 2 + max(0, past - sinks) * sinks

@@ -1,4 +1,4 @@
-"""From a Hugging Face config.json to a ModelSpec and back. A further family is one function in `FAMILIES`."""
+"""Conversion of a Hugging Face config.json to a ModelSpec and back. A further family is one function in `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from workbench.model.spec import Attention, LayerKind, ModelSpec
 
 
 def read_spec(folder: str | Path) -> ModelSpec:
-    """The architecture of the model in `folder`. End tokens in generation_config.json outrank config.json's,
-    as they do in transformers. Raises WorkbenchError where the folder holds no config that is read here."""
+    """Read the architecture of the model in `folder`. End tokens in generation_config.json outrank config.json's, as
+    they do in transformers. Raises WorkbenchError where the folder holds no config that is read here."""
     folder = Path(folder)
     file = folder / "config.json"
     if not file.is_file():
@@ -34,10 +34,16 @@ def read_spec(folder: str | Path) -> ModelSpec:
 
 
 def spec_from_config(config: dict[str, Any], name: str, where: str = "config.json") -> ModelSpec:
-    """`config` as a ModelSpec called `name`.
+    """Convert `config` to a ModelSpec called `name`.
 
-    Unknown keys are ignored. Missing and wrong fields raise WorkbenchError, and so do keys that are known to
-    change what is computed and are not carried out here.
+    Args:
+        config: the object of config.json; unknown keys are ignored.
+        name: the model's name.
+        where: the file, for errors.
+
+    Raises:
+        WorkbenchError: for missing and wrong fields, and for keys that are known to change the model and are not
+            supported.
     """
     fields = Fields(config, where)
     family = fields.get("model_type")
@@ -49,8 +55,8 @@ def spec_from_config(config: dict[str, Any], name: str, where: str = "config.jso
 
 
 def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """The Llama config.json of `spec`: `spec_from_config` of it gives an equal spec. Raises WorkbenchError
-    for what the format cannot say: layers that differ, and all that is not in Llama's block."""
+    """Return the Llama config.json of `spec`: `spec_from_config` of it gives an equal spec. Raises WorkbenchError for
+    what the format cannot express: layers that differ, and all that is not in Llama's block."""
     kinds = set(spec.layers)
     if len(kinds) != 1:
         raise WorkbenchError(f"{spec.name}: a Llama config has one kind of layer, the spec {len(kinds)}")
@@ -85,7 +91,7 @@ def config_from_spec(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> di
 
 
 def _refuse_what_llama_has_not(spec: ModelSpec, attention: Attention, layer: LayerKind) -> None:
-    """Every field that the config does not hold must be as it is where nothing is said."""
+    """Refuse every field that the config does not hold, unless it is at its default."""
     heads = {"heads": 1, "groups": 1, "dim": 2, "input_bias": False, "output_bias": False}
     plain = Attention(heads=1, groups=1, dim=2)
     for given, right in (
@@ -117,7 +123,7 @@ def _end_ids_to(end_ids: tuple[int, ...]) -> int | list[int] | None:
 
 
 def _name(folder: Path) -> str:
-    """The folder's own name; inside the Hugging Face cache (models--ORG--NAME/snapshots/HASH) the model's."""
+    """Return the folder's own name; inside the Hugging Face cache (models--ORG--NAME/snapshots/HASH) the model's."""
     path = folder.resolve()
     cached = path.parent.parent.name
     if path.parent.name == "snapshots" and cached.startswith("models--"):

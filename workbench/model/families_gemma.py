@@ -24,7 +24,7 @@ CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def gemma2(config: Fields, name: str) -> ModelSpec:
-    """Windows in every other layer, the first included; scores and logits are capped."""
+    """Read Gemma 2: windows in every other layer, the first included; scores and logits are capped."""
     refuse_what_is_not_carried_out(config, "Gemma2ForCausalLM", CAPS)
     rotary = rotary_from(config)
     kinds = layer_types_of(config, period=2)
@@ -33,7 +33,7 @@ def gemma2(config: Fields, name: str) -> ModelSpec:
 
 
 def gemma3_text(config: Fields, name: str) -> ModelSpec:
-    """Windows in five of six layers, which turn their heads faster; queries and keys are normed."""
+    """Read Gemma 3: windows in five of six layers, which have another rope_theta; queries and keys are normed."""
     refuse_what_is_not_carried_out(config, "Gemma3ForCausalLM", CAPS)
     kinds = layer_types_of(config, period=config.integer("sliding_window_pattern", default=6))
     rotaries = {

@@ -1,4 +1,4 @@
-"""Llama's block, as its relatives vary it: Mistral with a window, Qwen 3 with normed queries and keys."""
+"""Llama's block and its relatives: Mistral with a window, Qwen 3 with normed queries and keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def llama(config: Fields, name: str) -> ModelSpec:
 
 
 def mistral(config: Fields, name: str) -> ModelSpec:
-    """Mistral 7B (Jiang et al., 2023); later versions have no window: `sliding_window` is null."""
+    """Read Mistral 7B (Jiang et al., 2023); later versions have no window: `sliding_window` is null."""
     refuse_what_is_not_carried_out(config, "MistralForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
     window = config.integer("sliding_window", default=None) if "sliding_window" in config.values else 4096
@@ -45,7 +45,7 @@ def mistral(config: Fields, name: str) -> ModelSpec:
 
 
 def qwen3(config: Fields, name: str) -> ModelSpec:
-    """Qwen 3 (2025). With `use_sliding_window` the layers from `max_window_layers` on have windows."""
+    """Read Qwen 3 (2025). With `use_sliding_window` the layers from `max_window_layers` on have windows."""
     refuse_what_is_not_carried_out(config, "Qwen3ForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
     bias, layers = config.boolean("attention_bias"), layers_of(config)

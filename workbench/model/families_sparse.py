@@ -24,7 +24,8 @@ GPT_OSS_BASE = 150_000.0
 
 
 def gpt_oss(config: Fields, name: str) -> ModelSpec:
-    """Windows in every other layer, the first included; a learned logit a head that attends to nothing."""
+    """Read gpt-oss: windows in every other layer, the first included; a learned logit a head that attends
+    to nothing."""
     refuse_what_is_not_carried_out(config, "GptOssForCausalLM", ("num_local_experts",))
     refuse_activation(config, "hidden_act", "silu")
     bias = config.boolean("attention_bias", default=True)
@@ -62,7 +63,8 @@ def _gpt_oss_rotary(config: Fields) -> Rotary:
 
 
 def deepseek_v3(config: Fields, name: str) -> ModelSpec:
-    """Layers of latent attention with plain feed-forwards; mixtures (sigmoid scores, a shared expert) are not read."""
+    """Read DeepSeek-V3: layers of latent attention with plain feed-forwards; mixtures (sigmoid scores, a shared
+    expert) are not read."""
     refuse_what_is_not_carried_out(config, "DeepseekV3ForCausalLM")
     refuse_activation(config, "hidden_act", "silu")
     refuse_windows(config, "DeepSeek-V3")

@@ -1,4 +1,4 @@
-"""What the readers of several families have in common: heads, windows by layer, and what no reader carries out."""
+"""Readers that several families share: heads, windows by layer, and the keys that no reader supports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_CARRIED_OUT: dict[str, tuple[object, ...]] = {
 
 
 def refuse_what_is_not_carried_out(config: Fields, architecture: str, reads: tuple[str, ...] = ()) -> None:
-    """Raises WorkbenchError for another architecture and for keys of `NOT_CARRIED_OUT` not among `reads`."""
+    """Raise WorkbenchError for another architecture and for keys of `UNSUPPORTED_KEYS` not among `reads`."""
     architectures = config.get("architectures")
     if architectures is not None and (not isinstance(architectures, list) or architecture not in architectures):
         raise config.wrong("architectures", architectures, f'["{architecture}"]')
@@ -42,7 +42,7 @@ def refuse_activation(config: Fields, key: str, right: str) -> None:
 
 
 def refuse_windows(config: Fields, family: str) -> None:
-    """Raises WorkbenchError where layers of `family`, which all see the whole context, are given windows."""
+    """Raise WorkbenchError where layers of `family`, which all see the whole context, are given windows."""
     window = config.get("sliding_window")
     if window is not None and config.get("use_sliding_window") is not False:
         raise config.wrong("sliding_window", window, f"null: {family} layers see the whole context")
@@ -52,7 +52,8 @@ def refuse_windows(config: Fields, family: str) -> None:
 
 
 def heads_of(config: Fields, dim: int | None = None) -> dict[str, Any]:
-    """`heads`, `groups` and `dim`; `dim` is the family's where the config has none, else width over heads."""
+    """Read `num_heads`, `num_kv_heads` and `head_dim`; `dim` is the family's where the config has none, else
+    hidden_size over heads."""
     heads = config.integer("num_attention_heads")
     groups = config.integer("num_key_value_heads", default=heads)
     if heads % groups:
@@ -71,12 +72,12 @@ def layers_of(config: Fields) -> int:
 
 
 def window_of(config: Fields, default: int) -> int:
-    """The width of sliding windows; `default` is the family's where the config does not name it."""
+    """Read the length of sliding windows; `default` is the family's where the config does not name it."""
     return config.integer("sliding_window") if "sliding_window" in config.values else default
 
 
 def layer_types_of(config: Fields, period: int) -> tuple[str, ...]:
-    """`layer_types`, or every layer but each `period`-th sliding."""
+    """Read `layer_types`; without it every layer but each `period`-th is sliding."""
     layers = layers_of(config)
     kinds = config.get("layer_types")
     if kinds is None:
@@ -97,7 +98,8 @@ def model_of(
     rotary: Rotary | None = None,
     **more: Any,
 ) -> ModelSpec:
-    """The model around `layers`; `tied`, `eps` and the rotary's base are the family's where the config has none."""
+    """Build the model around `layers`; `tied`, `eps` and the rotary's base are the family's where the
+    config has none."""
     return ModelSpec(
         name=name,
         vocab=config.integer("vocab_size"),
@@ -113,7 +115,8 @@ def model_of(
 
 
 def cap(config: Fields, key: str, default: float) -> float:
-    """A soft-cap: 0, which is none, where the config says null; `default` is the family's where it says nothing."""
+    """Read a soft-cap: 0, which is none, where the config says null; `default` is the family's where it
+    says nothing."""
     return config.number(key, default=0.0) if key in config.values else default
 
 

@@ -1,4 +1,4 @@
-"""Feed-forward parts of a block: one gated feed-forward, or a mixture of them."""
+"""Feed-forward parts of a block: one gated feed-forward, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from workbench.model.spec import Experts, Gate, LayerKind
 
 
 def feedforward(kind: LayerKind, width: int, lane: Lane, format: WeightFormat) -> nn.Module:
-    """The feed-forward that `kind` describes: [token, width] -> [token, width]."""
+    """Build the feed-forward that `kind` describes: [token, hidden] -> [token, hidden]."""
     if kind.experts is None:
         return GatedFeedForward(kind, width, lane, format)
     return MixtureOfExperts(kind, kind.experts, width, lane)
 
 
 def gated(gate_up: Tensor, gate: Gate, lane: Lane) -> Tensor:
-    """The gate's columns, then the up projection's, joined as `gate` says: [token, 2 hidden] -> [token, hidden]."""
+    """Apply the gate: the gate's columns, then the up projection's, [token, 2 intermediate] -> [token,
+    intermediate]."""
     if gate.kind == "silu":
         return compiled_kernels.gated_silu(gate_up, lane)
     if gate.kind == "gelu_tanh":
@@ -32,7 +33,7 @@ def gated(gate_up: Tensor, gate: Gate, lane: Lane) -> Tensor:
 
 
 class GatedFeedForward(nn.Module):
-    """down(gate(x) joined with up(x)); gate and up are one product."""
+    """A gated feed-forward: down(gate(x) joined with up(x)); gate and up are one product."""
 
     def __init__(self, kind: LayerKind, width: int, lane: Lane, format: WeightFormat):
         super().__init__()
@@ -46,7 +47,8 @@ class GatedFeedForward(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router's scores choose the experts of each token and weigh what they give (Shazeer et al., 2017; gpt-oss).
+    """A mixture of experts: a router's scores choose the experts of each token and weigh their outputs (Shazeer et
+    al., 2017; gpt-oss).
 
     The router and the experts stay dense, whatever the format of the other matrices.
     """
@@ -65,7 +67,7 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def unread_bytes(self) -> int:
-        """What a single token leaves unread: the experts that it does not use."""
+        """Return the bytes that a single token leaves unread: the experts that it does not use."""
         stacks = (self.gate_up, self.gate_up_bias, self.down, self.down_bias)
         return sum(each.nbytes // len(each) * (len(each) - self.used) for each in stacks if each is not None)
 

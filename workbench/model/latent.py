@@ -1,4 +1,5 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024), absorbed: it reads its cache as many query heads on one group.
+"""Multi-head latent attention (MLA, DeepSeek-V2, 2024), absorbed: it reads its cache as many query heads on one
+key/value head.
 
 A head's score is q · (U c) = (Uᵀ q) · c, and its value V times the weighted sum of the latents c, so that keys and
 values are never made for the context: queries go to the latent's width, what was read comes to the values' width.
@@ -21,8 +22,9 @@ from workbench.model.quantized import WeightFormat
 
 
 class LatentAttention(nn.Module):
-    """Project to latents, absorb, read the cache, project back. The cached head is the normed latent, then the turned
-    key; `up` holds U and V of each head, stays dense, and multiplies by torch's batched product on every lane."""
+    """Multi-head latent attention: project to latents, absorb, attend to the cache, project back. The cached head is
+    the normed latent, then the rotated key; `up` holds U and V of each head, stays dense, and multiplies by torch's
+    batched product on every backend."""
 
     def __init__(self, spec: LatentSpec, width: int, lane: Lane, format: WeightFormat):
         super().__init__()
@@ -40,7 +42,8 @@ class LatentAttention(nn.Module):
         self.output = Linear(spec.mixed, width, spec.output_bias, *stored)
 
     def project(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [token, width] -> q [token, head, dim] absorbed, k [token, 1, dim] as it is cached, and k's latent."""
+        """Project x [token, hidden] to q [token, head, head_dim] absorbed, k [token, 1, head_dim] as it is cached, and
+        k's latent."""
         spec = self.spec
         query, latent, key = self.down(x).split([spec.down - spec.dim, spec.latent, spec.rope_dim], dim=1)
         if spec.query_latent is not None:
@@ -54,19 +57,20 @@ class LatentAttention(nn.Module):
         return torch.cat([absorbed, self.turn(turned, cos, sin)], dim=2), k, latent
 
     def turn(self, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-        """x [token, head, dim], its pairs brought to where rotary turns them: queries and keys change places alike."""
+        """Rotate x [token, head, dim] by the angles of its tokens; interleaved pairs are brought to halves first, for
+        queries and keys alike."""
         assert cos is not None and sin is not None
         if self.spec.interleaved:
             x = rearrange(x, "token head (pair two) -> token head (two pair)", two=2)
         return compiled_kernels.rotary(x, cos, sin, self.lane)
 
     def read(self, q: Tensor, batch: TokenBatch, cache: Layer, lane: Lane | None = None) -> Tensor:
-        """What the queries find, weighted sums of latents: [token, head, latent]; on the module's lane unless given."""
+        """Attend to the cache: weighted sums of latents [token, head, latent]; on the module's backend unless given."""
         rule = self.spec.softcap, None, self.score
         return cache.attend(q, batch, self.scale, self.mask, lane or self.lane, *rule)
 
     def close(self, mixed: Tensor) -> Tensor:
-        """[token, head, latent] -> [token, width]."""
+        """Project the result of attention back: [token, head, latent] -> [token, hidden]."""
         value_up = self.up[:, self.spec.plain_dim :]
         values = einsum(mixed, value_up, "token head latent, head value latent -> token head value")
         return self.output(rearrange(values, "token head value -> token (head value)"))

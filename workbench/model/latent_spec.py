@@ -11,12 +11,13 @@ from workbench.request import UserPart
 
 
 class LatentAttention(Value):
-    """Multi-head latent attention (DeepSeek-V2, 2024): a token leaves `latent` numbers, from which every head's key and
-    value are made, and one key of width `rope_dim`, turned by its position, that all heads share.
+    """The sizes of multi-head latent attention (DeepSeek-V2, 2024). A token leaves `kv_lora_rank` numbers in the
+    cache, from which every head's key and value are made, and one key of width `qk_rope_head_dim`, rotated by its
+    position, that all heads share.
 
-    A head's query and key have `plain_dim` columns that no position turns, then `rope_dim` turned ones; its value has
-    `value_dim`. With `query_latent` queries are made from that many numbers. `interleaved` pairs are the columns 2i and
-    2i + 1, others i and i + rope_dim / 2.
+    A head's query and key have `qk_nope_head_dim` columns without rotary, then `qk_rope_head_dim` rotated ones;
+    its value has `v_head_dim`. With `q_lora_rank` queries are made from that many numbers. `rope_interleave` pairs are
+    the columns 2i and 2i + 1, others i and i + rope_dim / 2.
     """
 
     kind: Literal["latent"] = "latent"
@@ -33,7 +34,7 @@ class LatentAttention(Value):
     rotary: Rotary | None = None  # None is the model's
     interleaved: bool = True
     norm_eps: float = 1e-6  # of the norms of both latents
-    mask: UserPart | None = None  # the user's own, as in Attention
+    mask: UserPart | None = None  # custom, as in AttentionSpec
     score: UserPart | None = None
     input_bias: bool = False  # on the projections to the latents
     output_bias: bool = False
@@ -56,16 +57,16 @@ class LatentAttention(Value):
 
     @property
     def module(self) -> None:
-        """No module of the user's own stands in for it."""
+        """Return None: no custom module replaces it."""
 
     @property
     def groups(self) -> int:
-        """One cached head, which all query heads read."""
+        """Return 1: one cached head, which all query heads read."""
         return 1
 
     @property
     def dim(self) -> int:
-        """Width of the cached head: the latent, whose columns are the values, and the turned key."""
+        """Return the width of the cached head: the latent, whose columns are the values, and the rotated key."""
         return self.latent + self.rope_dim
 
     @property
@@ -74,7 +75,7 @@ class LatentAttention(Value):
 
     @property
     def cached(self) -> int:
-        """Numbers that a token leaves in the cache: values are columns of the keys."""
+        """Return the numbers that a token leaves in the cache: values are columns of the keys."""
         return self.dim
 
     @property
@@ -83,24 +84,25 @@ class LatentAttention(Value):
 
     @property
     def mixed(self) -> int:
-        """Columns that the output projection reads."""
+        """Return the columns that the output projection reads."""
         return self.heads * self.value_dim
 
     @property
     def queries(self) -> int:
-        """Columns of all heads' queries before they are absorbed."""
+        """Return the columns of all heads' queries before they are absorbed."""
         return self.heads * (self.plain_dim + self.rope_dim)
 
     @property
     def down(self) -> int:
-        """Columns of the fused projection from the model's width: queries or their latent, then the cached head."""
+        """Return the columns of the fused projection from the model's width: queries or their latent, then the cached
+        head."""
         return (self.query_latent or self.queries) + self.dim
 
     def matrices(self, width: int) -> int:
-        """Numbers in its matrices, in a model of that width."""
+        """Return the number of parameters in its matrices, in a model of that width."""
         up = self.latent * self.heads * (self.plain_dim + self.value_dim) + (self.query_latent or 0) * self.queries
         return width * (self.down + self.mixed) + up
 
     def vectors(self, width: int) -> int:
-        """Its parameters that are no matrices: biases and norms."""
+        """Return the number of its other parameters: biases and norms."""
         return self.down * self.input_bias + width * self.output_bias + self.latent + (self.query_latent or 0)

@@ -1,4 +1,4 @@
-"""The parts of a decoder block. Each is told its lane; none knows which others there are."""
+"""Attention and the block of a decoder. Each module is given its backend; none knows which others there are."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from workbench.model.spec import AnyAttention, LayerKind
 from workbench.model.spec import Attention as AttentionSpec
 from workbench.user_parts import build
 
-Angles = Tensor | None  # [token, dim / 2]; None where heads are not turned
+Angles = Tensor | None  # [token, dim / 2]; None where heads are not rotated
 STORED = ("qkv.", "output.", "query_norm.", "key_norm.", "sink_logits")  # parameters of attention that a state holds
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (Ainslie et al., 2023): project and turn, read the cache, project back.
+    """Grouped-query attention (Ainslie et al., 2023): project and rotate, attend to the cache, project back.
 
-    A module of the user's own extends this one. It is built with the same values and `arguments` of its own, may hold
-    parameters of its own, and may give `q` any shape that its `read` takes; `k` and `v` are what the cache holds.
+    A custom module extends this one. It is built with the same values and `arguments` of its own, may hold
+    further parameters, and may give `q` any shape that its `attend` takes; `k` and `v` are what the cache holds.
     """
 
     def __init__(
         self, spec: AttentionSpec, width: int, lane: Lane, format: WeightFormat, eps: float = 1e-5, offset: float = 0.0
     ):
-        """`eps` and `offset` are those of the norms of queries and keys."""
+        """Build the module; `eps` and `offset` are those of the norms of queries and keys."""
         super().__init__()
         self.spec = spec
         self.lane = lane
@@ -50,8 +50,17 @@ class Attention(nn.Module):
         self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sink_logits else None
 
     def project(self, x: Tensor, cos: Angles, sin: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """x [token, width] -> q [token, head, dim], k and v [token, group, dim]; q and k normed and turned where the
-        spec says so, by the angles [token, dim / 2] of the tokens' positions."""
+        """Project x [token, hidden] to queries, keys and values.
+
+        Args:
+            x: normed hidden states.
+            cos: cosines [token, head_dim / 2] of the tokens' positions; None where heads are not rotated.
+            sin: sines, likewise.
+
+        Returns:
+            q [token, head, head_dim], k and v [token, kv_head, head_dim]; q and k normed and rotated where the spec
+                says so.
+        """
         heads, groups = self.spec.heads, self.spec.groups
         rows = rearrange(self.qkv(x), "token (head dim) -> token head dim", dim=self.spec.dim)
         q, k, v = rows.split([heads, groups, groups], dim=1)
@@ -63,12 +72,12 @@ class Attention(nn.Module):
         return x if cos is None or sin is None else compiled_kernels.rotary(x, cos, sin, self.lane)
 
     def read(self, q: Tensor, batch: TokenBatch, cache: Layer, lane: Lane | None = None) -> Tensor:
-        """What the queries find in everything written so far: [token, head, dim]; on the module's lane unless given."""
+        """Attend to everything written so far: [token, head, head_dim]; on the module's backend unless given."""
         lane = lane or self.lane
         return cache.attend(q, batch, self.scale, self.mask, lane, self.spec.softcap, self.sink_logits, self.score)
 
     def close(self, mixed: Tensor) -> Tensor:
-        """[token, head, dim] -> [token, width]."""
+        """Project the result of attention back: [token, head, head_dim] -> [token, hidden]."""
         return self.output(rearrange(mixed, "token head dim -> token (head dim)"))
 
 
@@ -80,7 +89,8 @@ def _normed(heads: Tensor, norm: Norm) -> Tensor:
 def attention_of(
     spec: AnyAttention, width: int, lane: Lane, format: WeightFormat, eps: float, offset: float = 0.0
 ) -> Attention | LatentAttention:
-    """The module of one layer's attention: ours, or the user's. Raises WorkbenchError where that cannot be built."""
+    """Build the module of one layer's attention: built-in, or custom. Raises WorkbenchError where that cannot be
+    built."""
     if isinstance(spec, LatentSpec):
         return LatentAttention(spec, width, lane, format)
     if spec.module is None:
@@ -93,18 +103,18 @@ def attention_of(
 def attention_module(
     spec: AttentionSpec, width: int, lane: Lane, format: WeightFormat, eps: float, offset: float, dtype: torch.dtype
 ) -> Attention | LatentAttention:
-    """A module of the user's own in memory: what it draws when it is built is the same every time."""
+    """Build a custom module in memory: the random numbers that it draws are the same every time."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
         return attention_of(spec, width, lane, format, eps, offset).to(dtype).requires_grad_(False)
 
 
 class Block(nn.Module):
-    """One layer, normed before each part and, with `post_norms`, after it too (Gemma 2). `before` and `after` are what
-    lies on either side of the read from the cache."""
+    """One layer, normed before each part and, with `post_norms`, after it too (Gemma 2). `before_attention` and
+    `after_attention` are the two sides of the read from the cache."""
 
     def __init__(self, kind: LayerKind, width: int, eps: float, lane: Lane, format: WeightFormat, offset: float = 0.0):
-        """`offset` is added to the weights of the norms."""
+        """Build the block; `offset` is added to the weights of the norms."""
         super().__init__()
         norm = width, eps, lane, offset
         self.attention_norm = Norm(*norm)
@@ -123,7 +133,8 @@ class Block(nn.Module):
         return self.attention.project(self.attention_norm(x), cos, sin)
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """x [token, width] and what attention read [token, head, dim] -> the block's output [token, width]."""
+        """Add attention's result [token, head, head_dim] to x [token, hidden] and run the feed-forward: [token,
+        hidden]."""
         read = self.attention_post_norm(self.attention.close(mixed))
         x, normed = self.feedforward_norm.after_sum(x, read)
         return x + self.feedforward_post_norm(self.feedforward(normed))

@@ -1,4 +1,4 @@
-"""What a model needs in memory, from shapes alone: weights, cache, activations."""
+"""Estimates of a model's memory, from shapes alone: weights, cache, activations."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ ENDLESS = 2**50  # tokens
 
 @dataclass(frozen=True)
 class TableBytes:
-    """What one table keeps: `bytes_per_token` of each position that lies in it."""
+    """The cache of one group of layers: `bytes_per_token` of each position that it keeps."""
 
     table: Table
     bytes_per_token: float
 
     def bytes(self, tokens: int, page_size: int = 1) -> float:
-        """Of one sequence of `tokens` tokens, in whole pages of `page_size`: what computing the last one needs."""
+        """Return the bytes of one sequence of `tokens` tokens, in whole pages of `page_size`, when its last token is
+        computed."""
         first, others = self.table.held(tokens - 1, tokens, page_size)
         return (len(first) + len(others)) * page_size * self.bytes_per_token
 
@@ -57,7 +58,7 @@ class Memory:
         return self.weight_bytes + self.cache_bytes + self.activation_bytes
 
     def sequences(self, memory_bytes: int) -> int:
-        """How many such sequences fit beside weights and activations into `memory_bytes`."""
+        """Return how many such sequences fit beside weights and activations into `memory_bytes`."""
         return max(0, (memory_bytes - self.weight_bytes - self.activation_bytes) // self.sequence_bytes)
 
 
@@ -71,8 +72,18 @@ def memory(
     step_tokens: int = 512,
     page_size: int = 1,
 ) -> Memory:
-    """`parts` are the cache's, `itemsize` bytes a number of dense weights and activations; the widest step computes
-    `step_tokens` tokens, or one of each sequence."""
+    """Estimate the memory of a model.
+
+    Args:
+        spec: the model.
+        parts: the cache's groups of layers.
+        context: tokens of each sequence.
+        batch: sequences.
+        itemsize: bytes of a dense weight or activation.
+        format: storage of the matrices.
+        step_tokens: tokens that the largest step computes, or one of each sequence.
+        page_size: tokens of a page.
+    """
     late = {layer for part in parts if part.table.late for layer in part.table.layers}
     lasting = [part for part in parts if part.table.late or not late.intersection(part.table.layers)]
     return Memory(
@@ -88,10 +99,10 @@ def memory(
 
 def smaller_from(parts: tuple[TableBytes, ...], others: tuple[TableBytes, ...], chunk: int, page_size: int = 1) -> int:
     """Return the context in tokens from which on one sequence takes fewer bytes in `parts` than in `others`, at its
-    peak, where a step computes `chunk` of its tokens at most. `ENDLESS` where it never does.
+    peak, where a step computes `chunk_tokens` of its tokens at most. `UNLIMITED_TOKENS` where it never does.
 
-    A quantized cache keeps what a step computes in full precision until the step has read it: the larger the chunk, the
-    later it pays.
+    A quantized cache keeps what a step computes in full precision until the step has read it: the larger the chunk,
+    the later it pays.
     """
 
     def smaller(tokens: int) -> bool:
@@ -110,13 +121,14 @@ def smaller_from(parts: tuple[TableBytes, ...], others: tuple[TableBytes, ...], 
 
 
 def peak_bytes(parts: tuple[TableBytes, ...], tokens: int, chunk: int, page_size: int = 1) -> float:
-    """Of one sequence while it grows to `tokens`, at most, in whole pages, where a step computes `chunk` of them."""
+    """Return the largest bytes of one sequence while it grows to `tokens`, in whole pages, where a step computes
+    `chunk_tokens` of them."""
     return sum(part.table.most(tokens, chunk, page_size) * page_size * part.bytes_per_token for part in parts)
 
 
 def longest_context(found: Memory, parts: tuple[TableBytes, ...], memory_bytes: int, page_size: int = 1) -> int | None:
-    """Tokens to which each of `found.batch` sequences may grow so that all fit into `memory_bytes`; None where windows
-    keep any number."""
+    """Return the tokens to which each of `found.batch` sequences may grow so that all fit into `memory_bytes`; None
+    where windows keep any number."""
     room = (memory_bytes - found.weight_bytes - found.activation_bytes) // found.batch
 
     def fits(tokens: int) -> bool:
@@ -128,12 +140,13 @@ def longest_context(found: Memory, parts: tuple[TableBytes, ...], memory_bytes: 
 
 
 def weight_bytes(spec: ModelSpec, itemsize: int, format: WeightFormat = WeightFormat()) -> int:  # noqa: B008
-    """Of all parameters as they are stored: matrices of blocks and head as `format` says, the others dense."""
+    """Return the bytes of all parameters as they are stored: matrices of blocks and head as `format` says, the others
+    dense."""
     return _weight_bytes(cast(Hashable, spec), itemsize, format)
 
 
 def widest_columns(spec: ModelSpec) -> int:
-    """Numbers that a token has at once within the layer where they are most."""
+    """Return how many numbers a token has at once within the largest layer."""
     return _widest_columns(cast(Hashable, spec))
 
 
@@ -161,14 +174,14 @@ def _weight_bytes(spec: Any, itemsize: int, format: WeightFormat) -> int:
 
 
 def activation_bytes(spec: ModelSpec, rows: int, itemsize: int, samples: int | None = None) -> int:
-    """Of a step of `rows` tokens: rows in and out of a layer, the widest layer's own rows (attention's or the
-    feed-forward's), and logits of `samples` rows (all unless given) in float32."""
+    """Return the bytes of a step of `rows` tokens: rows in and out of a layer, the largest layer's own rows
+    (attention's or the feed-forward's), and logits of `samples` rows (all unless given) in float32."""
     samples = rows if samples is None else samples
     return rows * (2 * spec.width + widest_columns(spec)) * itemsize + samples * 4 * spec.vocab
 
 
 def _attention_columns(kind: LayerKind) -> int:
-    """Numbers that a token has in queries, keys, values, and in what it read."""
+    """Return how many numbers a token has in queries, keys, values, and attention's result."""
     spec = kind.attention
     if isinstance(spec, LatentAttention):
         return spec.down + spec.heads * (spec.dim + spec.latent) + spec.mixed
@@ -176,5 +189,5 @@ def _attention_columns(kind: LayerKind) -> int:
 
 
 def _feedforward_columns(kind: LayerKind) -> int:
-    """Both halves of the gate, and their product; of the experts that a token uses."""
+    """Return the columns of both halves of the gate and of their product, over the experts that a token uses."""
     return 3 * kind.hidden * (1 if kind.experts is None else kind.experts.used)

@@ -1,4 +1,4 @@
-"""What an attention spec names becomes callable: masks, score functions, and modules of the user's own."""
+"""Custom masks, score functions and attention modules: from the names in an attention spec to callables."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from workbench.user_parts import find, load, takes
 
 
 def mask_of(spec: AnyAttention) -> Mask:
-    """The past, as far as the window and the user's own mask show it."""
+    """Build the mask: the past, as far as the window and the custom mask show it."""
     band = Causal() if spec.window is None else SlidingWindow(spec.window, spec.sinks)
     return band if spec.mask is None else Both(band, load_mask(spec.mask))
 
 
 def score_of(spec: AnyAttention) -> Score | None:
-    """ALiBi, then the user's own; None for neither."""
+    """Build the score function: ALiBi, then the custom one; None for neither."""
     alibi = ALiBi(spec.heads) if spec.position == "alibi" else None
     own = None if spec.score is None else load_score(spec.score)
     return Then(alibi, own) if alibi and own else alibi or own
 
 
 def load_mask(part: UserPart) -> Mask:
-    """The mask that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
+    """Load the mask that `part` names. Raises WorkbenchError where it cannot be one."""
     return cast(Mask, _callable(part, "mask", 2, "(query, key)"))
 
 
 def load_score(part: UserPart) -> Score:
-    """The score function that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
+    """Load the score function that `part` names. Raises WorkbenchError where it cannot be one."""
     return cast(Score, _callable(part, "score", 4, "(score, head, query, key)"))
 
 
 def load_module(part: UserPart) -> type[nn.Module]:
-    """The attention module that `part` names. Errors: WorkbenchError when it is no class of modules."""
+    """Load the attention module that `part` names. Raises WorkbenchError where it is no class of modules."""
     found = find(part.path)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise WorkbenchError(f"module {part.path}: is no module; extend workbench.model.layers.Attention")

@@ -1,4 +1,4 @@
-"""Our parameters: their names, their shapes, and the Hugging Face tensors each is stacked from."""
+"""Parameters: their names, their shapes, and the Hugging Face tensors each is stacked from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.model.spec import Attention, LayerKind, ModelSpec
 
 @dataclass(frozen=True)
 class Layout:
-    """How a stored tensor's axes become ours: two sides of an einops pattern, which can be read either way."""
+    """The order of a stored tensor's axes and of ours: two sides of an einops pattern, which can be read either way."""
 
     stored: str
     ours: str
@@ -39,7 +39,7 @@ class Part:
 
     @property
     def ours(self) -> tuple[int, ...]:
-        """The shape it has among our parameters."""
+        """Return the shape it has among our parameters."""
         if self.layout is None:
             return self.shape
         return tuple(self.layout.read(torch.empty(self.shape, device="meta")).shape)
@@ -50,15 +50,15 @@ Parts = dict[str, tuple[Part, ...]]
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and shape: `[rows, columns]` for a projection, `[rows]` for a norm or bias, `[head]` for
-    sink logits, `[expert, ...]` for experts, `[head, rows, latent]` for what latent attention absorbs."""
+    """Return every parameter's name and shape: `[rows, columns]` for a projection, `[rows]` for a norm or bias,
+    `[head]` for sink logits, `[expert, ...]` for experts, `[head, rows, latent]` for what latent attention absorbs."""
     parameters = stored_parts(spec).items()
     return {name: (sum(part.ours[0] for part in parts), *parts[0].ours[1:]) for name, parts in parameters}
 
 
 def stored_parts(spec: ModelSpec) -> Parts:
-    """Every parameter's parts, in the order of the text. Rows of query and key keep Hugging Face's own order,
-    in which rotary turns dimension d against d + dim / 2."""
+    """Return every parameter's stored parts, in the order of the layers. Rows of query and key keep Hugging Face's own
+    order, in which rotary pairs dimension d with d + dim / 2."""
     parts: Parts = {"embedding.weight": (Part("model.embed_tokens.weight", (spec.vocab, spec.width)),)}
     for index, layer in enumerate(spec.layers):
         parts.update(_layer(f"blocks.{index}", f"model.layers.{index}", layer, spec.width))
@@ -127,7 +127,8 @@ def _feedforward(ours: str, theirs: str, layer: LayerKind, width: int) -> Iterat
 
 
 def _mixture(ours: str, theirs: str, layer: LayerKind, width: int) -> Iterator[Parameter]:
-    """Stored for x @ weight, with gate and up in turns; ours have the gate's rows, then the up projection's."""
+    """Yield a mixture's parameters: stored for x @ weight, with gate and up in turns; ours have the gate's rows, then
+    the up projection's."""
     assert layer.experts is not None
     count, hidden, two = layer.experts.count, layer.hidden, (("two", 2),)
     yield from _linear(f"{ours}.router", {f"{theirs}.router": count}, width, layer.feedforward_bias)

@@ -1,4 +1,4 @@
-"""What all parts of a block are made of: norms and products."""
+"""Modules that all parts of a block use: norms and products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.model.quantized import Activations, Format, dequantize
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm over `width`: x / sqrt(mean(x²) + eps) * (weight + offset)."""
+    """Root-mean-square norm over `hidden_size`: x / sqrt(mean(x²) + eps) * (weight + offset)."""
 
     def __init__(self, width: int, eps: float, lane: Lane, offset: float = 0.0):
         super().__init__()
@@ -25,12 +25,12 @@ class Norm(nn.Module):
         return compiled_kernels.rms_norm(x, self.factor, self.eps, self.lane)
 
     def after_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x + residual and its norm."""
+        """Return x + residual and its norm."""
         return compiled_kernels.add_rms_norm(x, residual, self.factor, self.eps, self.lane)
 
     @property
     def factor(self) -> Tensor:
-        """What the normed rows are multiplied by. Beside an offset a low precision would lose the weight's digits."""
+        """Return the factor of the normed rows. Beside an offset a low precision would lose the weight's digits."""
         if not self.offset:
             return self.weight
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
@@ -82,11 +82,11 @@ class Linear(nn.Module):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The matrix, its scales, its bias, as far as there are such."""
+        """Return the matrix, its scales and its bias, as far as there are such."""
         return tuple(part for part in (self.weight, self.scales, self.bias) if part is not None)
 
     def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows of the matrix as numbers: [token] -> [token, width]. What a tied embedding looks up."""
+        """Look up rows of the matrix as numbers, for a tied embedding: [token] -> [token, in_features]."""
         return dequantize(from_panels(self.weight)[index], None if self.scales is None else self.scales[index], dtype)
 
 

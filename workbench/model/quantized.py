@@ -1,4 +1,5 @@
-"""Weights of products as INT8 or INT4, chosen when a model is loaded; norms, biases, a plain embedding stay dense."""
+"""Weights of products as INT8 or INT4, chosen when a model is loaded; norms, biases and an untied embedding stay
+dense."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class WeightFormat:
         return self.blocks, self.head, self.group, *activations
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises WorkbenchError where INT4 groups do not divide a matrix's columns."""
+        """Raise WorkbenchError where INT4 groups do not divide a matrix's columns."""
         widths = [("width", spec.width)] if "int4" in (self.blocks, self.head) else []
         if self.blocks == "int4":
             for kind in spec.layers:
@@ -73,7 +74,7 @@ class WeightFormat:
 
 
 def _columns(kind: LayerKind) -> dict[str, int]:
-    """Columns of a layer's matrices, but for those that read the model's width."""
+    """Return the columns of a layer's matrices, but for those that read hidden states."""
     a = kind.attention
     found = {} if kind.experts else {"hidden": kind.hidden}
     if isinstance(a, LatentAttention):
@@ -83,11 +84,11 @@ def _columns(kind: LayerKind) -> dict[str, int]:
 
 
 def quantize(state: dict[str, Tensor], spec: ModelSpec, format: WeightFormat) -> dict[str, Tensor]:
-    """The state with its matrices stored as `format` says: `X.weight`, and `X.scales` beside it. Routers, experts and
+    """Quantize the matrices of a state as `format` says: `X.weight`, and `X.scales` beside it. Routers, experts and
     what latent attention absorbs stay dense.
 
-    `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense
-    becomes the head.
+    `state` is emptied as it goes, so that both are never in memory at once. A tied embedding that is not dense becomes
+    the head.
     """
     format.check(spec)
     if spec.tied and format.head != "dense":
@@ -104,7 +105,7 @@ def _stored(name: str, tensor: Tensor, format: WeightFormat) -> dict[str, Tensor
 
 
 def dequantize(values: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A stored matrix, or some of its rows, as numbers of `dtype`."""
+    """Return a stored matrix, or some of its rows, as numbers of `dtype`."""
     if scales is None:
         return values.to(dtype)
     return (dequantize_int8 if values.dtype == torch.int8 else dequantize_int4)(values, scales).to(dtype)

@@ -9,23 +9,27 @@ from torch import Tensor
 
 from workbench.model.spec import AnyAttention, ModelSpec, Rotary, RotaryScaling
 
-Turn = tuple[Rotary, int]  # how so many columns of heads are turned
+Turn = tuple[Rotary, int]  # a rotary and the number of columns of a head that it rotates
 
 
 def turn_of(spec: ModelSpec, attention: AnyAttention) -> Turn | None:
-    """How a layer's heads are turned: as it says itself, or as its model does; None where they are not."""
+    """Return a layer's rotary and its number of rotated columns: its own, or its model's; None where heads are not
+    rotated."""
     return (attention.rotary or spec.rotary, attention.turned) if attention.turned else None
 
 
 def turns_of(spec: ModelSpec) -> tuple[Turn, ...]:
-    """The model's different turns, in the order in which they first come: layers alike share a table of angles."""
+    """Return the model's different rotaries, in the order in which they first come: layers with equal ones share a
+    table of angles."""
     turns = (turn_of(spec, kind.attention) for kind in spec.layers)
     return tuple(dict.fromkeys(turn for turn in turns if turn is not None))
 
 
 def frequencies(rotary: Rotary, dim: int) -> Tensor:
-    """Radians a position for each of the dim / 2 pairs, float64: base^(-2i/dim), scaled. Numbers even where a model is
-    only shapes: the meta device would import torch's compiler for them."""
+    """Compute radians a position for each of the dim / 2 pairs, float64: base^(-2i/dim), scaled.
+
+    They are computed even where a model is only shapes: the meta device would import torch's compiler for them.
+    """
     plain = rotary.base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
     scaling = rotary.scaling
     if scaling.kind == "linear":
@@ -38,15 +42,15 @@ def frequencies(rotary: Rotary, dim: int) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Slow frequencies divided by `factor`, quick ones kept, a straight passage between (Llama 3.1)."""
+    """Divide slow frequencies by `factor`, keep quick ones, with a straight passage between (Llama 3.1)."""
     turns = scaling.original_context * plain / (2 * math.pi)
     kept = ((turns - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)).clamp(0, 1)
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
 def _yarn(plain: Tensor, rotary: Rotary, dim: int) -> Tensor:
-    """Pairs that turn often in the original context keep their frequency, those that turn seldom are divided by
-    `factor`, a straight passage over the pairs between (YaRN, Peng et al., 2023, equations 17 to 20)."""
+    """Keep the frequency of pairs that rotate often in the original context, divide it by `factor` for those that
+    rotate seldom, with a straight passage over the pairs between (YaRN, Peng et al., 2023, equations 17 to 20)."""
     scaling = rotary.scaling
     low, high = (_pair(turns, rotary, dim) for turns in (scaling.fast_turns, scaling.slow_turns))
     if scaling.whole_pairs:
@@ -58,12 +62,12 @@ def _yarn(plain: Tensor, rotary: Rotary, dim: int) -> Tensor:
 
 
 def _pair(turns: float, rotary: Rotary, dim: int) -> float:
-    """The pair, as a fraction, that turns so often in the original context."""
+    """Return the pair, as a fraction, that makes so many turns in the original context."""
     return dim * math.log(rotary.scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(rotary.base))
 
 
 class RotaryTable(torch.nn.Module):
-    """Cosines and sines by position, for heads of which `dim` columns are turned."""
+    """Cosines and sines by position, for heads of which `dim` columns are rotated."""
 
     def __init__(self, rotary: Rotary, dim: int):
         super().__init__()
@@ -71,6 +75,6 @@ class RotaryTable(torch.nn.Module):
         self.frequencies = torch.nn.Buffer(frequencies(rotary, dim), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [token] -> cos, sin [token, dim / 2] in float64: late positions need it."""
+        """Compute cos, sin [token, dim / 2] of positions [token] in float64: late positions need it."""
         angles = positions[:, None].double() * self.frequencies
         return angles.cos() * self.amplitude, angles.sin() * self.amplitude

@@ -14,8 +14,8 @@ BASE = 10_000.0
 
 
 def rotary_from(config: Fields, base: float = BASE) -> Rotary:
-    """The rotary part of `config`. As in transformers, a base inside the object goes before `rope_theta`; `base` is
-    that of the family where the config has none."""
+    """Read the rotary part of `config`. As in transformers, a base inside the object goes before `rope_theta`; `base`
+    is that of the family where the config has none."""
     _refuse_partial(config)
     old, new = config.inner("rope_scaling"), config.inner("rope_parameters")
     found = [_read(config, fields, base) for fields in (old, new) if fields is not None]
@@ -25,9 +25,9 @@ def rotary_from(config: Fields, base: float = BASE) -> Rotary:
 
 
 def rotary_of_layers(config: Fields, layers: str, old_base: str, base: float, old_scaling: bool) -> Rotary:
-    """The rotary of the layers that `layer_types` calls `layers`, where kinds of layers have rotaries of their own: in
-    `rope_parameters` under that name; in old configs the base is in `old_base`, and `rope_scaling` is that of the
-    layers with `old_scaling`."""
+    """Read the rotary of the layers that `layer_types` calls `layers`, for families whose kinds of layers have
+    rotaries of their own: in `rope_parameters` under that name; in old configs the base is in `old_base`, and
+    `rope_scaling` is that of the layers with `old_scaling`."""
     new = config.inner("rope_parameters")
     mine = None if new is None else new.inner(layers)
     values = {"rope_theta": config.get(old_base)}
@@ -40,7 +40,7 @@ def rotary_of_layers(config: Fields, layers: str, old_base: str, base: float, ol
 
 
 def rotary_to(rotary: Rotary) -> dict[str, Any]:
-    """The old fields, which old and new versions of transformers both read."""
+    """Write the old fields, which old and new versions of transformers both read."""
     scaling, inner = rotary.scaling, None
     if scaling.kind == "linear":
         inner = {"rope_type": "linear", "factor": scaling.factor}
@@ -66,12 +66,14 @@ def rotary_to(rotary: Rotary) -> dict[str, Any]:
 
 
 def yarn_gain(factor: float, coefficient: float = 1.0) -> float:
-    """By how much YaRN raises attention's temperature for a context `factor` times the trained one: 0.1 c ln f + 1."""
+    """Return the factor by which YaRN raises attention's temperature for a context `factor` times the trained one: 0.1
+    c ln f + 1."""
     return 1.0 if factor <= 1 else 0.1 * coefficient * math.log(factor) + 1.0
 
 
 def yarn_gain_of_scores(config: Fields) -> float:
-    """What DeepSeek multiplies the scores by besides, from `mscale_all_dim`: the square of that gain."""
+    """Return the factor by which DeepSeek multiplies the scores besides, from `mscale_all_dim`: the square of that
+    gain."""
     fields = config.inner("rope_scaling") or config.inner("rope_parameters")
     coefficient = None if fields is None else fields.number("mscale_all_dim", default=None, zero=True)
     if fields is None or not coefficient or _kind(fields) == "default":
@@ -132,7 +134,7 @@ def _yarn(config: Fields, fields: Fields) -> RotaryScaling:
 
 
 def _factor(config: Fields, fields: Fields) -> float:
-    """Where it is absent, the context over the one trained with (DeepSeek-V3)."""
+    """Return the factor; where it is absent, the context over the one trained with (DeepSeek-V3)."""
     if fields.get("factor") is None:
         return config.integer("max_position_embeddings") / _original(config, fields)
     return fields.number("factor")

@@ -14,12 +14,12 @@ class Value(Brief, BaseModel):
 
 
 class RotaryScaling(Value):
-    """How rotary frequencies are changed for contexts longer than the trained one.
+    """The scaling of rotary frequencies for contexts longer than the trained one.
 
-    `linear` divides all of them by `factor`; `llama3` (Llama 3.1) divides only the slow ones, with a smooth
-    passage between the wavelengths `original_context / high_factor` and `original_context / low_factor`; `yarn`
-    (Peng et al., 2023) divides those with fewer than `slow_turns` turns in the original context, keeps those with more
-    than `fast_turns`, and multiplies cosines and sines by `amplitude`.
+    `linear` divides all of them by `factor`; `llama3` (Llama 3.1) divides only the slow ones, with a smooth passage
+    between the wavelengths `original_max_position_embeddings / high_freq_factor` and `original_max_position_embeddings
+    / low_freq_factor`; `yarn` (Peng et al., 2023) divides those with fewer than `beta_slow` turns in the original
+    context, keeps those with more than `beta_fast`, and multiplies cosines and sines by `attention_factor`.
     """
 
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"

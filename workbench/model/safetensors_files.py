@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: which tensors stand where, and whether the files are whole.
+"""The safetensors files of a model folder: an index of their tensors, and a check that the files are whole.
 
 Format: 8 bytes little-endian header length, a JSON header, the data. https://github.com/huggingface/safetensors
 """
@@ -27,10 +27,10 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder, from the headers alone.
+    """Return every tensor of the folder, from the headers alone.
 
-    Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where
-    a file is corrupt or cut short.
+    Raises WorkbenchError where there are no weights or only pickled ones, where a shard is missing, and where a file
+    is corrupt or cut short.
     """
     if (folder / SINGLE).exists():
         return read_header(folder / SINGLE)
@@ -40,7 +40,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file. Its length is compared with what the header promises."""
+    """Read the tensors of one file from its header. Its length is compared with the one in the header."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

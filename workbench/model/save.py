@@ -1,4 +1,4 @@
-"""Writing a model as a Hugging Face folder, which transformers loads."""
+"""Saving of a model as a Hugging Face folder, which transformers loads."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _write_weights(
 
 
 def _shards(spec: ModelSpec, itemsize: int, shard_bytes: int) -> list[list[tuple[str, int, Part]]]:
-    """Parts as (our parameter, first row in it, part), cut where the next would pass `shard_bytes`."""
+    """Return parts as (our parameter, first row in it, part), cut where the next would pass `shard_bytes`."""
     shards: list[list[tuple[str, int, Part]]] = [[]]
     used = 0
     for ours, parts in stored_parts(spec).items():

@@ -9,7 +9,7 @@ _LLAMA31 = RotaryScaling(kind="llama3", factor=8.0, low_factor=1.0, high_factor=
 
 
 def named_shape(name: str) -> ModelSpec:
-    """The architecture called `name`, as its published config.json has it, without end tokens (random weights
+    """Return the architecture called `name`, as its published config.json has it, without end tokens (random weights
     end nowhere). Raises WorkbenchError for a name that is not in `SHAPES`."""
     if name not in SHAPES:
         raise WorkbenchError(f"no shape {name!r}{nearest(name.lower(), SHAPES)}; known: {', '.join(SHAPES)}")

@@ -14,7 +14,7 @@ from workbench.shown import Shown, Table, differing, ranges, short
 
 
 class Attention(Value):
-    """One layer's attention as slots: `heads` query heads read `groups` key/value heads of width `dim`.
+    """One layer's attention as slots: `num_heads` query heads read `num_kv_heads` key/value heads of width `head_dim`.
 
     scores = scale q k, capped, changed by `score`; keys outside `mask` and the window are not seen; `sink_logits` adds
     one learned logit a head to the softmax's sum (gpt-oss, 2025).
@@ -28,13 +28,13 @@ class Attention(Value):
     sinks: Annotated[int, Field(ge=0)] = 0  # first tokens that a window keeps in sight (StreamingLLM, 2023)
     softcap: Annotated[float, Field(ge=0)] = 0.0  # c tanh(score / c) (Gemma 2, 2024); 0 is none
     scale: Annotated[float, Field(gt=0)] | None = None  # of the scores; None is dim ** -0.5
-    qk_norm: bool = False  # root-mean-square norm of each query and key head before it is turned (Qwen 3, Gemma 3)
+    qk_norm: bool = False  # root-mean-square norm of each query and key head before rotary (Qwen 3, Gemma 3)
     position: Literal["rotary", "alibi", "none"] = "rotary"
     rotary: Rotary | None = None  # None is the model's
     sink_logits: bool = False
-    mask: UserPart | None = None  # the user's own: (query, key) positions -> seen
-    score: UserPart | None = None  # the user's own: (score, head, query, key) -> score
-    module: UserPart | None = None  # the user's own attention module in place of ours
+    mask: UserPart | None = None  # custom: (query, key) positions -> seen
+    score: UserPart | None = None  # custom: (score, head, query, key) -> score
+    module: UserPart | None = None  # custom attention module
     input_bias: bool = False  # on the query, key and value projections
     output_bias: bool = False
 
@@ -52,25 +52,25 @@ class Attention(Value):
 
     @property
     def cached(self) -> int:
-        """Numbers that a token leaves in the cache."""
+        """Return how many numbers a token leaves in the cache."""
         return 2 * self.groups * self.dim
 
     @property
     def turned(self) -> int:
-        """Columns of a head that rotary turns."""
+        """Return the columns of a head that rotary rotates."""
         return self.dim if self.position == "rotary" else 0
 
     @property
     def mixed(self) -> int:
-        """Columns that the output projection reads."""
+        """Return the columns that the output projection reads."""
         return self.heads * self.dim
 
     def matrices(self, width: int) -> int:
-        """Numbers in its matrices, in a model of that width."""
+        """Return the number of parameters in its matrices, in a model of that width."""
         return width * (2 * self.heads + 2 * self.groups) * self.dim
 
     def vectors(self, width: int) -> int:
-        """Its parameters that are no matrices: biases, norms, sink logits."""
+        """Return the number of its other parameters: biases, norms, sink logits."""
         biases = (self.heads + 2 * self.groups) * self.dim * self.input_bias + width * self.output_bias
         return biases + 2 * self.dim * self.qk_norm + self.heads * self.sink_logits
 
@@ -79,8 +79,9 @@ AnyAttention = Annotated[Attention | LatentAttention, Field(discriminator="kind"
 
 
 class Gate(Value):
-    """How a gated feed-forward joins its two halves: silu(gate) up (Shazeer, 2020), gelu(gate) up with the tanh form
-    (Gemma), or `clamped`: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within ±limit (gpt-oss, 2025)."""
+    """The function that joins the two halves of a gated feed-forward: silu(gate) up (Shazeer, 2020), gelu(gate) up
+    with the tanh form (Gemma), or `clamped`: g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within ±limit
+    (gpt-oss, 2025)."""
 
     kind: Literal["silu", "gelu_tanh", "clamped"] = "silu"
     alpha: float = 1.702
@@ -88,7 +89,8 @@ class Gate(Value):
 
 
 class Experts(Value):
-    """A mixture of `count` feed-forwards: each token takes the `used` of highest score, by the softmax of these."""
+    """A mixture of `num_experts` feed-forwards: each token takes the `num_experts_per_tok` of highest score, by the
+    softmax of these."""
 
     count: Annotated[int, Field(ge=1)]
     used: Annotated[int, Field(ge=1)]
@@ -101,7 +103,7 @@ class Experts(Value):
 
 
 class LayerKind(Value):
-    """One layer: attention, then a gated feed-forward of width `hidden`, or a mixture of such."""
+    """One layer: attention, then a gated feed-forward of width `intermediate_size`, or a mixture of such."""
 
     attention: AnyAttention
     hidden: Annotated[int, Field(ge=1)]
@@ -112,7 +114,8 @@ class LayerKind(Value):
 
     @property
     def feedforward_matrices(self) -> tuple[int, int]:
-        """Matrix numbers for each column of the model's width: those of all feed-forwards, and those a token uses."""
+        """Return the parameters of feed-forward matrices for each column of the hidden size: of all experts, and of
+        those a token uses."""
         one = 3 * self.hidden
         if self.experts is None:
             return one, one
@@ -121,7 +124,7 @@ class LayerKind(Value):
 
 
 class ModelSpec(Shown, Value):
-    """The whole model. Two specs that are equal are the same architecture."""
+    """A model's architecture as data. Two specs that are equal are the same architecture."""
 
     name: str
     vocab: Annotated[int, Field(ge=1)]
@@ -138,7 +141,7 @@ class ModelSpec(Shown, Value):
 
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Layer indices that share a page table: same window and sinks, heads and width of the cache."""
+        """Return layer indices that share a page table: same window and sinks, heads and width of the cache."""
         groups: dict[tuple, list[int]] = {}
         for index, layer in enumerate(self.layers):
             attention = layer.attention
@@ -149,7 +152,7 @@ class ModelSpec(Shown, Value):
 
     @property
     def parameters(self) -> int:
-        """Parameter count, from the shapes alone."""
+        """Return the number of parameters, from the shapes alone."""
         total = self.vocab * self.width * (1 if self.tied else 2) + self.width
         for layer in self.layers:
             experts = 1 if layer.experts is None else layer.experts.count

@@ -34,7 +34,7 @@ def run_block(block: Block, x: Tensor, cos: Angles, sin: Angles, batch: TokenBat
 
 
 class Transformer(nn.Module):
-    """A model of `spec` whose operators run on `lane`. Weights come from a state (see `weights.py`), stored as
+    """A model of `spec` whose operators run on one backend. Weights come from a state (see `hf/weights.py`), stored as
     `format` says."""
 
     def __init__(self, spec: ModelSpec, lane: Lane = Lane.EAGER, format: WeightFormat = DENSE):
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
     def from_state(
         cls, spec: ModelSpec, state: dict[str, Tensor], lane: Lane = Lane.EAGER, format: WeightFormat = DENSE
     ) -> Transformer:
-        """The model of a dense `state`, which is emptied where `format` stores it otherwise."""
+        """Build the model of a dense `state`, which is emptied where `format` stores it otherwise."""
         if format != DENSE:
             state = quantize(state, spec, format)
         with torch.device("meta"):
@@ -73,15 +73,18 @@ class Transformer(nn.Module):
         return model.requires_grad_(False).to(model.device).eval()
 
     def run_on(self, lane: Lane) -> None:
-        """From now on every part's operators run on `lane`."""
+        """Run every module's operators on another backend from now on."""
         for part in self.modules():
             if "lane" in vars(part):
                 vars(part)["lane"] = lane
 
     def lay_out(self, panels: bool = True) -> None:
-        """Keep the matrices of the blocks in panels from now on, which the products of the lane mlir read at decode and
-        prefill alike, or row by row again. The head, which is multiplied with few rows, and what does not fit stay row
-        by row. A matrix at a time: there is never a second copy of more than one."""
+        """Keep the matrices of the blocks in panels from now on, which the products of the backend mlir read at decode
+        and prefill alike, or row by row again.
+
+        The head, which is multiplied with few rows, and matrices that do not fit stay row by row. It works a matrix at
+        a time: there is never a second copy of more than one.
+        """
         for part in self.blocks.modules():
             if isinstance(part, Linear):
                 part.lay_out(panels)
@@ -104,13 +107,13 @@ class Transformer(nn.Module):
 
     @property
     def head_tensors(self) -> tuple[Tensor, ...]:
-        """The head's matrix, and its scales where it has such."""
+        """Return the head's matrix, and its scales where it has such."""
         return (cast(nn.Embedding, self.embedding).weight,) if self.head is None else self.head.tensors
 
     @property
     def weight_bytes(self) -> int:
-        """What one decode step reads: every parameter once, but the embedding only where it is the head too, and of a
-        mixture the experts of one token."""
+        """Return the bytes that one decode step reads: every parameter once, but the embedding only where it is the
+        head too, and of a mixture the experts of one token."""
         unread = 0 if self.embedding is None or self.head is None else self.embedding.weight.nbytes
         unread += sum(part.unread_bytes for part in self.modules() if isinstance(part, MixtureOfExperts))
         return sum(parameter.nbytes for parameter in self.parameters()) - unread
@@ -121,7 +124,7 @@ class Transformer(nn.Module):
 
     @property
     def value_bytes(self) -> tuple[float, float]:
-        """Bytes that a value of a matrix takes, scales included: in the blocks, and in the head."""
+        """Return the bytes of a value of a matrix, scales included: in the blocks, and in the head."""
         linears = [part for block in self.blocks for part in block.modules() if isinstance(part, Linear)]
         stacks = [stack for block in self.blocks for stack in block.parameters() if stack.ndim == 3]
         stored = sum(
@@ -131,13 +134,13 @@ class Transformer(nn.Module):
         return stored / values, self.head_bytes / (self.spec.vocab * self.spec.width)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[token] -> [token, width]."""
+        """Embed token ids: [token] -> [token, hidden]."""
         rows = cast(Linear, self.head).rows(ids, self.dtype) if self.embedding is None else self.embedding(ids)
         scale = self.spec.embedding_scale
         return rows if scale == 1 else rows * rows.new_full((), scale)  # rounded to the model's type, as it was trained
 
     def dense_state(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
+        """Return every parameter as numbers of `dtype`, under its name; a quantized one as it is multiplied with."""
         stored = dict(self.named_parameters())
         linears = (f"{name}.weight" for name, part in self.named_modules() if isinstance(part, Linear))
         stored |= {name: from_panels(stored[name]) for name in linears}
@@ -150,14 +153,20 @@ class Transformer(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
-        """Logits of the sampled rows, float32: [sample, vocab]."""
+        """Run the model: logits of the sampled rows, float32 [sample, vocab].
+
+        Args:
+            batch: the packed tokens of a step.
+            store: the cache, which is written and read.
+            run: how a block is called (a compiled block takes its place).
+        """
         rows = self.hidden(batch, store, run)[batch.sample_rows]
         if not len(rows):  # part of a prefill: no operator need know what to do with nothing
             return rows.new_empty((0, self.spec.vocab), dtype=torch.promote_types(self.dtype, torch.float32))
         return self.logits_of(rows)
 
     def hidden(self, batch: TokenBatch, store: KVStore, run: RunBlock = run_block) -> Tensor:
-        """What the last block leaves, for every row: [token, width]."""
+        """Return the hidden states after the last block, for every row: [token, hidden]."""
         exact = torch.promote_types(self.dtype, torch.float32)
         angles = [tuple(part.to(exact) for part in table(batch.positions)) for table in self.rotary]
         x = self.embed(batch.ids)
@@ -167,7 +176,7 @@ class Transformer(nn.Module):
         return x
 
     def logits_of(self, x: Tensor) -> Tensor:
-        """[sample, width] -> [sample, vocab], float32 (float64 stays)."""
+        """Compute logits [sample, hidden] -> [sample, vocab], float32 (float64 stays)."""
         x = self.norm(x)
         if self.head is None:
             logits = compiled_kernels.linear(x, self.head_tensors[0], None, self.lane)
@@ -180,11 +189,11 @@ class Transformer(nn.Module):
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def cache_shapes(self, format: CacheFormat | None = None) -> tuple[CacheShape, ...]:
-        """What each layer keeps, dense unless a format says otherwise."""
+        """Return the cache shape of each layer, dense unless a format says otherwise."""
         return cache_shapes(self.spec, format)
 
     def logits(self, token_ids: Iterable[int] | Tensor) -> Tensor:
-        """Logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
+        """Return logits of every position of one text: [token, vocab], float32. Touches no runner's cache."""
         ids = self.checked_ids(token_ids)
         tables = len(self.spec.layer_groups)
         size = 64
@@ -204,7 +213,8 @@ class Transformer(nn.Module):
         return self(batch, store)
 
     def checked_ids(self, token_ids: Iterable[int] | Tensor) -> Tensor:
-        """Ids as a tensor [token], refused where empty, too long or not in the vocabulary."""
+        """Return ids as a tensor [token]. Raises WorkbenchError where they are empty, too many or not in the
+        vocabulary."""
         ids = torch.as_tensor(token_ids if isinstance(token_ids, Tensor) else list(token_ids))
         if ids.ndim != 1 or len(ids) == 0 or ids.is_floating_point():
             raise WorkbenchError("token ids must be one non-empty row of integers")
@@ -217,14 +227,14 @@ class Transformer(nn.Module):
 
 
 def _unfilled(vocab: int, width: int) -> nn.Embedding:
-    """Weights come from a state. (Filled with random ones, on the meta device, they would import torch's compiler: that
-    takes longer than all else in loading a small model.)"""
+    """Make an embedding whose weights come from a state. (Filled with random ones, on the meta device, they would
+    import torch's compiler: that takes longer than all else in loading a small model.)"""
     return nn.Embedding(vocab, width, _weight=torch.empty(vocab, width))
 
 
 def _own_modules(model: Transformer, dtype: torch.dtype) -> set[str]:
-    """Attention modules of the user's own, built in memory: parameters that no state knows keep the values that their
-    construction gives them, under a fixed seed. The names of these parameters."""
+    """Build custom attention modules in memory and return the names of parameters that no state has: they keep the
+    values of their construction, under a fixed seed."""
     names = set()
     for index, block in enumerate(cast("list[Block]", list(model.blocks))):
         spec, attention = model.spec, model.spec.layers[index].attention

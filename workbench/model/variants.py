@@ -1,4 +1,4 @@
-"""A model's attention changed by a composition: from (spec, state) to (spec, state)."""
+"""A change of a model's attention: from (spec, state) to (spec, state)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ State = dict[str, Tensor]
 
 
 def vary(spec: ModelSpec, state: State, composition: AttentionPart) -> tuple[ModelSpec, State]:
-    """The trained model (spec, state) with its attention changed; `state` itself stays as it is.
+    """Change the attention of a trained model (spec, state); `state` itself stays as it is.
 
     Fewer key/value heads are pooled from those there are, more are copies (which changes nothing); norms that are new
-    begin as ones, sink logits at 0 (the softmax's sum plus one). Raises WorkbenchError for what a trained model
-    cannot become.
+    begin as ones, sink logits at 0 (the softmax's sum plus one).
+
+    Args:
+        spec: the trained model.
+        state: its parameters.
+        composition: the change.
+
+    Returns:
+        The changed spec and state.
+
+    Raises:
+        WorkbenchError: for what a trained model cannot become.
     """
     changed = vary_spec(spec, composition)
     found = dict(state)
@@ -33,7 +43,7 @@ def vary(spec: ModelSpec, state: State, composition: AttentionPart) -> tuple[Mod
 
 
 def vary_spec(spec: ModelSpec, composition: AttentionPart) -> ModelSpec:
-    """The architecture alone, for weights that are still to be drawn."""
+    """Change the architecture alone, for weights that are still to be drawn."""
     changes = composition.changes(len(spec.layers))
     layers = tuple(
         kind.model_copy(update={"attention": _changed(kind.attention, change, index)})
@@ -43,8 +53,8 @@ def vary_spec(spec: ModelSpec, composition: AttentionPart) -> ModelSpec:
 
 
 def regroup(heads: Tensor, groups: int, pool: str = "mean_pool") -> Tensor:
-    """Key or value heads [group, ...] as `groups` heads: each the mean of those it stands for (Ainslie et al., 2023),
-    or the `first` of them; where there are more than before, copies."""
+    """Pool or copy key or value heads [kv_head, ...] to `groups` heads: each the mean of those it replaces (Ainslie et
+    al., 2023), or the `first` of them; where there are more than before, copies."""
     before = heads.shape[0]
     if groups >= before:
         return repeat(heads, "group ... -> (group copies) ...", copies=groups // before)
@@ -63,14 +73,14 @@ def _changed(attention: AnyAttention, change: AttentionChange, index: int) -> An
     if values.get("window") == FULL:
         values |= {"window": None, "sinks": 0}
     try:
-        # Field by field, so that what does not go together is told.
+        # Field by field, so that fields that exclude each other are reported.
         return type(attention).model_validate(dict(attention) | values)
     except ValidationError as error:
         raise explain(error, f"attention of layer {index}", type(attention)) from None
 
 
 def _layer(at: str, old: AnyAttention, new: AnyAttention, state: State, pool: str, one: float) -> State:
-    """The layer's parameters that change or are new; a norm's weight of `one` changes nothing."""
+    """Return the layer's parameters that change or are new; a norm's weight of `one` changes nothing."""
     for slot in ("heads", "dim"):
         before, after = getattr(old, slot), getattr(new, slot)
         if before != after:
@@ -96,7 +106,7 @@ def _layer(at: str, old: AnyAttention, new: AnyAttention, state: State, pool: st
 
 
 def _regrouped(stacked: Tensor, old: Attention, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Query, key and value rows [(head dim), ...] with their key and value heads changed."""
+    """Return query, key and value rows [(head dim), ...] with their key and value heads changed."""
     rows = rearrange(stacked, "(head dim) ... -> head dim ...", dim=old.dim)
     query, key, value = rows.split([old.heads, old.groups, old.groups])
     whole = torch.cat([query, change(key), change(value)])
@@ -104,7 +114,7 @@ def _regrouped(stacked: Tensor, old: Attention, change: Callable[[Tensor], Tenso
 
 
 def _dropped(name: str, spec: ModelSpec) -> bool:
-    """Whether a parameter belongs to a slot that its layer has no longer."""
+    """Return whether a parameter belongs to a slot that its layer no longer has."""
     if not name.startswith("blocks."):
         return False
     _, layer, *within = name.split(".")

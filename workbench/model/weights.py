@@ -1,4 +1,4 @@
-"""A model's weights as a dict of tensors under our names: loaded from a folder, or random."""
+"""A model's weights as a dict of tensors: loaded from a folder, or random."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK = 1 << 22  # random numbers drawn at once, in float32: 16 MiB
 
 
 def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights of the folder as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
+    """Load the weights of the folder as `dtype`, under our names and shapes (`parameter_shapes(spec)`).
 
     Files are memory-mapped: a parameter that needs neither a cast nor fusing stays a view of its file. Raises
     WorkbenchError for weights that are absent, pickled, corrupt, quantized or of another architecture.
@@ -43,13 +43,13 @@ def load_weights(folder: str | Path, spec: ModelSpec, dtype: torch.dtype) -> dic
 
 
 def random_weights(spec: ModelSpec, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """Seeded random weights under which activations and logits stay near 1; norms multiply by ones.
+    """Draw seeded random weights under which activations and logits stay near 1; norms multiply by ones.
 
-    Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does
-    not change the numbers, and the dtype only rounds them.
+    Every parameter is drawn in float32 from a generator of its own, seeded by `seed` and its name: order does not
+    change the numbers, and the dtype only rounds them.
     """
     shapes = parameter_shapes(spec)
-    # One parameter is drawn by one thread, whatever torch is set to; several parameters can be drawn at once.
+    # One parameter is drawn by one thread, independent of torch's setting; several parameters can be drawn at once.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         drawn = threads.map(lambda name: _random(name, shapes[name], spec, dtype, seed), shapes)
         return dict(zip(shapes, drawn, strict=True))
@@ -115,7 +115,8 @@ def _random(name: str, shape: tuple[int, ...], spec: ModelSpec, dtype: torch.dty
 
 
 def _std(name: str, shape: Iterable[int], spec: ModelSpec) -> float:
-    """1 / sqrt(inputs) keeps a product's size; the residual sums 2 * layers terms, which share it (GPT-2)."""
+    """Return the standard deviation: 1 / sqrt(inputs) keeps a product's size; the residual sums 2 * layers terms,
+    which share it (GPT-2)."""
     *_, inputs = shape
     if name.endswith("bias"):
         return 0.1

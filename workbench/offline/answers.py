@@ -1,4 +1,5 @@
-"""What became of a line, as a line of the output file. The same request has the same line: no clock, no chance."""
+"""Write the response of a batch request as a line of the output file. Equal requests have equal lines: no clock, no
+chance."""
 
 from __future__ import annotations
 
@@ -14,8 +15,15 @@ CREATED = 0  # where the format wants a time: the same batch gives the same file
 
 
 def answered(line_id: str, asked: Asked, model: Model, ends: Sequence[Finished], tokens: Sequence[Decoded]) -> bytes:
-    """The line of a request with all its samples; `tokens` are those whose logprobs are to be told. One that broke or
-    was refused has its error and no body."""
+    """Return the line of a request with all its samples; an error and no body if it failed or was refused.
+
+    Args:
+        line_id: the line's id.
+        batch_request: the request.
+        model: the model that ran it.
+        ends: the Finished event of each sample.
+        tokens: Decoded events, where log-probabilities are wanted.
+    """
     wrong = next((end for end in ends if end.reason in (FinishReason.REFUSED, FinishReason.ERROR)), None)
     if wrong is not None:
         return failed(line_id, asked.custom_id, wrong.reason, wrong.error, 400 if wrong.reason == "refused" else 500)
@@ -84,7 +92,7 @@ def _one(token_id: int, logprob: float | None, model: Model) -> dict[str, Any]:
 
 
 def _spelled(token_id: int, model: Model) -> str:
-    """A token alone as text; its id where there is no tokenizer."""
+    """Return a token's text by itself; its id without a tokenizer."""
     if model.tokenizer is None:
         return f"token_id:{token_id}"
     return model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""A line of an OpenAI batch file as a request, or as what is wrong with it."""
+"""Parse a line of an OpenAI batch file into a request, or into the reason why it is invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = 16  # tokens of a completion that does not say, as at OpenAI
 
 
 class BadLine(WorkbenchError):
-    """What is wrong with one line; the others are none the worse."""
+    """An invalid line; the others are not affected."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -29,7 +29,7 @@ class BadLine(WorkbenchError):
 
 @dataclass(frozen=True)
 class Model:
-    """What turns a body into a request: the model's name, its tokenizer, template and context."""
+    """A model as batch requests need it: its name, tokenizer, chat template and context length."""
 
     name: str
     tokenizer: Tokenizer | None
@@ -45,7 +45,7 @@ class Asked:
 
 
 def custom_id_of(raw: bytes) -> str | None:
-    """A line's own name, as far as it can be read."""
+    """Return a line's custom_id, if it can be read."""
     try:
         name = read_json_object(raw).get("custom_id")
     except UnreadableText:
@@ -54,7 +54,11 @@ def custom_id_of(raw: bytes) -> str | None:
 
 
 def read_line(raw: bytes, number: int, model: Model) -> Asked:
-    """Line `number` (from 1) of a batch; BadLine says what is wrong with it."""
+    """Parse line `number` (from 1) of a batch.
+
+    Raises:
+        InvalidLine: with what is wrong.
+    """
     line = _object(raw)
     for key in line:
         if key not in KEYS:
@@ -77,7 +81,7 @@ def read_line(raw: bytes, number: int, model: Model) -> Asked:
             raise WorkbenchError(f"body.cache_salt: must be a text, not {salt!r}")
     except WorkbenchError as error:
         raise BadLine("invalid_request", str(error)) from None
-    # Nobody listens to single tokens, unless their logprobs are to be told.
+    # Single tokens are needed only for their log-probabilities.
     return Asked(name, url, replace(request, cache_salt=salt, whole=request.sampling.logprobs is None))
 
 
@@ -137,7 +141,7 @@ def _messages(found: Any) -> list[dict[str, str]]:
 
 
 def _text(content: Any, where: str) -> str:
-    """A content, which may come in parts."""
+    """Join a content that may come in parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -152,7 +156,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _own(body: Mapping[str, Any], model: Model, *besides: str) -> dict[str, Any]:
-    """The body's sampling; what is none of it, and not in `besides`, is looked at here."""
+    """Return the body's sampling parameters; check fields that are none and not in `besides`."""
     common = {"model", "stream", "user", "cache_salt"}
     known = sorted(SAMPLING | common | set(besides))
     for key in body:

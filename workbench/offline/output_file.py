@@ -1,4 +1,4 @@
-"""The file of answers: lines in order, only ever added to, so that whatever stands in it whole is done.
+"""Append responses to a file in order, so that every whole line in it is done.
 
     | line 1 \n | line 2 \n | ... | line k \n | half a li     a kill may come at any byte:
                                               ^ cut off when it is opened again
@@ -20,8 +20,7 @@ from workbench.files import read_json
 
 
 class OutputFile:
-    """`ids` are the answers that are there, in order, and `failed` how many of them have an error; `add` writes one
-    more line, whole or, at worst, as a half that is mended the next time."""
+    """The output file: ids of its responses in order, and the number of failed ones."""
 
     def __init__(self, path: Path, handle: RawIOBase, ids: list[str], failed: int, cut: int):
         self.path, self.ids, self.failed, self.cut = path, ids, failed, cut
@@ -30,8 +29,11 @@ class OutputFile:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[OutputFile]:
-        """Made if it is not there. WorkbenchError where it cannot be written, another process writes it, or a line of
-        it is no answer."""
+        """Open the file, creating it if needed, and cut off a partial last line.
+
+        Raises:
+            WorkbenchError: if it cannot be written, another process writes it, or a line is no response.
+        """
         try:
             handle = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
         except OSError as error:
@@ -51,7 +53,7 @@ class OutputFile:
                 os.fsync(handle.fileno())
 
     def add(self, line: bytes) -> None:
-        """One line more. WorkbenchError where it cannot be written: then the file is as it was before."""
+        """Append one line; on WorkbenchError the file is as it was before."""
         end = self._handle.tell()
         with _told(self.path):
             try:
@@ -73,7 +75,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _read(path: Path, handle: BinaryIO) -> tuple[list[str], int, int]:
-    """The ids of the whole lines, how many have an error, and where they end."""
+    """Return the ids of whole lines, the number of failed ones, and where they end."""
     ids, failed, end = [], 0, 0
     for number, line in enumerate(handle, 1):
         if not line.endswith(b"\n"):
@@ -89,7 +91,7 @@ def _read(path: Path, handle: BinaryIO) -> tuple[list[str], int, int]:
 
 
 def _lock(path: Path, handle: RawIOBase) -> None:
-    """One process at a time, where the system has such locks; it ends with the process, however that ends."""
+    """Lock the file for this process, where the system has such locks; the lock ends with the process."""
     if importlib.util.find_spec("fcntl") is None:
         return
     import fcntl

@@ -1,4 +1,4 @@
-"""Answering a batch file: no streaming, in order, and from where it stopped."""
+"""Run a batch file: without streaming, in order, and from where it stopped."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from workbench.offline.lines import Asked, BadLine, Model, custom_id_of, read_li
 from workbench.offline.output_file import OutputFile
 from workbench.trace.events import Decoded, Event, Finished
 
-AHEAD = 256  # lines that are asked before the first of them is written: one slow answer keeps so many others waiting
+AHEAD = 256  # lines in progress before the first of them is written
 
 
 @dataclass
 class Tally:
-    """What was found and done. Tokens are those of now."""
+    """The progress of a batch. Tokens are those of this run."""
 
     lines: int = 0
-    kept: int = 0  # that OUT had already, with an answer or an error
-    answered: int = 0  # in OUT, those from before among them
+    kept: int = 0  # already in the output file
+    answered: int = 0  # in the output file, those from before included
     failed: int = 0  # likewise
-    mended_bytes: int = 0  # of half a line that was cut off
+    mended_bytes: int = 0  # of a partial line that was cut off
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 @dataclass
 class _Place:
-    """A line that is not written yet: what it waits for, and what came."""
+    """A line that is not written yet, with the events that it still needs."""
 
     line_id: str
     asked: Asked | None = None
-    owed: int = 0  # ends that are still to come
+    owed: int = 0  # Finished events still to come
     ends: list[Finished] = field(default_factory=list)
     tokens: list[Decoded] = field(default_factory=list)
     answer: bytes = b""  # of a line that could not be asked
@@ -47,9 +47,16 @@ def run_batch(
     source: Path, out: Path, load: Callable[[], tuple[Runner, Model]], settings: str,
     tell: Callable[[Tally], None] = lambda tally: None, ahead: int = AHEAD,
 ) -> Tally:  # fmt: skip
-    """Answer every line of `source` that `out` does not answer yet. `settings` is all that decides an answer besides
-    its line: a file that was begun under others, or for other lines, is refused. The model is loaded if it is needed;
-    `tell` hears of every line that was written."""
+    """Answer every line of `source` that `out` does not answer yet.
+
+    Args:
+        source: the batch file, JSON lines.
+        out: the output file. One that was begun for other lines or settings is refused.
+        load: loads the runner and its model, if there is work.
+        settings: everything that decides a response besides its line.
+        report: receives the progress after every line.
+        max_pending_lines: the most lines in progress at once.
+    """
     if source.resolve() == out.resolve():
         raise WorkbenchError(f"batch {source}: the answers must go to another file")
     tally = Tally()
@@ -66,7 +73,7 @@ def run_batch(
 
 
 def _lines(source: Path, settings: str) -> Iterator[tuple[str, bytes]]:
-    """Each line that is not blank, with the id of its answer."""
+    """Yield each line that is not blank, with the id of its response."""
     try:
         with source.open("rb") as file:
             number = 0
@@ -129,7 +136,7 @@ class _Work:
         self.hear()
 
     def hear(self) -> None:
-        """Take what came, and write the lines before which none is missing."""
+        """Collect events, and write every line whose predecessors are written."""
         while self.box:
             event = self.box.popleft()
             place = self.places.get(event.request_id)

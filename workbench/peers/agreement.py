@@ -1,4 +1,4 @@
-"""Before anything is timed: do a peer's logits agree with ours, as closely as its weights' format allows?"""
+"""Agreement of a peer's logits with ours, as closely as its weight format allows; checked before anything is timed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ FLOOR = 64 * torch.finfo(torch.float32).eps  # for sums in another order, in flo
 
 
 def prompt_of(vocab: int, seed: int) -> list[int]:
-    """The prompt whose last logits are compared."""
+    """Return the prompt whose last logits are compared."""
     draw = random.Random(f"agreement/{seed}")
     return [draw.randrange(vocab) for _ in range(PROMPT)]
 
 
 class Reference:
-    """Our logits of one prompt: exact ones in float32, and how far each format takes our own computation away.
+    """Our logits of one prompt, exact in float32, and an error bound for each weight format.
 
-    The bound for a format is `ROOM` times the relative error of the plain computation (engine/naive.py) in
-    bfloat16 with the weights rounded to that format (float32: against float64), plus `FLOOR`, at most `MOST`.
-    On random weights INT4 alone is half of the logits' size away, so that bound tells little: a peer's dense weights
-    are compared too.
-    """
+    The bound for a format is `ERROR_MARGIN` times the relative error of the plain computation (engine/naive.py) in
+    bfloat16 with the weights rounded to that format (float32: against float64), plus `ROUNDING_FLOOR`, at most
+    `MAX_RELATIVE_ERROR`. On random weights INT4 alone has an error of half the logits' size, so that bound is weak: a
+    peer's dense weights are compared too."""
 
     def __init__(self, spec: ModelSpec, seed: int, formats: Sequence[str]):
         self.prompt = prompt_of(spec.vocab, seed)
@@ -58,8 +57,8 @@ class Reference:
         return _last(spec, rounded, ids, torch.bfloat16)
 
     def disagreement(self, format: str, logits: Mapping[str, Sequence[float]]) -> dict:
-        """The relative error of each row against our float32 logits (None: not finite), the bound, and what is wrong
-        ("" if nothing)."""
+        """Return the relative error of each row against our float32 logits (None: not finite), the bound, and the
+        problem ("" if none)."""
         exact = self.exact["float32" if format == "float32" else "bfloat16"]
         bound, reason = self.bounds[format], ""
         errors: dict[str, float | None] = {}
@@ -78,19 +77,21 @@ class Reference:
 
 
 def bound_for(own_error: float) -> float:
-    """How far away a peer may be where the plain computation at the same precision is `own_error` away."""
+    """Return the error bound of a peer where the plain computation at the same precision has the error `own_error`."""
     return min(MOST, ROOM * own_error + FLOOR)
 
 
 def relative_error(values: Tensor, exact: Tensor) -> float:
-    """|values - exact| / |exact|, Euclidean over the vocabulary."""
+    """Return |values - exact| / |exact|, Euclidean over the vocabulary."""
     exact = exact.double()
     return ((values.double() - exact).norm() / exact.norm()).item()
 
 
 def rounded_to(format: str, values: Tensor) -> Tensor:
-    """A parameter as `format` keeps it at its coarsest: symmetric INT8 with a scale a row, or INT4 with a scale per 32
-    columns. Every matrix is rounded, head and embedding too, as some tools do; norms and biases stay."""
+    """Round a parameter as coarsely as `format` may: symmetric INT8 with a scale a row, or INT4 with a scale per 32
+    columns.
+
+    Every matrix is rounded, head and embedding too, as some tools do; norms and biases are not."""
     if values.ndim < 2 or format in DENSE:
         return values
     if format == "int8":
@@ -105,6 +106,6 @@ def _rounded(values: Tensor, levels: int) -> Tensor:
 
 
 def _last(spec: ModelSpec, state: Mapping[str, Tensor], ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Logits after the last token, [vocab]."""
+    """Return the logits after the last token, [vocab]."""
     model = Transformer.from_state(spec, {name: values.to(dtype) for name, values in state.items()})
     return naive.logits(model, ids)[-1].double()

@@ -1,4 +1,4 @@
-"""The peers: which script runs each, what it reads, and what it can do."""
+"""Catalog of peers: the script of each, its model format, and its abilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ WORKBENCH = "workbench"
 
 @dataclass(frozen=True)
 class Peer:
-    """One tool under one set of options. `tool` names the interpreter it runs in, `packages` what its version is."""
+    """One tool with one set of options. `tool` names its interpreter, `packages` the distributions that make its
+    version."""
 
     name: str
     tool: str
@@ -29,7 +30,7 @@ class Peer:
     reads: str  # folder, gguf, openvino, onnx, or none: it draws the weights itself
     formats: tuple[str, ...]
     packages: tuple[str, ...]
-    install: str  # what a user types to have it
+    install: str  # command that installs it
     kinds: tuple[str, ...] = ("decode", "prefill", "mixed")
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +74,8 @@ FOREIGN = (
 
 
 def workbench_peer(lane: str, model: str, seed: int, settings: Mapping[str, Any]) -> Peer:
-    """The workbench on `lane`; its name carries the lane unless that is auto. `settings` go to `workbench.load`."""
+    """Return the workbench on `backend` as a peer; its name has the backend unless that is auto. `settings` go to
+    `workbench.load`."""
     return Peer(
         WORKBENCH if lane == "auto" else f"{WORKBENCH} {lane}", WORKBENCH, "run_workbench.py", "none", FORMATS,
         ("inference-workbench", "torch", "triton", "torch-mlir", "iree-base-compiler"), "pip install -e .",
@@ -83,7 +85,7 @@ def workbench_peer(lane: str, model: str, seed: int, settings: Mapping[str, Any]
 
 
 def foreign_peers(names: Sequence[str] | None) -> tuple[Peer, ...]:
-    """The peers called so (None: all). Raises WorkbenchError for a name that is none."""
+    """Return the peers of these names (None: all). Raises WorkbenchError for an unknown name."""
     known = {peer.name: peer for peer in FOREIGN}
     for name in names or ():
         if name not in known:
@@ -92,8 +94,10 @@ def foreign_peers(names: Sequence[str] | None) -> tuple[Peer, ...]:
 
 
 def interpreters(given: Sequence[str] = ()) -> dict[str, str]:
-    """tool -> Python, from `name=path` words; WORKBENCH_PEER_PYTHONS holds such words too, between colons, and
-    `given` outranks it. Raises WorkbenchError for an unknown tool or a path where no program lies."""
+    """Return the interpreter of each tool from `name=path` words.
+
+    WORKBENCH_PEER_PYTHONS holds such words too, separated by colons; `given` outranks it. Raises WorkbenchError for an
+    unknown tool or a path without a program."""
     tools = {peer.tool for peer in FOREIGN} | {WORKBENCH}
     stored = [word for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What is to be timed and what not, and why: one entry for each work, format and peer."""
+"""Entries of the peer benchmark, one for each workload, format and peer, with the reason where one is not timed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.peers.works import Work
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table in the making: a peer, a format, a work, and why it is not timed ("ok": it is)."""
+    """One entry: a peer, a format, a workload, and the reason why it is not timed ("ok": it is)."""
 
     peer: Peer
     format: str
@@ -22,7 +22,7 @@ class Entry:
 
 
 def fitting(entry: Entry, spec: ModelSpec) -> Entry:
-    """The entry, with a reason where the peer, as it is known here, or the model cannot do it."""
+    """Return the entry, with a reason where the peer or the model does not support it."""
     peer, format, work = entry.peer, entry.format, entry.work
     reason = ""
     if format not in peer.formats:
@@ -35,21 +35,20 @@ def fitting(entry: Entry, spec: ModelSpec) -> Entry:
 
 
 def compared(entry: Entry) -> tuple[str, ...]:
-    """The formats in which the peer's logits must agree: for quantized weights dense ones too, where the bound is
-    narrow."""
+    """Return the formats whose logits must agree: for quantized weights dense ones too, where the bound is narrow."""
     if entry.format in DENSE:
         return (entry.format,)
     return "bfloat16" if "bfloat16" in entry.peer.formats else "float32", entry.format
 
 
 def to_compare(entries: Sequence[Entry]) -> list[tuple[Peer, str]]:
-    """Every (peer, format) whose logits are compared before anything is timed, each once."""
+    """Return every (peer, format) whose logits are compared before timing, each once."""
     pairs = [(entry.peer, format) for entry in entries if entry.status == "ok" for format in compared(entry)]
     return list({(peer.name, format): (peer, format) for peer, format in pairs}.values())
 
 
 def agreeing(entry: Entry, agreement: Sequence[dict]) -> Entry:
-    """The entry, with a reason where the peer's logits were not found to agree."""
+    """Return the entry, with a reason where the peer's logits did not agree."""
     if entry.status != "ok":
         return entry
     found = {each["format"]: each for each in agreement if each["peer"] == entry.peer.name}

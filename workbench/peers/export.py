@@ -1,4 +1,4 @@
-"""A seeded random model as every tool reads it, kept in a folder: made once, used by all rounds."""
+"""Exports of a seeded random model in every tool's format, made once in a folder and used by all rounds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from workbench.peers.process import installed, run_script
 DONE = "export.json"
 EXPORTERS = {"gguf": "export_gguf.py", "openvino": "export_openvino.py", "onnx": "export_onnx.py"}
 TIMEOUT = 3600.0
-# The ONNX builder insists on tokens for begin, end and padding; the scripts tell every tool to go on after an end.
+# The ONNX builder requires tokens for begin, end and padding; the scripts make every tool ignore the end token.
 TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t0", "bos_token": "t0", "pad_token": "t0"}
 
 
 class ExportFailure(Exception):
-    """The model could not be had in this form; `status` is absent, unsupported or failed."""
+    """The model could not be exported to this format; `status` is absent, unsupported or failed."""
 
     def __init__(self, answer: dict):
         super().__init__(answer["reason"])
@@ -36,7 +36,7 @@ class ExportFailure(Exception):
 
 @dataclass(frozen=True)
 class Exports:
-    """The forms of one model under `folder`. Made with the tools' own exporters, in the tools' own interpreters."""
+    """Exports of one model under `folder`, made with the tools' own exporters in the tools' own interpreters."""
 
     folder: Path
     spec: ModelSpec
@@ -44,8 +44,20 @@ class Exports:
     threads: int
 
     def model(self, reads: str, format: str, python: str, packages: Sequence[str] = ()) -> tuple[Path, str]:
-        """Where the model lies for a tool that reads `reads` (a file for gguf, else a folder), and what its
-        weights are. `packages` are those of the tool: other versions of them export anew. Raises ExportFailure."""
+        """Export the model for a tool, or find the export.
+
+        Args:
+            model_format: Kind of export: folder, gguf, openvino, onnx.
+            format: Weight format.
+            python: The tool's interpreter.
+            packages: Distributions of the tool; other versions of them export again.
+
+        Returns:
+            The path (a file for gguf, else a folder), and a description of its weights.
+
+        Raises:
+            ExportFailure: Where the tool cannot export it.
+        """
         if reads == "none":
             return self.folder, ""
         dense = "float32" if format == "float32" else "bfloat16"
@@ -67,7 +79,7 @@ class Exports:
         return made / "model.gguf" if reads == "gguf" else made, json.loads((made / DONE).read_text())["detail"]
 
     def _made(self, name: str, code: str, make: Callable[[Path], str]) -> Path:
-        """The folder `name`, which `make` fills and describes unless it is there: whole or not at all."""
+        """Return the folder `name`, filled and described by `make` unless it exists; atomically."""
         told = json.dumps([self.spec.model_dump_json(), Path(__file__).read_text(), code])
         digest = hashlib.sha256(told.encode()).hexdigest()[:10]
         place = self.folder / f"{self.spec.name}-seed{self.seed}" / f"{name}-{digest}"
@@ -94,7 +106,7 @@ class Exports:
 
 
 def write_tokenizer(file: Path, vocab: int) -> None:
-    """A tokenizer of `vocab` words `t0`, `t1`, ...: some tools insist on one, none of our figures uses it."""
+    """Write a tokenizer of `vocab` words `t0`, `t1`, ...: some tools require one, none of our measurements uses it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {f"t{index}": index for index in range(vocab)}

@@ -1,5 +1,6 @@
-"""Rounds of one placement: a virtual machine's two cores are moved between one core complex and two, and with them what
-memory and caches give. Runs are told apart by how long a cache line takes from core to core."""
+"""Core placement of rounds: a virtual machine's two cores may move between one core complex and two.
+
+Memory and cache bandwidth change with the placement. Runs are grouped by the time of a cache line from core to core."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from collections.abc import Sequence
 
 from compiled_kernels import Lane, lane_problems
 
-APART = 1.5  # times the least latency of a placement: another one. One complex takes some 20 ns here, two some 100
+APART = 1.5  # a latency this many times the least is another placement: some 20 ns in one complex, 100 over two
 
 
 def core_to_core_ns() -> float | None:
-    """Nanoseconds in which a cache line goes from one core to another now; None where that cannot be measured."""
+    """Measure the nanoseconds of a cache line from one core to another; None where that is impossible."""
     if lane_problems()[Lane.MLIR]:
         return None
     from compiled_kernels.core_latency import core_to_core_seconds
@@ -22,7 +23,7 @@ def core_to_core_ns() -> float | None:
 
 
 def placements(latencies: Sequence[float | None]) -> list[int]:
-    """The number of each run's placement, the nearest cores first; all 0 where nothing was measured."""
+    """Return the index of each run's placement, nearest cores first; all 0 where nothing was measured."""
     numbers: dict[float, int] = {}
     least, number = 0.0, -1
     for each in sorted({each for each in latencies if each is not None}):
@@ -33,7 +34,7 @@ def placements(latencies: Sequence[float | None]) -> list[int]:
 
 
 def of_one_placement(runs: Sequence[dict]) -> list[dict]:
-    """The runs of the placement in which most were taken, of equal ones the nearest: what may be compared."""
+    """Return the runs of the placement with most runs, of equal ones the nearest: only these are comparable."""
     numbers = placements([run.get("core_to_core_ns") for run in runs])
     if not numbers:
         return []

@@ -1,4 +1,5 @@
-"""One script in a process of its own: its surroundings, its time limit, its answer or what it died of."""
+"""Run one script in a process of its own, with an environment, a time limit, and an answer or the reason of its
+failure."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from workbench.peers.catalog import SCRIPTS
 VERSIONS = """import json, sys; from importlib import metadata
 have = {each.name.lower().replace("_", "-"): each.version for each in metadata.distributions() if each.name}
 print(json.dumps([sys.version, {name: have.get(name) for name in sys.argv[1:]}]))"""
-LAST_LINES = 3  # of what a dead process said, in its reason
+LAST_LINES = 3  # lines of a failed process's output, in its reason
 MOST_LETTERS = 400  # of a reason
 POOLS = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB", "RAYON")
 QUIET = {
@@ -43,9 +44,19 @@ def run_script(
     environment: Mapping[str, str] | None = None,
     scripts: Path = SCRIPTS,
 ) -> dict:
-    """The answer of `script` to `job` (see scripts/peer_protocol.py).
+    """Run `script` on `job` and return its answer (see scripts/peer_protocol.py).
 
-    Whatever goes wrong is an answer too: status `failed` and the last words of the process as reason.
+    A failure of any kind is an answer too: status `failed`, with the last lines of the process as reason.
+
+    Args:
+        python: The interpreter.
+        script: File name in `scripts`.
+        job: The job, as JSON on its input.
+        threads: Size of every thread pool, and number of cores.
+        packages: Distributions whose versions are reported.
+        timeout: Seconds.
+        environment: Further environment variables.
+        scripts: Folder of the script.
     """
     job = {**job, "threads": threads, "cores": first_cores(threads), "packages": list(packages)}
     try:
@@ -57,7 +68,7 @@ def run_script(
 
 @functools.cache
 def installed(python: str, packages: tuple[str, ...]) -> str:
-    """The versions `python` has of these distributions, as JSON; empty where it does not start."""
+    """Return the versions of these distributions in `python`, as JSON; empty where it does not start."""
     try:
         done = subprocess.run(
             [python, "-c", VERSIONS, *packages], capture_output=True, text=True, env=surroundings(1, {}), check=False
@@ -68,17 +79,18 @@ def installed(python: str, packages: tuple[str, ...]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """`text` on one line, short, and each path in it as its last name: records tell no places of this machine."""
+    """Return `text` on one short line with each path cut to its last name: records contain no paths of this machine."""
     return " ".join(re.sub(r"(?<![\w.:/])(?:/[^\s/:'\"]+)+/(?=[^\s/])", "", text).split())[:MOST_LETTERS]
 
 
 def first_cores(threads: int) -> list[int]:
-    """The cores every peer is held to: as many as threads, or none named where the system cannot."""
+    """Return the cores that every peer is pinned to: as many as threads, or none where the system cannot pin."""
     return sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else []
 
 
 def surroundings(threads: int, more: Mapping[str, str]) -> dict[str, str]:
-    """Our environment without what would lead a foreign interpreter astray, every thread pool at `threads`."""
+    """Return our environment for a foreign interpreter, without variables that mislead it, and every thread pool at
+    `threads`."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     return {**kept, **{f"{pool}_NUM_THREADS": str(threads) for pool in POOLS}, **QUIET, **more}
 

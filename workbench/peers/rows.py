@@ -1,4 +1,4 @@
-"""From single runs to rows: medians, spread, and ratios inside one work and format."""
+"""Rows of the peer benchmark: medians, spread, and ratios within one workload and format."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ Row = dict[str, Any]
 
 
 def rows_of(lines: Sequence[Row], runs: Sequence[dict]) -> list[Row]:
-    """Each line (peer, format, work, status, reason) with what its runs measured, where it was timed.
+    """Add to each entry (peer, format, work, status, reason) its measurements, where it was timed.
 
-    Of one work and format only runs of one placement of the cores are compared (see placement.py); `left_out` says how
-    many others there were, `core_to_core_ns` where the cores sat. `tokens_per_s` is the median over all repetitions of
-    all rounds, `rounds` each round's median and `spread` the least and most of those. `of_workbench` and
-    `of_best_peer` are ratios of medians to the first workbench row, and to the fastest row that is no workbench row, of
-    the same work and format.
-    """
+    Only runs of one core placement are compared (see placement.py): `left_out` counts the others, `core_to_core_ns` is
+    the placement's latency. `tokens_per_s` is the median over all repetitions of all rounds, `rounds` the median of
+    each round, `spread` their minimum and maximum. `of_workbench` is the ratio of medians to the first workbench row,
+    `of_best_peer` to the fastest other row, of the same workload and format."""
     together: dict[tuple[str, str], list[dict]] = {}
     for run in runs:
         together.setdefault(_key(run)[1:], []).append(run)

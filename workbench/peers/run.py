@@ -1,4 +1,5 @@
-"""Every peer on the same model: logits first, then rounds in turn, each measurement a process of its own."""
+"""Benchmark every peer on the same model: logits first, then interleaved rounds, each measurement in a process of its
+own."""
 
 from __future__ import annotations
 
@@ -43,13 +44,27 @@ def run_peers(
     tell: Callable[[str], None] = lambda line: None,
     keep: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
-    """Time `peers` (None: all known) and the workbench on `lanes` on `model`, a `shape:NAME`; the record as a dict.
+    """Time peers and the workbench on one model and return the record.
 
-    Works default to the standard five. Exports are kept in `folder`. In each round and for each work and format
-    every peer has one process: a warm-up, then `repetitions`. Never are two at work at once. `pythons` says which
-    interpreter a tool lives in (default: this one). `tell` receives a line before each process, `keep` the record
-    so far after each round. A peer that is absent, cannot do a work, disagrees with our logits or breaks is a row
-    that says so. `settings` are further ones of `workbench.load` (`weight_group`, `compile`).
+    In each round each workload, format and peer has one process: a warm-up, then `repetitions`. Two processes never run
+    at once. A peer that is absent, unsupported, in disagreement with our logits or failing is a row with the reason.
+
+    Args:
+        model: A `shape:NAME`.
+        workloads: Workloads to time; None is the standard five.
+        formats: Weight formats.
+        folder: Folder for exports.
+        rounds: Number of rounds.
+        repetitions: Repetitions in each process.
+        threads: Threads and cores of each process.
+        backends: Backends of the workbench.
+        peers: Names of peers; None is all known ones.
+        pythons: Interpreter of each tool; the default is this one.
+        seed: Seed of the weights and prompts.
+        settings: Further arguments of `workbench.load` (`weight_group`, `compile`).
+        timeout: Seconds for each process.
+        on_progress: Called with a line of text before each process.
+        on_round: Called with the record so far after each round.
     """
     spec = _checked(model, formats, rounds, repetitions, threads)
     works, pythons = standard_works() if works is None else works, pythons or {}
@@ -87,7 +102,7 @@ def run_peers(
     record = told(0)
     for turn in range(rounds):
         broken = {(run["peer"], run["format"], run["work"]) for run in runs if run["status"] != "ok"}
-        for entry in entries if turn % 2 == 0 else entries[::-1]:  # a machine that drifts favours nobody
+        for entry in entries if turn % 2 == 0 else entries[::-1]:  # drift favours no peer
             if entry.status == "ok" and (entry.peer.name, entry.format, entry.work.name) not in broken:
                 runs.append(bench.measure(entry, turn, repetitions, rounds))
         record = told(turn + 1)
@@ -96,7 +111,7 @@ def run_peers(
 
 
 class _Bench:
-    """Runs the peers' scripts on exports of one model."""
+    """Run the peers' scripts on the exports of one model."""
 
     def __init__(
         self, exports: Exports, pythons: Mapping[str, str], threads: int, timeout: float, tell: Callable[[str], None]
@@ -105,7 +120,7 @@ class _Bench:
         self.timeout, self.tell = timeout, tell
 
     def agree(self, asked: Sequence[tuple[Peer, str]], reference: Reference) -> list[dict]:
-        """One finding for each (peer, format): status ok, disagrees, or what its process ended with."""
+        """Return one finding for each (peer, format): status ok, disagrees, or the failure of its process."""
         findings = []
         for peer, format in asked:
             self.tell(f"logits: {peer.name} {format}")
@@ -158,6 +173,6 @@ def _checked(model: str, formats: Sequence[str], rounds: int, repetitions: int, 
 
 
 def _versions(peer: Peer, runs: Sequence[dict], agreement: Sequence[dict]) -> dict:
-    """What the peer's own interpreter said of its packages."""
+    """Return the versions that the peer's own interpreter reported."""
     answers: Iterator[dict] = (each for each in (*runs, *agreement) if each["peer"] == peer.name)
     return next((answer["versions"] for answer in answers if "versions" in answer), {})

@@ -1,4 +1,4 @@
-"""A peers record as a reader sees it: on a terminal, as markdown, and as a file in experiments/records/."""
+"""The record of the peer benchmark as terminal tables, Markdown, and a file in experiments/records/."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ("peer", "tokens/s", "rounds", "of workbench", "of best peer", "load s
 
 
 def tables(record: Mapping[str, Any]) -> list[Table]:
-    """One rich table for each work and format."""
+    """Return one rich table for each workload and format."""
     shown = []
     for title, rows in _sections(record):
         table = Table(title=title, title_justify="left", pad_edge=False)
@@ -28,7 +28,7 @@ def tables(record: Mapping[str, Any]) -> list[Table]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """The same as markdown, with the machine and every peer's versions."""
+    """Return the tables as Markdown, with the machine and every peer's versions."""
     settings, cpu = record["settings"], record["environment"]["cpu"]
     lines = [
         f"{record['model']['name']}, seed {record['model']['seed']}, {settings['threads']} threads, "
@@ -45,12 +45,12 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def write_record(record: Mapping[str, Any], folder: Path) -> Path:
-    """`peers-SHAPE-DATE.json` in `folder`, whole or not at all. Raises WorkbenchError where it cannot be written."""
+    """Write `peers-SHAPE-DATE.json` into `folder` atomically. Raises WorkbenchError where it cannot be written."""
     return write_dated(record, folder, f"peers-{record['model']['name'].partition(':')[2]}")
 
 
 def _sections(record: Mapping[str, Any]) -> list[tuple[str, list[dict]]]:
-    """(title, rows) for each work and format that has any row, timed rows first, fastest first."""
+    """Return (title, rows) for each workload and format with any row, timed rows first, fastest first."""
     sections: dict[tuple[str, str], list[dict]] = {}
     for row in record["rows"]:
         sections.setdefault((row["work"], row["format"]), []).append(row)

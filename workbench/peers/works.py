@@ -1,4 +1,4 @@
-"""What the peers are asked to do: decode, prefill, and sixteen requests at once."""
+"""Workloads of the peer benchmark: decode, prefill, and sixteen requests at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ Pair = tuple[int, int]  # prompt tokens, output tokens
 
 @dataclass(frozen=True)
 class Work:
-    """One thing that is timed. `requests` run together; `name` is its row in the table.
+    """One workload to time. `requests` run together; `name` is its row in the table.
 
-    tokens/s are: output tokens after the first (`decode`), prompt tokens until the first output token
-    (`prefill`), all output tokens over the wall (`mixed`).
-    """
+    tokens/s are: output tokens after the first (`decode`), prompt tokens until the first output token (`prefill`), all
+    output tokens over the wall time (`mixed`)."""
 
     name: str
     kind: Literal["decode", "prefill", "mixed"]
@@ -30,7 +29,7 @@ class Work:
         return max(prompt + output for prompt, output in self.requests)
 
     def repetition(self, vocab: int, seed: int) -> list[dict]:
-        """The requests with random prompts of their own: no cache of prefixes helps with the next repetition."""
+        """Return the requests with random prompts of their own, so that no prefix cache helps the next repetition."""
         draw = random.Random(f"{self.name}/{seed}")
         return [
             {"prompt": [draw.randrange(vocab) for _ in range(prompt)], "output_tokens": output}
@@ -39,12 +38,12 @@ class Work:
 
 
 def decode(depth: int = 0, output_tokens: int = 128) -> Work:
-    """One request that decodes after `depth` tokens (at least a short prompt)."""
+    """Return a workload of one request that decodes after `depth` tokens (at least a short prompt)."""
     return Work(f"decode at {depth}", "decode", ((max(depth, LEAST_PROMPT), output_tokens),))
 
 
 def prefill(tokens: int) -> Work:
-    """The time to the first token after a prompt of `tokens`."""
+    """Return a workload that times the first token after a prompt of `tokens`."""
     return Work(f"prefill {tokens}", "prefill", ((tokens, 1),))
 
 
@@ -56,7 +55,8 @@ def mixed(
     output_tokens: int = 1274,
     seed: int = 0,
 ) -> Work:
-    """`count` requests at once, lengths drawn between the given ends so that they sum to the given totals."""
+    """Return a workload of `count` requests at once, with lengths drawn from the given ranges that sum to the given
+    totals."""
     draw = random.Random(seed)
     lengths = zip(_drawn(draw, count, prompts, prompt_tokens), _drawn(draw, count, outputs, output_tokens), strict=True)
     return Work(f"mixed {count}", "mixed", tuple(lengths))
@@ -67,7 +67,8 @@ def standard_works() -> tuple[Work, ...]:
 
 
 def works_named(names: Sequence[str]) -> tuple[Work, ...]:
-    """From the command line's words: `decode`, `decode@4096`, `prefill@512`, `mixed`; `all` is the standard five."""
+    """Parse workloads from the command line: `decode`, `decode@4096`, `prefill@512`, `mixed`; `all` is the standard
+    five."""
     chosen: list[Work] = []
     for name in names:
         kind, _, number = name.partition("@")

@@ -1,4 +1,4 @@
-"""Chat messages to the ids of a prompt, by the template that a model's folder brings (Hugging Face, Jinja)."""
+"""Turn chat messages into a prompt's token ids, by the Jinja template of a model's folder (Hugging Face)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ FILLERS = "xqzjkw·一あ"  # for characters of texts, in whatever a vocabulary'
 
 
 class ChatTemplate:
-    """`ids` of messages: what the template writes is read with its control tokens, and no text of the messages makes
-    one, neither alone nor together with what the template writes around it."""
+    """A chat template. Its own control tokens are read as such; no text of the messages can make one."""
 
     def __init__(self, text: str, names: Mapping[str, str], where: str = "chat template"):
         environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
@@ -40,7 +39,7 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> ChatTemplate | None:
-        """The template in `chat_template.jinja` or, before it came, `tokenizer_config.json`; None without one."""
+        """Return the template in `chat_template.jinja` or `tokenizer_config.json`; None without one."""
         file, config = Path(folder) / FILE, Path(folder) / CONFIG
         try:
             values = read_json_object(read_bytes(config), str(config)) if config.exists() else {}
@@ -56,8 +55,11 @@ class ChatTemplate:
         return cls(text, plain, str(file if file.exists() else config))
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text, up to where the assistant begins. WorkbenchError for what the template refuses, and for a
-        template that would loop or grow without end."""
+        """Return the prompt's text, up to where the assistant begins.
+
+        Raises:
+            WorkbenchError: if the template refuses the messages, or would loop or grow without end.
+        """
         characters = sum(SHORT + len(text) for _, text in _texts(messages, "messages"))
         try:
             return self._render(characters, messages=list(messages), add_generation_prompt=True, **self._names)
@@ -65,8 +67,12 @@ class ChatTemplate:
             raise WorkbenchError(f"messages: the chat template refuses them ({_line(error)})") from None
 
     def ids(self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The prompt's ids. WorkbenchError where a text of the messages (a content, a role, a name, an argument of a
-        tool, ...) makes a control token, and for what `render` refuses."""
+        """Return the prompt's token ids.
+
+        Raises:
+            WorkbenchError: if a text of the messages (content, role, name, tool argument) makes a control token, or
+                `render` fails.
+        """
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WorkbenchError(f"messages.{number}: must be an object with a role and a content")
@@ -92,8 +98,11 @@ class ChatTemplate:
 
 
 class _Neutral:
-    """Messages whose texts are as long, and have their spaces where they had them, but say nothing: what control tokens
-    a template writes among them are its own. Words that the template itself uses stay: keys, and values of `KINDS`."""
+    """Messages with masked texts of the same length and spaces, to find the control tokens that the template itself
+    writes.
+
+    Words that the template uses stay: keys, and values of `KEYWORD_FIELDS`.
+    """
 
     def __init__(self, tokenizer: Tokenizer, words: frozenset[str]):
         self._words = words
@@ -120,7 +129,7 @@ class _Neutral:
 
 
 def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Every text in `value`, keys too, and where it stands."""
+    """Yield every text in `value`, keys too, with its path."""
     if depth > DEEPEST:
         raise WorkbenchError(f"{where[:80]}: messages are nested more than {DEEPEST} deep; flatten them")
     if isinstance(value, str):
@@ -136,7 +145,7 @@ def _texts(value: Any, where: str, depth: int = 0) -> Iterator[tuple[str, str]]:
 
 
 def _words(template: nodes.Template) -> frozenset[str]:
-    """Every text that a template names: what it compares with, and fields that it asks for."""
+    """Return every text that a template names: constants that it compares with, and fields that it reads."""
     constants = {node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)}
     return frozenset(constants | {node.attr for node in template.find_all(nodes.Getattr)})
 

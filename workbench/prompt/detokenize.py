@@ -1,4 +1,4 @@
-"""Token ids to text while they are generated."""
+"""Turn token ids into text while they are generated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from workbench.prompt.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Ids in, text out: what `push` and `finish` return, joined, is `tokenizer.decode` of all the ids, cut
-    before the stop string.
+    """An incremental detokenizer: the joined results of `push` and `finish` equal `tokenizer.decode`, cut at the stop
+    string.
 
-    Generation stops at the first token after which a stop string is complete (`stopped`, else None); the text
-    is cut where the earliest one starts, of several that start there the shortest. Only what may still become
-    another character or a stop string is held back. Costs a token's bytes, whatever came before.
+    Generation stops at the first token that completes a stop string (`matched_stop`). The text is cut where the
+    earliest one starts; of several that start there, the shortest counts. Only text that may still become another
+    character or a stop string is held back. The cost of a token is that of its bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
@@ -27,23 +27,23 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """All that was shown so far."""
+        """Return all text shown so far."""
         return "".join(self._shown)
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that ended the text; after it nothing is shown any more."""
+        """Return the stop string that ended the text, or None; nothing is shown after it."""
         return self._search.stopped
 
     def push(self, token_id: int) -> str:
-        """The text that may be shown now that `token_id` is known. An id out of range: WorkbenchError."""
+        """Return the text that may be shown after `token_id`; WorkbenchError for an id out of range."""
         token_id = self._tokenizer.known(token_id)
         if self._tokenizer.is_control(token_id):
             return ""
         return self._show(self._search.push(self._stream.push(token_id)))
 
     def finish(self) -> str:
-        """What was held back, at the end of the ids; bytes that never became a character are U+FFFD."""
+        """Return held-back text at the end; bytes that never became a character are U+FFFD."""
         return self._show(self._search.push(self._stream.finish()) + self._search.finish())
 
     def _show(self, text: str) -> str:
@@ -53,7 +53,7 @@ class Detokenizer:
 
 
 class WholeText:
-    """As a Detokenizer without stop strings, for a text that nobody sees before its end: decoded once, together."""
+    """A detokenizer without stop strings that decodes once, at the end."""
 
     stopped = None
 
@@ -78,7 +78,7 @@ class _Stream(Protocol):
 
 
 class _ByteStream:
-    """For tokenizers with a byte rule: a token adds its bytes, a character is shown with its last one."""
+    """Detokenize with a byte rule: a token adds its bytes, and a character is shown with its last byte."""
 
     def __init__(self, tokenizer: Tokenizer):
         assert tokenizer.rule is not None
@@ -98,9 +98,11 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """For the other decoders (WordPiece, Metaspace, none at all): what a token adds is how the decoded text
-    of the last few grows with it. The window begins with the tokens that were shown last, because a token may
-    look different at the front of a text. Their law is that more tokens only lengthen a text.
+    """Detokenize with other decoders (WordPiece, Metaspace, none): a token adds the growth of the last few tokens'
+    text.
+
+    The window begins with the tokens that were shown last, because a token may look different at the front of a text.
+    More tokens only lengthen a text with these decoders.
     """
 
     def __init__(self, tokenizer: Tokenizer):

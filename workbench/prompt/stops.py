@@ -1,4 +1,4 @@
-"""Finding stop strings in a text that comes in pieces (Knuth, Morris and Pratt, 1977, one search a stop string)."""
+"""Find stop strings in a text that arrives in pieces (Knuth, Morris and Pratt, 1977, one search per stop string)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from workbench.errors import WorkbenchError
 
 
 class StopSearch:
-    """Reads text and keeps back as much of its end as might begin a stop string, and no more.
+    """A search for stop strings that holds back only the end of the text that might begin one.
 
-    The search ends with the first piece after which a stop string is complete. Of those that are, the one
-    that starts first wins; of those that start together, the shortest. It costs a text its characters, for each stop
-    string that they go on with, and takes no more memory than as much of the stop strings as was met.
+    It ends with the first piece that completes a stop string. The one that starts first wins; of those that start
+    together, the shortest. Memory is bounded by the matched part of the stop strings.
     """
 
     def __init__(self, stops: Iterable[str]):
@@ -31,7 +30,7 @@ class StopSearch:
         self._first = re.compile(f"[{first}]").search if first else _never  # where any of them might begin
 
     def push(self, piece: str) -> str:
-        """The text that may be shown now; it ends right before the stop string once one is found."""
+        """Return the text that may be shown now; it ends right before the stop string once one is found."""
         if self.stopped is not None or not piece:
             return ""
         if not self._held and self._first(piece) is None:
@@ -51,13 +50,13 @@ class StopSearch:
         return shown
 
     def finish(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return held-back text when no more comes."""
         for begun in self._begun:
             begun.length = 0
         return "" if self.stopped is not None else self._release(self._count)
 
     def _release(self, count: int) -> str:
-        """The first `count` characters of what is held."""
+        """Return the first `count` held-back characters."""
         self._count -= count
         shown: list[str] = []
         while count:
@@ -70,14 +69,14 @@ class StopSearch:
 
 
 class _Begun:
-    """How much of one stop string the text ends with: `length` characters."""
+    """The length of the stop string's prefix that the text ends with."""
 
     def __init__(self, stop: str):
         self.stop, self.length = stop, 0
         self._back = array("l", (0, 0))  # for each length met: that of the longest beginning that it ends with too
 
     def read(self, piece: str) -> int | None:
-        """Go on with `piece`; where the stop string ends in it, if it does."""
+        """Advance by `piece`; return the end of the stop string in it, if it is complete."""
         stop, length, at = self.stop, self.length, 0
         while at < len(piece):
             if not length:
@@ -99,7 +98,7 @@ class _Begun:
         return None
 
     def _shorter(self, length: int) -> int:
-        """The longest beginning of the stop string that its first `length` characters end with, and are longer than."""
+        """Return the longest shorter prefix that the first `length` characters end with."""
         stop, back = self.stop, self._back
         while len(back) <= length:
             known, longest = len(back) - 1, back[-1]

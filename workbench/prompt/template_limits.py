@@ -1,7 +1,7 @@
-"""A sandbox for chat templates in which none runs without end: work is counted, and so is what would be made.
+"""Run chat templates in a sandbox that bounds their work and their output.
 
-Jinja's own sandbox keeps a template from reaching out. What it lets through are loops within loops, texts that double,
-powers, paddings of a billion characters. Here each costs units of work before it is done: a loop's turn and a call a
+Jinja's sandbox keeps a template from reaching out. It allows loops within loops, texts that double, powers, and
+paddings of a billion characters. Here each costs units of work before it is done: a turn of a loop and a call cost a
 few, a text or list as many as it has characters or items.
 """
 
@@ -36,7 +36,7 @@ _left: ContextVar[list[int]] = ContextVar("units of work that are left, and how 
 
 
 class RanWild(jinja2.TemplateRuntimeError):
-    """A template that does more than its messages can need."""
+    """A template that does more work than its messages can need."""
 
 
 def spend(units: int) -> None:
@@ -54,7 +54,7 @@ def sized(value: Any) -> int:
 
 
 def spend_whole(value: Any) -> None:
-    """Spend what `value` is long with all that it holds, as often as it holds it."""
+    """Spend the size of `value` with all that it contains, as often as it contains it."""
     if isinstance(value, str):
         spend(1 + len(value))
         return
@@ -73,7 +73,7 @@ def spend_whole(value: Any) -> None:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Templates made by `bounded`, and rendered by it."""
+    """An environment whose templates are made and rendered by `bounded`, with their work counted."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -87,8 +87,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {EACH: _each, JOINED: _joined, READ: _read}
 
     def bounded(self, text: str) -> Callable[..., str]:
-        """`text` as a function from its variables to what it writes; `characters` is how long the messages are.
-        jinja2.TemplateError where it is no template, or runs wild."""
+        """Compile `text` to a function from the messages' length and its variables to the output.
+
+        Raises:
+            jinja2.TemplateError: if it is no template, or is too expensive.
+        """
         template = self.from_string(_Counting(self).visit(self.parse(text)))
 
         def render(characters: int, /, **variables: Any) -> str:
@@ -141,7 +144,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Counting(NodeTransformer):
-    """Has a template count what Jinja compiles to plain Python: loops, joined texts, comparisons, what is written."""
+    """A transformer that counts what Jinja compiles to plain Python: loops, joined texts, comparisons, output."""
 
     def __init__(self, environment: jinja2.Environment):
         self._environment = environment
@@ -187,7 +190,7 @@ class _Counting(NodeTransformer):
 
 
 def _each(items: Iterable[Any]) -> Iterator[Any]:
-    """The items, each of which costs a turn. One that cannot be looped over is told at once."""
+    """Return the items, each of which costs a turn; a value that is not iterable fails at once."""
     found = iter(items)
 
     def turns() -> Iterator[Any]:
@@ -209,7 +212,7 @@ def _joined(parts: list[Any]) -> str:
 
 
 def _counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter or test, which costs what it reads and what it makes."""
+    """Wrap a filter or test so that it costs what it reads and what it makes."""
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         given = [each for each in (*args, *kwargs.values()) if not isinstance(each, _UNCOUNTED)]
@@ -251,7 +254,7 @@ def _check_numbers(values: Iterable[Any], largest: int = LARGEST) -> None:
 
 
 def _product(left: Any, right: Any) -> int:
-    """Return how long a product is."""
+    """Return the size of a product."""
     if isinstance(left, int) and isinstance(right, int):
         return sized(left) + sized(right)
     if isinstance(left, int):
@@ -267,7 +270,7 @@ _WIDTHS = re.compile(r"\d+")
 
 
 def _spend_format(text: str, values: tuple[Any, ...]) -> None:
-    """For `%` and `format`, whose widths stand in the text, or come as values."""
+    """Spend the cost of `%` and `format`, whose widths are in the text or come as values."""
     spend_whole(values)
     _check_numbers(int(each[-12:]) for each in _WIDTHS.findall(text))
     if "*" in text or re.search(r"\{[^}]*\{", text):
@@ -278,7 +281,7 @@ def _spend_format(text: str, values: tuple[Any, ...]) -> None:
 
 
 def _spend_method(owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Return what a method of a plain value will cost, as far as its result may be longer than what it reads."""
+    """Spend the cost of a method of a plain value whose result may be longer than what it reads."""
     given = (*args, *kwargs.values())
     spend(sized(owner))
     for each in given:

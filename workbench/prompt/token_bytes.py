@@ -1,4 +1,4 @@
-"""Which bytes a token stands for, read off the decoder that a `tokenizer.json` names."""
+"""Map tokens to bytes by the decoder that a `tokenizer.json` names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class ByteRule:
-    """A decoder under which a text is the bytes of its tokens, one after the other, less some leading spaces.
+    """A decoder under which a text is the bytes of its tokens in order, without some leading spaces.
 
-    `alphabet`: the vocabulary is written in GPT-2's byte alphabet. Otherwise it is written as sentencepiece
-    does: `replacements` (`▁` for a space) and, with `fallback`, entries like `<0x0A>` for single bytes.
+    `alphabet`: the vocabulary is written in GPT-2's byte alphabet. Otherwise it is written as in sentencepiece, with
+    `replacements` (`▁` for a space) and, with `fallback`, entries like `<0x0A>` for single bytes.
     """
 
     alphabet: bool = False
@@ -26,7 +26,7 @@ class ByteRule:
     strip_count: int = 0  # so many times at most
 
     def token_bytes(self, token: str, added: bool) -> bytes:
-        """The bytes of the vocabulary's entry `token`; `added` entries are not in the byte alphabet."""
+        """Return the bytes of the vocabulary's entry `token`; `added` entries are not in the byte alphabet."""
         if self.alphabet:
             known = not added and all(character in BYTE_OF for character in token)
             return bytes(BYTE_OF[character] for character in token) if known else token.encode()
@@ -37,7 +37,7 @@ class ByteRule:
 
 
 class Front:
-    """Drops what a rule drops from the front of a text that comes in pieces."""
+    """Strip leading characters of a text that arrives in pieces, as a byte rule says."""
 
     def __init__(self, rule: ByteRule):
         self._character, self._left = rule.strip, rule.strip_count
@@ -52,7 +52,7 @@ class Front:
 
 
 def rule_of(decoder: Mapping | None) -> ByteRule | None:
-    """The rule of a decoder as `tokenizer.json` has it; None where a token's text depends on the others."""
+    """Parse the decoder of a `tokenizer.json`; None if a token's text depends on other tokens."""
     if decoder is None:
         return None
     steps = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
@@ -77,7 +77,7 @@ def _take(steps: list[Mapping], kind: str) -> Mapping | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table: a printable byte is its own character, the others follow from U+0100 on, in order."""
+    """Return GPT-2's table: a printable byte is its own character, the others follow from U+0100 on, in order."""
     printable = {ord(c): c for c in pre_tokenizers.ByteLevel.alphabet() if ord(c) < 256}
     others = [byte for byte in range(256) if byte not in printable]
     return {c: byte for byte, c in printable.items()} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from a Hugging Face `tokenizer.json`."""
+"""Encode text to token ids and decode it, with a Hugging Face `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MAX_BYTES = 256 << 20  # ten times the largest vocabulary met
 
 
 class Tokenizer:
-    """Text to ids and back. Control tokens are what the file marks as special: they have a name and no text.
+    """A tokenizer. Control tokens are those that the file marks as special: they have a name and no text.
 
-    `vocab` is one more than the highest id: the rows an embedding must have. `control_ids` gives the control
-    tokens' ids by name; `begin_ids` is what the file's own template puts before a text (Llama's `<s>`), which
-    `encode` leaves to the caller. `rule` says how tokens are bytes, None where the decoder is another kind.
-    The `inner` tokenizer is handed over: its settings are changed, and nobody else may use it.
+    `vocab_size` is one more than the highest id: the rows that an embedding must have. `special_token_ids` has the
+    control tokens' ids by name. `bos_token_ids` is what the file's template puts before a text (Llama's `<s>`), which
+    `encode` leaves to the caller. `byte_rule` maps tokens to bytes; None for other kinds of decoder. The `inner`
+    tokenizer is handed over: its settings are changed, and no one else may use it.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer):
@@ -46,7 +46,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Tokenizer | None:
-        """The tokenizer of a model's folder, None where it has no `tokenizer.json`."""
+        """Load the tokenizer of a model's folder; None if it has no `tokenizer.json`."""
         path = Path(folder) / FILE
         return cls.from_file(path) if path.exists() else None
 
@@ -66,11 +66,13 @@ class Tokenizer:
             raise _unreadable(path, error) from error
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of `text`, nothing put before or after it.
+        """Return the ids of `text`, with nothing put before or after it.
 
-        Control tokens written in it are plain characters, so that no prompt can forge a turn; with `special`
-        they are read as the tokens they name. The token for unknown characters is what these become either way.
-        WorkbenchError for a lone surrogate, and for a character that the tokenizer can only read as a control token.
+        Control tokens written in it are plain characters, so that no prompt can forge a turn; with `special` they are
+        read as the tokens they name. The token for unknown characters is used either way.
+
+        Raises:
+            WorkbenchError: for a lone surrogate, and for a character that can only be read as a control token.
         """
         try:
             text.encode()
@@ -90,11 +92,11 @@ class Tokenizer:
                 raise WorkbenchError(f"this tokenizer cannot encode the text: {error}") from error
 
     def _plain(self, text: str) -> list[int]:
-        """Ids of `text`, none of them a control token's.
+        """Return the ids of `text`, none of them a control token's.
 
-        The library leaves control tokens unread only where its list of added tokens would find them. A model may hold
+        The library leaves control tokens unread only where its list of added tokens would find them. A model may have
         them as ordinary entries too (Unigram), and a normalizer may make them of other characters (full-width `</s>`,
-        `</S>`). Such a text is cut within what was read so, and its parts are encoded one after the other.
+        `</S>`). Such a text is cut within the match, and its parts are encoded one after the other.
         """
         ids: list[int] = []
         parts = [(0, len(text))]
@@ -109,8 +111,8 @@ class Tokenizer:
         return ids
 
     def _cuts(self, text: str, first: int, last: int, encoding: tokenizers.Encoding) -> list[int]:
-        """Where to cut the part [first, last) of `text`, so that no control token is read there; refused where the
-        characters cannot be parted."""
+        """Return where to cut the part [first, last) of `text` so that no control token is read; WorkbenchError if
+        impossible."""
         if self._controls.keys().isdisjoint(encoding.ids):
             return []
         cuts: set[int] = set()
@@ -129,15 +131,15 @@ class Tokenizer:
         return sorted(cuts)
 
     def _spells(self, text: str, name: str) -> bool:
-        """Whether `text` is how `name` is written, rather than characters that the vocabulary lacks."""
+        """Return whether `text` spells `name`, rather than characters that the vocabulary lacks."""
         normalizer = self._inner.normalizer
         return len(text) > 1 and name in (text, text if normalizer is None else normalizer.normalize_str(text))
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
-        """The text of `ids`, control tokens left out unless `special`.
+        """Return the text of `ids`, without control tokens unless `special`.
 
-        Bytes that are no UTF-8 become U+FFFD as Python's `errors="replace"` has it, also where `tokenizers`
-        replaces a whole run of sentencepiece bytes for one that is wrong.
+        Bytes that are no UTF-8 become U+FFFD as with Python's `errors="replace"`, also where `tokenizers` replaces a
+        whole run of sentencepiece bytes for one that is wrong.
         """
         kept = [id for id in map(self.known, ids) if special or id not in self._controls]
         if self.rule is None:
@@ -146,13 +148,13 @@ class Tokenizer:
         return Front(self.rule).strip(text)
 
     def spelling(self, id: int) -> str:
-        """How the vocabulary writes a token (`Ġdef`, `▁the`, `<0x0A>`); empty where the id has no entry."""
+        """Return the vocabulary's entry of a token (`Ġdef`, `▁the`, `<0x0A>`); empty if the id has none."""
         return self._inner.id_to_token(self.known(id)) or ""
 
     def token_bytes(self, id: int) -> bytes:
-        """The exact bytes of one token, a control token's name included; none where the id has no entry.
+        """Return the exact bytes of one token, a control token's name included; none if the id has no entry.
 
-        Where `rule` is None: the token decoded alone.
+        Without a byte rule: the token decoded alone.
         """
         token = self.spelling(id)
         if self.rule is None:
@@ -163,11 +165,12 @@ class Tokenizer:
         return id in self._controls
 
     def controls_in(self, text: str) -> list[int]:
-        """The control tokens that `encode(text, special=True)` reads, in order, without that for unknown characters."""
+        """Return the control tokens that `encode(text, special=True)` reads, in order, without that for unknown
+        characters."""
         return [id for id in self.encode(text, special=True) if id in self._controls and id != self._unknown]
 
     def known(self, id: int) -> int:
-        """`id` as an int, refused outside of [0, vocab)."""
+        """Return `id` as an int; WorkbenchError outside of [0, vocab_size)."""
         if not 0 <= (number := index(id)) < self.vocab:
             raise WorkbenchError(
                 f"token id {number} is out of range: this tokenizer's are 0 to {self.vocab - 1}"
@@ -175,7 +178,7 @@ class Tokenizer:
         return number
 
     def check_fits(self, vocab: int) -> None:
-        """Refuse a model whose embedding has only `vocab` rows, fewer than there are ids."""
+        """Refuse a model whose embedding has only `vocab_size` rows, fewer than there are ids (WorkbenchError)."""
         if self.vocab > vocab:
             raise WorkbenchError(
                 f"a tokenizer that does not match the vocabulary: its ids go to {self.vocab - 1}, "
@@ -193,7 +196,7 @@ class Tokenizer:
 
 
 def _unknown_id(inner: tokenizers.Tokenizer) -> int | None:
-    """What a vocabulary has for characters that it lacks."""
+    """Return the id for characters that the vocabulary lacks."""
     model = inner.model
     if hasattr(model, "unk_token"):
         return None if model.unk_token is None else inner.token_to_id(model.unk_token)

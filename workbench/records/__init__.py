@@ -1,4 +1,4 @@
-"""A folder of runs as a database: what lies in it, listed by SQL, compared with intervals, drawn.
+"""Folders of runs as a database: list them with SQL, compare them with intervals.
 
     >>> from workbench.records import compare, open_runs
     >>> open_runs("runs").query("SELECT run, ttft_s.p50 FROM runs WHERE cache.format = 'int8'")  # doctest: +SKIP
@@ -17,7 +17,7 @@ __all__ = ["Comparison", "Runs", "compare", "open_runs"]
 
 
 def __getattr__(name: str) -> Any:
-    """Names are fetched when first used: a listing loads no torch."""
+    """Import a name on first use, so that a listing loads no torch."""
     if name not in __all__:
         raise AttributeError(f"module 'workbench.records' has no attribute {name!r}")
     import importlib

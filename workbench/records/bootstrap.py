@@ -1,9 +1,9 @@
-"""How far two sets of repetitions are apart, with intervals: medians, by a seeded bootstrap.
+"""Compare two sets of repetitions: medians, and intervals by a seeded bootstrap.
 
-So few repetitions as a bench has make two corrections needful. Resampled spreads are too narrow by sqrt((n - 1) / n),
-and Gaussian where Student's are wider: the percentiles are taken further out (Hesterberg 2015, "What Teachers Should
-Know About the Bootstrap", 3.3, "expanded percentile"). And no resample leaves the range of what was measured, which
-holds a median with probability 1 - 2^(1 - n) only: an interval says that confidence where it is below 95%.
+Benchmarks have few repetitions, which makes two corrections necessary. Resampled spreads are too narrow by
+sqrt((n - 1) / n), and Gaussian where Student's are wider: the percentiles are taken further out (Hesterberg 2015, "What
+Teachers Should Know About the Bootstrap", 3.3, "expanded percentile"). No resample leaves the measured range, and that
+range contains the median with probability 1 - 2^(1 - n) only. An interval states this confidence where it is below 95%.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-RESAMPLES, SEED, WANTED = 4000, 0, 0.95  # of a set; what is unpaired is drawn twice as often
-Samples = Mapping[Hashable, float]  # by what was repeated: two measured in turn share their keys
+RESAMPLES, SEED, WANTED = 4000, 0, 0.95  # resamples of a set; unpaired sets are drawn twice as often
+Samples = Mapping[Hashable, float]  # by repetition: two sets measured in turn share their keys
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Contrast:
-    """`other` against a baseline: difference, ratio (None where a value is not above 0), their intervals (None of one
-    repetition) and how sure those are. `paired`: repetition by repetition, as they were measured in turn."""
+    """The difference and the ratio of `other` against a baseline, with intervals.
+
+    `ratio` is None where a value is not above 0; intervals and `confidence` are None with a single repetition.
+    `repetitions` counts those of the baseline, then of the other. `paired` says that both were measured in turn and are
+    compared repetition by repetition.
+    """
 
     difference: float
     ratio: float | None
@@ -40,7 +44,13 @@ class Contrast:
 
 
 def contrast(baseline: Samples, other: Samples, wanted: float = WANTED) -> Contrast:
-    """What `other` is against `baseline`. Exchanging the two turns the difference's sign and inverts the ratio."""
+    """Compare `other` with `baseline`. Exchanging the two turns the difference's sign and inverts the ratio.
+
+    Args:
+        baseline: values by repetition. Two sets with equal keys are compared pair by pair.
+        other: values by repetition.
+        target_confidence: of the intervals; few repetitions give less, 1 - 2^(1 - n).
+    """
     paired = baseline.keys() == other.keys()
     names = sorted(baseline, key=repr)
     first = np.array([baseline[name] for name in names])
@@ -58,13 +68,13 @@ def contrast(baseline: Samples, other: Samples, wanted: float = WANTED) -> Contr
 def _apart(
     first: np.ndarray, second: np.ndarray, paired: bool, confidence: float | None
 ) -> tuple[float, Interval | None]:
-    """The median of the differences of pairs, or the difference of the medians, and its interval."""
+    """Return the median of paired differences, or the difference of medians, and its interval."""
     apart = float(np.median(second - first) if paired else np.median(second) - np.median(first))
     if confidence is None:
         return apart, None
     if paired:
         found = _medians(second - first, 0)
-    else:  # each with either stream of draws, so that an exchange of the two draws the same
+    else:  # each set with either stream, so that exchanging the two draws the same resamples
         ways = [_medians(second, one) - _medians(first, other) for one, other in ((0, 1), (1, 0))]
         found = np.concatenate(ways)
     n = min(len(first), len(second))
@@ -79,12 +89,12 @@ def _medians(values: np.ndarray, stream: int) -> np.ndarray:
 
 
 def _tail(confidence: float, n: int, degrees: int) -> float:
-    """The percentile to take on either side, so that as few as `n` cover as they say."""
+    """Return the percentile to cut off on either side, so that an interval of `n` repetitions covers `confidence`."""
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * student((1 + confidence) / 2, degrees))
 
 
 def student(p: float, degrees: int) -> float:
-    """Quantile of Student's t for p above 1/2, by halving (CDF: Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    """Return the quantile of Student's t for p above 1/2, by bisection (CDF: Abramowitz and Stegun 26.7.3, 26.7.4)."""
     low, high = 0.0, 1.0
     while _inside(high, degrees) < 2 * p - 1:
         high *= 2
@@ -95,7 +105,7 @@ def student(p: float, degrees: int) -> float:
 
 
 def _inside(t: float, degrees: int) -> float:
-    """The probability that Student's t is nearer to 0 than `t`."""
+    """Return the probability that Student's t lies within -t and `t`."""
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
     term, total = (cosine if odd else 1.0), 0.0

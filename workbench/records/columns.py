@@ -1,4 +1,4 @@
-"""From rows of JSON texts to a table of columns: settings by dotted path, measures by name, as DuckDB reads them."""
+"""Turn rows of JSON texts into a table: settings by dotted path, measures by name, read by DuckDB."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from workbench.records.rows import COMPLETE, Row
 
 TYPES = {"UBIGINT": "BIGINT", "JSON": "VARCHAR", "NULL": "VARCHAR"}  # a difference may be negative; mixed is text
 NOT_SETTINGS, NOT_MEASURES = {"variants", "question"}, {"verdicts", "verdict", "question", "date"}
-Structures = Mapping[str, Any]  # of each part: keys, and types as DuckDB has them
-SLICE = 512  # rows that DuckDB takes at a time
+Structures = Mapping[str, Any]  # of each part: keys, and DuckDB's types
+SLICE = 512  # rows of one DuckDB query
 PARTS = {"experiment": "e", "environment": "v", "summary": "s"}
 HEAD = {
     "run": "run",
@@ -41,8 +41,10 @@ def _arrow(rows: Sequence[Row]) -> pa.Table:
 
 
 def looked_at(rows: Sequence[Row]) -> tuple[pa.Table, Structures]:
-    """The rows as DuckDB takes them, without what is no JSON, which their `state` then says, and the keys and types of
-    each part."""
+    """Return the rows as an Arrow table, and the keys and types of each part.
+
+    A part that is no JSON is left out of its row, and the row's `state` says so.
+    """
     whole, table = list(rows), _arrow(rows)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         found = dict(zip(PARTS, threads.map(_structure, [table[part] for part in PARTS]), strict=True))
@@ -55,8 +57,11 @@ def looked_at(rows: Sequence[Row]) -> tuple[pa.Table, Structures]:
 
 
 def _structure(texts: pa.ChunkedArray) -> tuple[Any, list[int]]:
-    """Keys and types over all texts, and which of them are no JSON. By slices: DuckDB frees the memory of a query at
-    its end, and the pages of 10,000 texts take longer to come than the texts to be read."""
+    """Return keys and types over all texts, and the indices of texts that are no JSON.
+
+    Read in chunks: DuckDB frees the memory of a query at its end, and the pages of 10,000 texts take longer to allocate
+    than the texts to be read.
+    """
     structure: Any = {}
     damaged: list[int] = []
     start = 0
@@ -75,7 +80,7 @@ def _structure(texts: pa.ChunkedArray) -> tuple[Any, list[int]]:
 
 
 def union(one: Any, other: Any) -> Any:
-    """The structure of rows of which some have the one and some the other."""
+    """Merge two structures of keys and DuckDB types, of which each row has one or the other."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one | {key: union(one[key], inside) if key in one else inside for key, inside in other.items()}
     if one == other or other == "NULL" or other == {}:
@@ -88,8 +93,12 @@ def union(one: Any, other: Any) -> Any:
 
 
 def select(source: str, structures: Structures) -> tuple[str, list[str]]:
-    """SQL that makes every column of the rows in `source`, and the columns' names. `structures` is what
-    `looked_at` finds."""
+    """Return the SQL that makes every column of the rows in `source`, and the columns' names.
+
+    Args:
+        source: the table's name in SQL.
+        structures: keys and types of each part, from `infer_structures`.
+    """
     made = {f'"{name}"': how for name, how in HEAD.items()}
     parsed, taken = [], {name.lower() for name in HEAD}
     for part, short in PARTS.items():
@@ -114,7 +123,10 @@ def select(source: str, structures: Structures) -> tuple[str, list[str]]:
 
 
 def _kept(structure: Any) -> Any:
-    """What of a structure becomes columns: values and lists of values; of names that differ by case only, the first."""
+    """Return the part of a structure that becomes columns: values and lists of values.
+
+    Of names that differ by case only, the first is taken.
+    """
     if not isinstance(structure, dict):
         return {}
     kept: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Runs beside one of them: differences, ratios and their intervals, and which of them none beats."""
+"""Compare runs with a baseline: differences, ratios, intervals, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from workbench.study.pareto import frontier
 from workbench.study.record import Record
 
 Samples = Mapping[Hashable, float]
-DECIDES = 0.9  # confidence of an interval from which on it says better or worse: five repetitions have it
+DECIDES = 0.9  # confidence from which an interval decides better or worse: five repetitions reach it
 HEADINGS = ("measure", "setting", "median", "difference", "ratio", "sure", "repeated")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of one run against the baseline's. Intervals are None of a single repetition; `confidence` is what
-    they hold the true value with; `verdict` is better, worse or same where an interval of at least 90% says so."""
+    """One measure of one run against the baseline's.
+
+    Intervals are None with a single repetition; `confidence` is theirs. `verdict` is better, worse or same where an
+    interval of at least 90% says so.
+    """
 
     measure: str
     label: str
@@ -48,13 +51,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that repeat each other, under one label; most often one."""
+    """Runs that repeat each other, under one label; most often a single run."""
 
     label: str
     members: tuple[Item, ...]
 
     def samples(self, measure: str) -> Samples:
-        """By round of one run; by run, each at the median of its rounds, where there are several."""
+        """Return the measure by round of a single run, or by run (the median of its rounds) where there are several."""
         each = [member.samples(measure) for member in self.members]
         if len(each) == 1 or not all(each):
             return each[0] if len(each) == 1 else {}
@@ -67,19 +70,30 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison(Shown):
-    """`rows` by measure, then in the order of the groups; `baseline` is the label of what all are held against."""
+    """Rows by measure, then in the order of the groups, against the run labelled `baseline`.
+
+    `noisy_runs` names runs that were measured under contention and are compared all the same.
+    """
 
     baseline: str
     groups: tuple[Group, ...]
     rows: tuple[Row, ...]
-    busy: tuple[str, ...] = ()  # those that were taken on a busy machine and are compared all the same
+    busy: tuple[str, ...] = ()  # measured under contention, compared all the same
 
     def as_dicts(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.rows]
 
     def pareto(self, x: str, y: str) -> list[dict[str, Any]]:
-        """Every group at two measures, each `NAME`, `NAME:min` or `NAME:max`; `front` where no other is as good in both
-        and better in one."""
+        """Return each group's values at two measures, with `front` where no other group is as good in both and better
+        in one.
+
+        Args:
+            x: `NAME`, `NAME:min` or `NAME:max`.
+            y: the same.
+
+        Raises:
+            WorkbenchError: fewer than two groups have both measures.
+        """
         across, up = measures.directed(x), measures.directed(y)
         points = [(group, group.value(across[0]), group.value(up[0])) for group in self.groups]
         whole = [(group, a, b) for group, a, b in points if a is not None and b is not None]
@@ -93,7 +107,7 @@ class Comparison(Shown):
                 for index, (group, a, b) in enumerate(whole)]  # fmt: skip
 
     def cells(self) -> list[list[str]]:
-        """Of a table with HEADINGS."""
+        """Return the cells of a table with HEADINGS."""
         return [_cells(row) for row in self.rows]
 
     def _shown(self) -> Table:
@@ -108,13 +122,20 @@ def compare(
     force: bool = False,
     separate: bool = False,
 ) -> Comparison:
-    """Each of `runs` (records or paths; `RUN:VARIANT`; a run's variants where it has some) against `baseline`.
+    """Compare each of `runs` with `baseline`.
 
         workbench.compare([record], f"{record.path}:dense", measure=["tpot_s_p50"])
 
-    Runs of the same settings but for seeds, on the same machine and code, are repetitions of one, unless `separate`.
-    Raises WorkbenchError for what is no whole run, a measure that nobody has, and, unless `force`, for times that were
-    taken while other processes had more than a tenth of the processor.
+    Args:
+        runs: records or paths; `RUN:VARIANT` for one variant, otherwise all variants of a run.
+        baseline: one run or variant.
+        measure: names such as `ttft_s_p50`; those of `DEFAULT_MEASURES` that the runs share unless given.
+        force: also compare times measured while other processes had more than a tenth of the processor.
+        separate: compare runs one by one, also those that differ in seeds only, on the same machine and code. These
+            count as repetitions of one run otherwise.
+
+    Raises:
+        WorkbenchError: an incomplete run, an unknown measure, or times of a noisy machine without `force`.
     """
     runs, baseline = [_path(run) for run in runs], _path(baseline)
     against = items(baseline)
@@ -143,7 +164,7 @@ def _path(run: str | Path | Record) -> str:
 
 
 def _groups(found: Sequence[Item], separate: bool) -> list[Group]:
-    """The first is that of the first item."""
+    """Group items that repeat each other; the first group has the first item."""
     together: dict[str, list[Item]] = {}
     for index, item in enumerate(found):
         together.setdefault(str(index) if separate else without_seeds(item), []).append(item)

@@ -1,4 +1,4 @@
-"""What is not the same in two records of one experiment: settings, surroundings, tokens."""
+"""List the differences of two records of one experiment: settings, environment, tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRIFTING = "cpu.frequency_mhz"  # from second to second
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that was so and is otherwise now; `path` has its name."""
+    """One value that changed, and its dotted path."""
 
     path: str
     was: Any
@@ -31,8 +31,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class TokenDifference:
-    """The first token that differs in a request's output, counted from 0; `was` or `now` is None where one ends before.
-    `position` is None where only one of the runs has the request."""
+    """The first token that differs in a request's output, counted from 0.
+
+    `was` or `now` is None where that output ends earlier; `position` is None where only one run has the request.
+    """
 
     request: str
     position: int | None
@@ -49,8 +51,10 @@ class TokenDifference:
 
 
 def settings(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
-    """Where what runs now is not what the record's file says, as it stands there: a setting changed, or one that is
-    newer than the record and has its default."""
+    """List the settings in which `experiment` differs from the record's own file.
+
+    Settings that are newer than the record appear with their default.
+    """
     try:
         written = read_yaml(before.experiment_text, f"run {before.path}: experiment.yaml")
     except ValueError:
@@ -59,13 +63,13 @@ def settings(before: Record, experiment: Experiment) -> tuple[Difference, ...]:
 
 
 def surroundings(before: Record, after: Record, names: Sequence[str]) -> tuple[Difference, ...]:
-    """Where the environments differ, among their entries of these names."""
+    """List the differences of two environments, among the entries called `names`."""
     was, now = ({name: record.environment.get(name) for name in names} for record in (before, after))
     return tuple(each for each in differing(was, now) if each.path != DRIFTING)
 
 
 def tokens(before: Record, after: Record) -> tuple[TokenDifference, ...]:
-    """For each request and sample whose token ids differ, the first that does."""
+    """List the first differing token of each request and sample whose outputs differ."""
     return token_differences(before.requests.to_pylist(), after.requests.to_pylist())
 
 
@@ -86,7 +90,7 @@ def token_differences(
 
 
 def differing(before: Any, after: Any, path: str = "") -> list[Difference]:
-    """Every leaf that is not the same, by its dotted path."""
+    """List every leaf that differs, by its dotted path."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         names = [*before, *(name for name in after if name not in before)]
         return [

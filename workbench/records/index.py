@@ -1,9 +1,9 @@
-"""The rows that a listing made of a folder of runs, kept so that the next one reads only files that have changed since.
+"""Store the rows of a folder's listing, so that the next listing reads only files that have changed.
 
-The folder of runs stays the only truth: the index lies in the user's cache directory, may be deleted at any time, and a
-row of it counts only while each file it was read from has the mark it had: inode, size, times of change. As with git's
-index, a file that changed less than `SETTLED` before it was read is not entered: a second change could have left the
-same mark.
+The folder of runs stays the only source of truth. The index lies in the user's cache directory and may be deleted at
+any time. A row counts only while each file it was read from has the same fingerprint: inode, size, times of change. As
+in git's index, a file that changed less than `STABLE_AFTER_NS` before it was read is not entered: a second change could
+have left the same fingerprint.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from workbench.records.places import Place
 from workbench.records.rows import OUTCOME, POINT
 from workbench.study.run_folder import MANIFEST, MARKER, write_atomically
 
-SETTLED = 2_000_000_000  # nanoseconds; the coarsest clock of a file system that is met (FAT)
-FEWEST = 256  # runs: so many are read in a blink
-FOLDERS = 16  # indexes that are kept, the last ones used
+SETTLED = 2_000_000_000  # nanoseconds; the coarsest clock of a file system (FAT)
+FEWEST = 256  # runs; fewer are read at once without an index
+FOLDERS = 16  # index files that are kept, the last ones used
 READ = ("experiment.yaml", "environment.json", "summary.json")
 ABOUT = b"about"
 ABSENT = (0, 0, 0, 0)
@@ -37,8 +37,11 @@ ABSENT = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Index:
-    """`table` has the columns of settled runs by name, `structures` are the keys and types its columns were made by,
-    and `marks` says by name of which files it was made; `others` are those among them that are no record."""
+    """The stored listing of a folder.
+
+    `table` has the columns `names`, one row a run; `structures` has the keys and types they were made by.
+    `fingerprints` are those of the files, by run; `non_records` names JSON files that are no record.
+    """
 
     table: pa.Table
     names: list[str]
@@ -48,7 +51,7 @@ class Index:
 
 
 def mark(place: Place) -> tuple[bytes, int]:
-    """Whatever a row of this place is made of, and the nanosecond at which the last of it changed."""
+    """Return a fingerprint of the files that a row is made of, and the latest time of change in nanoseconds."""
     if place.files:
         paths = [f"{place.path}/{name}" if name in place.files else "" for name in READ]
     else:
@@ -68,12 +71,12 @@ def _stat(path: str) -> tuple[int, int, int, int]:
 
 
 def settled(place: Place, changed: int, now: int) -> bool:
-    """Tell whether a row of a place that changed last at `changed` may be entered by a listing that began at `now`."""
+    """Return whether a listing that began at `now` may enter a place that changed last at `changed` (nanoseconds)."""
     return changed < now - SETTLED and MARKER not in place.files
 
 
 def load(folder: Path) -> Index | None:
-    """Read the index of this folder; None where there is none that can be read."""
+    """Read the index of this folder; None where none can be read."""
     try:
         with pa.memory_map(str(_file(folder))) as source:
             table = pa.ipc.open_file(source).read_all()
@@ -89,7 +92,7 @@ def load(folder: Path) -> Index | None:
 
 
 def save(folder: Path, index: Index) -> None:
-    """In place of the one there was. Where none can be written, a listing takes longer, and nothing else."""
+    """Replace the index of this folder. Where it cannot be written, listings take longer and nothing else changes."""
     about = {
         "names": index.names, "structures": index.structures, "runs": [*index.marks],
         "marks": [each.hex() for each in index.marks.values()], "others": sorted(index.others),
@@ -110,7 +113,9 @@ def save(folder: Path, index: Index) -> None:
 
 
 def _file(folder: Path) -> Path:
-    """One for each way to write the folder's name: rows have paths that begin with it."""
+    """Return the index file of a folder, one for each way to write the folder's name: rows have paths that begin with
+    it.
+    """
     asked = "\0".join([os.path.realpath(folder), str(folder), _code()])
     key = hashlib.sha256(asked.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return cache_directory() / "runs" / f"{key}.arrow"
@@ -118,7 +123,7 @@ def _file(folder: Path) -> Path:
 
 @cache
 def _code() -> str:
-    """Hash the code that makes rows and columns: an index of other code is none."""
+    """Hash the code that makes rows and columns: an index made by other code is not read."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{duckdb.__version__} {pa.__version__}".encode())
     for name in ("columns", "index", "listing", "places", "rows", "settings_text", "../files"):

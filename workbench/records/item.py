@@ -1,4 +1,4 @@
-"""What is compared: a run, or one variant of it, with its settings, its figures and what was repeated."""
+"""A run, or one variant of it, with its settings, figures and repetitions, ready to be compared."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from workbench.records.rows import COMPLETE, Row, run_rows, variant_rows
 from workbench.study.record import Record
 from workbench.study.side_by_side import TABLES, round_figures
 
-APART = ("variants", "question", "judge", "sweep")  # of an experiment: no settings of what is measured
+APART = ("variants", "question", "judge", "sweep")  # entries that are no settings of the engine
 Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Item:
-    """`settings` by dotted path, `figures` by name as a listing has them; `busy` is other processes' share."""
+    """A run or a variant: `settings` by dotted path, `figures` by name as in a listing.
+
+    `contention` is the share of the processor that other processes had.
+    """
 
     run: str
     variant: str | None
@@ -40,7 +43,7 @@ class Item:
 
     @cached_property
     def rounds(self) -> dict[Hashable, Figures]:
-        """Figures of each round from raw timestamps, by run and round; one round where none are marked."""
+        """Return the figures of each round, from raw timestamps, by run and round; one round where none are marked."""
         folder = Path(self.path)
         if not folder.is_dir() or not all((folder / f"{name}.parquet").is_file() for name in TABLES):
             return {}
@@ -57,7 +60,7 @@ class Item:
         }
 
     def samples(self, measure: str) -> dict[Hashable, float]:
-        """The measure by what was repeated; the run's own figure alone where nothing was."""
+        """Return the measure by repetition, or the run's own figure alone where nothing was repeated."""
         found = {turn: figures.get(measure) for turn, figures in self.rounds.items()}
         known = {turn: value for turn, value in found.items() if value is not None}
         if known and len(known) == len(found):
@@ -66,8 +69,11 @@ class Item:
 
 
 def items(asked: str) -> list[Item]:
-    """What `RUN`, `RUN:VARIANT` or a folder of runs names; a run's variants where it names none. A run that is not
-    whole is refused with the reason."""
+    """Return the runs that `RUN`, `RUN:VARIANT` or a folder of runs names, each variant of a run by itself.
+
+    Raises:
+        WorkbenchError: nothing is there, or a run is incomplete; the message has the reason.
+    """
     path, variant = _split(asked)
     rows = run_rows(places(path))
     if not rows:
@@ -76,7 +82,7 @@ def items(asked: str) -> list[Item]:
         if row.state != COMPLETE:
             raise WorkbenchError(f"{row.path}: {row.state}; it cannot be compared")
         if os.path.isdir(row.path):
-            Record.open(row.path)  # which misses what was lost in copying
+            Record.open(row.path)  # raises where files were lost in copying
     found = [_item(row) for row in variant_rows(rows)]
     if variant is None:
         return found
@@ -88,7 +94,7 @@ def items(asked: str) -> list[Item]:
 
 
 def _split(asked: str) -> tuple[str, str | None]:
-    """A path may hold colons, a variant's name too: what exists is the path."""
+    """Split `RUN:VARIANT`. Both may hold colons: the longest piece that exists is the path."""
     pieces = asked.split(":")
     for count in range(len(pieces), 0, -1):
         path = ":".join(pieces[:count])

@@ -1,4 +1,4 @@
-"""The table of all runs of a folder: what the index still knows, and what must be read."""
+"""Make the table of all runs of a folder, from the index and from files that have changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Marks = Mapping[str, tuple[bytes, int]]
 def listing(folder: Path, places: Sequence[Place]) -> tuple[pa.Table, list[str]]:
     """Return one row a run with all columns, in the order of `places`, and the columns' names.
 
-    The same whether an index of the folder was kept, of now or of before, or none.
+    The result is the same whether a current index, an old one or none is there.
     """
     if len(places) < index.FEWEST:
         return _table(_read(places).values())
@@ -43,7 +43,7 @@ def listing(folder: Path, places: Sequence[Place]) -> tuple[pa.Table, list[str]]
 
 
 def _holds(known: Index, marks: Marks) -> bool:
-    """Tell whether all that was entered is as it was."""
+    """Return whether every indexed run still has its fingerprint."""
     return all(name in marks and marks[name][0] == mark for name, mark in known.marks.items())
 
 
@@ -56,7 +56,7 @@ def _table(rows: Iterable[Row | None]) -> tuple[pa.Table, list[str]]:
 
 
 def _made(whole: pa.Table, structures: columns.Structures) -> tuple[pa.Table, list[str]]:
-    """The rows' columns, by these keys and types."""
+    """Return the rows' columns, by these keys and types, and the columns' names."""
     select, names = columns.select("whole", structures)
     with sql.connect() as connection:
         connection.register("whole", whole)
@@ -64,7 +64,7 @@ def _made(whole: pa.Table, structures: columns.Structures) -> tuple[pa.Table, li
 
 
 def _entered(settled: Sequence[Place], marks: Marks) -> Index | None:
-    """An index of these alone: no column in it is another run's."""
+    """Return an index of these runs alone, without columns of other runs. None where a part has no keys."""
     rows = _read(settled)
     whole, structures = columns.looked_at([row for row in rows.values() if row is not None])
     if not all(structures.values()):
@@ -75,7 +75,7 @@ def _entered(settled: Sequence[Place], marks: Marks) -> Index | None:
 
 
 def _extended(known: Index, fresh: Sequence[Place], marks: Marks) -> Index | None:
-    """Join the known runs and `fresh` ones; None where these have a key or a type that it lacks."""
+    """Join the known runs and `fresh` ones; None where these have a key or a type that the index lacks."""
     rows = _read(fresh)
     whole, found = columns.looked_at([row for row in rows.values() if row is not None])
     both = {part: columns.union(structure, found[part]) for part, structure in known.structures.items()}

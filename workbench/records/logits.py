@@ -1,4 +1,4 @@
-"""How far today's logits may be from the record's: its tokens, fed through the model again as if it generated them."""
+"""Bound the distance of today's logits from a record's: its tokens are fed through the model again."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ from workbench.study.run import runner_for, threads
 from workbench.study.workload import requests_of
 from workbench.trace.recorder import row_name
 
-PLACES = 128  # tokens of a request that are looked at
+PLACES = 128  # tokens checked of a request
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Of one request's recorded tokens. `error` is how far today's logits are from the exact ones at most, `bound` how
-    far any way of computing them in this precision may be (engine/exact.py): `ROOM` times the error of the modules as
-    written, and a rounding. Where the record's and today's both keep to it, they are twice that apart at most.
+    """The check of one request's recorded tokens.
 
-    `gap` is how far recorded tokens fall short of the exact best where the choice is greedy, 2 bounds at most;
-    `parting` the exact distance between the two tokens where the runs part; `logprob` how far recorded
-    log-probabilities are from today's, 4 bounds at most. None: does not apply, or was not recorded.
+    `error` is the largest distance of today's logits from the exact ones. `bound` is the largest distance that any
+    computation in this precision may have (engine/exact.py): `ROOM` times the error of the eager modules, plus a
+    rounding. Two runs that both keep to the bound are at most twice that apart.
+
+    `greedy_shortfall` is the most by which a recorded token's logit falls below the exact best (greedy sampling only),
+    at most 2 bounds. `divergence_gap` is the exact distance between the two tokens at which the runs diverge.
+    `logprob_error` is the largest distance of recorded log-probabilities from today's, at most 4 bounds. None: does not
+    apply, or was not recorded.
     """
 
     request: str
@@ -57,7 +60,7 @@ class Logits:
 
     @property
     def explained(self) -> bool | None:
-        """Whether rounding suffices for where the runs part; None where they do not, or tokens are drawn."""
+        """Return whether rounding explains the divergence of the runs; None where they agree, or tokens are sampled."""
         return None if self.parting is None else self.parting <= 2 * self.bound
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,8 +81,20 @@ class Logits:
 def logits(
     record: Record, experiment: Experiment, differ: Iterable[TokenDifference] = (), most: int = 2
 ) -> tuple[Logits, ...]:
-    """Check `most` of the record's requests, first those in which tokens `differ`. Nothing where no request said
-    anything. WorkbenchError where this model cannot be computed in a higher precision, or its cache evicts."""
+    """Check the logits of a record's requests, first those whose tokens differ.
+
+    Args:
+        record: the run whose tokens are fed through the model.
+        experiment: builds the model.
+        differences: where outputs of a repetition differ, by request.
+        max_requests: how many requests are checked.
+
+    Returns:
+        One check a request; nothing where no request has output.
+
+    Raises:
+        WorkbenchError: the model cannot be computed in a higher precision, or its cache evicts.
+    """
     if experiment.cache.evict is not None:
         raise WorkbenchError("logits: with cache.evict what is computed depends on the chunks; not checked")
     with threads(experiment.measure.threads):
@@ -117,7 +132,7 @@ def _logits(
 
 
 def _text(request: Request, output: list[int], differs: TokenDifference | None) -> Text:
-    """The recorded text, up to where the runs part, and the last `PLACES` of its output."""
+    """Return the recorded text up to the divergence, and the last `MAX_TOKENS_CHECKED` tokens of its output."""
     prompt = len(request.prompt_ids)
     end = prompt + (min(len(output), PLACES) if differs is None or differs.position is None else differs.position + 1)
     ids = (*request.prompt_ids, *output)[:end]
@@ -125,7 +140,7 @@ def _text(request: Request, output: list[int], differs: TokenDifference | None) 
 
 
 def _by(experiment: Experiment, texts: list[Text], dtype: str) -> Distributions:
-    """By the modules as written, on the lane eager."""
+    """Compute the distributions with the eager modules, in `dtype`."""
     changes = (f"model.dtype={dtype}", "lane=eager", "compile=block", "batch_invariant=false", "speculate=none")
     return Distributions.of(runner_for(experiment.with_(*changes), to_nobody), texts)
 
@@ -160,7 +175,7 @@ def _one(
 
 
 def _greedy(asked: SamplingParameters) -> bool:
-    """Whether the choice is the largest logit itself."""
+    """Return whether the token chosen is the largest logit itself."""
     plain = SamplingParameters()
     same = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "filters", "sampler", "beams")
     return asked.temperature == 0 and all(getattr(asked, each) == getattr(plain, each) for each in same)

@@ -1,4 +1,4 @@
-"""What is known of a measure by its name: whether more of it is better, and whether a busy machine changes it."""
+"""Properties of a measure that follow from its name: which direction is better, and whether contention changes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from workbench.errors import WorkbenchError
 
 Direction = Literal["min", "max"]
-# Those that a comparison shows unasked, in this order, where runs have them.
+# Shown by a comparison that names no measure, in this order, where runs have them.
 TOLD = (
     "ttft_s_p50", "ttft_s_p99", "tpot_s_p50", "e2el_s_p50", "seconds", "tokens_per_s", "output_tokens_per_s",
     "goodput_share", "kv_bytes_peak", "bytes_per_token", "bits_per_byte", "kl_mean", "same_top", "copied",
@@ -25,12 +25,15 @@ TIMED = re.compile(r"(_|^)(s|ms|seconds)(_|$)|goodput|^price|share_of_(roofline|
 
 
 def direction(name: str) -> Direction | None:
-    """Which way is better, None where the name does not tell."""
+    """Return the better direction, or None where the name does not tell."""
     return "max" if MORE.search(name) else "min" if LESS.search(name) else None
 
 
 def directed(asked: str) -> tuple[str, Direction]:
-    """`NAME` or `NAME:min` or `NAME:max`. WorkbenchError where neither the name nor the user says which is better."""
+    """Parse `NAME`, `NAME:min` or `NAME:max`.
+
+    WorkbenchError where neither the name nor the suffix gives a direction.
+    """
     name, colon, way = asked.strip().partition(":")
     found = way if colon else direction(plain(name))
     if found == "min" or found == "max":
@@ -39,10 +42,10 @@ def directed(asked: str) -> tuple[str, Direction]:
 
 
 def timed(name: str) -> bool:
-    """Whether what else ran on the machine may have changed it."""
+    """Return whether other processes on the machine may have changed this measure."""
     return TIMED.search(name) is not None
 
 
 def plain(name: str) -> str:
-    """The one name of a measure that may be written `ttft_s.p50` or `ttft_s_p50`."""
+    """Return the canonical name of a measure that may be written `ttft_s.p50` or `ttft_s_p50`."""
     return name.strip().replace(".", "_")

@@ -1,4 +1,4 @@
-"""A run for those who keep theirs in MLflow: settings, figures, files. Needs the extra `mlflow`."""
+"""Export a run to MLflow: settings, figures, files. Needs the extra `mlflow`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from workbench.records.sweep_read import is_sweep, read_sweep
 from workbench.study.record import Record
 
 EXPERIMENT = "inference-workbench"
-LONGEST = 6000  # letters of a parameter that MLflow keeps; of a tag 8,000
-BATCH = 100  # parameters at once; metrics may be 1,000
+LONGEST = 6000  # characters of a parameter that MLflow stores; of a tag 8,000
+BATCH = 100  # parameters in one call; of metrics 1,000 are allowed
 WRONG = re.compile(r"[^\w\-./: ]")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A run of ours, and its id there."""
+    """An exported run: our name, MLflow's id, and how many values and files it has there."""
 
     run: str
     run_id: str
@@ -34,10 +34,19 @@ class Exported:
 
 
 def export(folder: Path | str, uri: str, experiment: str = EXPERIMENT) -> list[Exported]:
-    """Put the run in `folder`, or each run of a sweep, into the MLflow at `uri` (`file:PLACE`, a server's address; with
-    the whole of MLflow `sqlite:///PLACE` too), under the name `experiment`. Parameters are settings by their paths,
-    metrics the numbers of the summary, artifacts the folder's files, tags the environment. WorkbenchError where MLflow
-    is not installed or refuses."""
+    """Export the run in `folder`, or each run of a sweep, to MLflow.
+
+    Parameters are settings by their paths, metrics the numbers of the summary, artifacts the folder's files, tags the
+    environment.
+
+    Args:
+        folder: a run folder or a sweep's folder.
+        uri: `file:FOLDER` or a server's address; `sqlite:///FILE` needs the whole of MLflow.
+        experiment: MLflow's name of the experiment, created where it is missing.
+
+    Raises:
+        WorkbenchError: MLflow is not installed, or refuses.
+    """
     client = _client(uri)
     folder = Path(folder)
     if is_sweep(folder):
@@ -51,7 +60,7 @@ def export(folder: Path | str, uri: str, experiment: str = EXPERIMENT) -> list[E
         known = client.get_experiment_by_name(experiment)
         place = known.experiment_id if known is not None else client.create_experiment(experiment)
         return [_one(client, place, name, record, tags) for name, record, tags in records]
-    except Exception as error:  # MLflow's own, of whatever lies behind the address
+    except Exception as error:  # MLflow's own, and those of the store behind the address
         raise WorkbenchError(f"export to {uri}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
 
 
@@ -60,7 +69,7 @@ def _client(uri: str) -> Any:
         from mlflow import MlflowClient
     except ImportError:
         raise WorkbenchError("export: mlflow is not installed; pip install 'inference-workbench[mlflow]'") from None
-    if uri.startswith("file:"):  # asked for by name; MLflow wants it said once more
+    if uri.startswith("file:"):  # MLflow wants a second confirmation
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     try:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -93,13 +102,13 @@ def _one(client: Any, place: str, name: str, record: Record, more: Mapping[str, 
 
 
 def settings_of(record: Record) -> Iterator[tuple[str, str]]:
-    """Every setting of the resolved experiment by its dotted path."""
+    """Yield every setting of the resolved experiment by its dotted path."""
     for path, value in _leaves(read_yaml(record.experiment_text, f"run {record.path}: experiment.yaml")):
         yield path, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def numbers_of(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Every number of the summary by its dotted path; of variants by their names, in place of rows."""
+    """Yield every number of the summary by its dotted path; numbers of variants by their names in place of `rows`."""
     rows = summary.get("rows") or ()
     named = {str(row.get("variant", place)): row for place, row in enumerate(rows)}
     whole = {name: value for name, value in summary.items() if name not in ("rows", "verdicts")}
@@ -117,7 +126,7 @@ def _leaves(value: Any, front: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _name(text: str) -> str:
-    """As MLflow allows names: letters, digits, - _ . / : and spaces, 250 at most."""
+    """Replace characters that MLflow does not allow in names (letters, digits, - _ . / : and spaces; 250 at most)."""
     return WRONG.sub("_", text)[:250].strip("/. ") or "_"
 
 

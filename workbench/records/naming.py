@@ -1,4 +1,4 @@
-"""What compared runs are called: by the settings that differ between them, and by nothing that does not."""
+"""Label compared runs by the settings that differ between them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ NOTHING = {"null", "false", "[]", "{}"}
 
 
 def labels(items: Sequence[Item]) -> list[str]:
-    """A name for each: in what settings it differs from the first, and of the first what the others change; where no
-    setting differs, the variant's name, what is around it, at last the run's own name. A setting that a record does not
-    have (an older version's) is not known to differ."""
+    """Return a label for each run: the settings in which it differs from the first.
+
+    The first run has those that others change. Where no setting differs, the variant's name, the environment, and at
+    last the run's own name tell labels apart. A setting that a record does not have (of an older version) does not
+    count as different.
+    """
     settings = [_told(item.settings) for item in items]
     base, names = settings[0], _differing(settings)
     found = [_label({name: base[name] for name in names if name in base and base[name] not in NOTHING})]
@@ -33,7 +36,7 @@ def _label(settings: dict[str, str]) -> str:
 
 
 def without_seeds(item: Item) -> str:
-    """One text for runs that repeat each other: their settings but the seeds, and what is around them."""
+    """Return one text for runs that repeat each other: their settings without seeds, and their environment."""
     kept = {name: value for name, value in item.settings.items() if name.split(".")[-1] != SEED}
     return json.dumps([kept, dict(item.surroundings), item.variant], sort_keys=True, default=str)
 

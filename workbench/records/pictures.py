@@ -1,4 +1,4 @@
-"""A comparison drawn: ratios with their intervals, or two measures against each other with those none beats joined."""
+"""Altair charts of a comparison: ratios with intervals, or two measures with the Pareto front."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workbench.study.pareto import BEATEN, BEST, drawing, plotting_problem
 
 WORSE, UNSURE = "#b3541e", "#6b6b6b"
 COLORS = {"better": BEST, "worse": WORSE, "not sure": UNSURE}
-WIDTH, HEIGHT, LINE = 560, 340, 26  # of a plot, and of a line of the ratios, in pixels
+WIDTH, HEIGHT, LINE = 560, 340, 26  # pixels: of a plot, and of one run's row of ratios
 BETTER = {"min": " (less is better)", "max": " (more is better)"}
-DECADE = 10.0  # values that are further apart than this stand on a logarithmic axis
+DECADE = 10.0  # a larger ratio of largest to smallest value makes the axis logarithmic
 
 
 def ratios(comparison: Comparison) -> Any:
-    """An Altair chart: a panel a measure, a line a run; its ratio to the baseline, as sure as it is."""
+    """Draw each run's ratio to the baseline with its interval: one panel a measure, one line a run."""
     altair = drawing()
     panels = []
     for name in dict.fromkeys(row.measure for row in comparison.rows):
@@ -57,7 +57,7 @@ def ratios(comparison: Comparison) -> Any:
 
 
 def pareto(comparison: Comparison, x: str, y: str) -> Any:
-    """An Altair chart of the runs at two measures; those that none beats are joined and named in green."""
+    """Draw the runs at two measures; the Pareto front is joined and green."""
     altair = drawing()
     rows = comparison.pareto(x, y)
     (across, x_way), (up, y_way) = directed(x), directed(y)
@@ -81,7 +81,7 @@ def pareto(comparison: Comparison, x: str, y: str) -> Any:
     dots = everything.mark_point(filled=True, size=80, opacity=1).encode(
         color=altair.condition("datum.front", altair.value(BEST), altair.value(BEATEN))
     )
-    step = "step-after" if x_way == "min" else "step-before"  # the corner of what a point beats
+    step = "step-after" if x_way == "min" else "step-before"  # the corner of the region that a point dominates
     joined = everything.transform_filter("datum.front").mark_line(color=BEST, strokeWidth=1, interpolate=step)
     names = [
         altair.Chart(altair.Data(values=[value]))
@@ -94,7 +94,7 @@ def pareto(comparison: Comparison, x: str, y: str) -> Any:
 
 
 def sureness(comparison: Comparison) -> str:
-    """One line on what the intervals are."""
+    """Describe in one line the confidence and the repetitions behind the intervals."""
     known = [row for row in comparison.rows if row.confidence is not None]
     if not known:
         return "one repetition of each: no intervals"
@@ -105,7 +105,7 @@ def sureness(comparison: Comparison) -> str:
 
 
 def image(chart: Any, form: str) -> bytes:
-    """The chart as `svg` or `png`. WorkbenchError where nothing can be drawn here."""
+    """Render a chart as `svg` or `png`. WorkbenchError where vl-convert cannot draw."""
     if problem := plotting_problem():
         raise WorkbenchError(problem)
     import vl_convert
@@ -122,7 +122,7 @@ def _scale(values: Sequence[float]) -> tuple[str, float, float]:
 
 
 def _room(least: float, most: float, log: bool) -> tuple[float, float]:
-    """The ends of an axis, a little beyond the values."""
+    """Return the ends of an axis, a little beyond the values."""
     if log:
         wide = max(math.log(most / least), 0.02)
         return least * math.exp(-0.12 * wide), most * math.exp(0.12 * wide)
@@ -137,7 +137,7 @@ def _share(value: float, kind: str, low: float, high: float) -> float:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers on a logarithmic axis: 1, 2, 5 of every decade, or as fine as it takes to have three."""
+    """Return round numbers for a logarithmic axis: 1, 2, 5 of every decade, or finer until there are three."""
     for steps in ((1, 2, 5), (1, 1.2, 1.5, 2, 3, 5, 7), tuple(1 + i / 10 for i in range(90)),
                   tuple(1 + i / 50 for i in range(450)), tuple(1 + i / 200 for i in range(1800))):  # fmt: skip
         powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
@@ -148,6 +148,6 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def as_rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Of `Comparison.pareto`, as cells of a table."""
+    """Return the result of `Comparison.pareto` as cells of a table."""
     return [["yes" if v is True else "no" if v is False else v if isinstance(v, str) else f"{v:.4g}"
              for v in row.values()] for row in found]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A run or a sweep as one HTML file that needs nothing else: no network, no script, no font, no other file."""
+"""Render a run or a sweep as one HTML file without network, scripts, fonts or other files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from workbench.study import yaml_text
 from workbench.study.record import Record
 from workbench.study.run_folder import write_atomically
 
-MOST_DRAWN = 24  # points of a sweep that have pictures of their own
+MOST_DRAWN = 24  # points of a sweep drawn with charts of their own
 
 
 @dataclass(frozen=True)
 class Page:
-    """A run's page has `run`; a sweep's has the rest."""
+    """The template's input: a run's page has `run`, a sweep's page has the other fields."""
 
     question: str
     name: str
@@ -43,8 +43,11 @@ class Page:
 
 
 def write_report(folder: Path | str, out: Path | None = None) -> Path:
-    """The report of the run or sweep in `folder`, as `out`, or beside the folder as NAME.html. A run's folder is not
-    touched: its manifest names all that belongs to it. Returns where it is."""
+    """Write the report of the run or sweep in `folder`, and return its path.
+
+    The report goes to `out`, or beside the folder as NAME.html. A run's folder is not changed: its manifest names all
+    that belongs to it. WorkbenchError where the file cannot be written.
+    """
     folder = Path(folder)
     out = out or folder.resolve().with_name(f"{folder.resolve().name}.html")
     text = report(folder)
@@ -58,11 +61,11 @@ def write_report(folder: Path | str, out: Path | None = None) -> Path:
 
 
 def report(folder: Path | str) -> str:
-    """The HTML text. WorkbenchError where there is no whole run, and no sweep."""
+    """Return the HTML text. WorkbenchError where `folder` has neither a complete run nor a sweep."""
     folder = Path(folder)
     page = _of_sweep(read_sweep(folder)) if is_sweep(folder) else _of_run(Record.open(folder))
     text = _template().render(page=page, no_prediction=NO_PREDICTION)
-    if found := loads(text):  # a mistake of ours: what users wrote is escaped, and pictures are data
+    if found := loads(text):  # our mistake: texts of users are escaped, and charts are data
         raise AssertionError(f"the report of {folder} would load {found[0]}")
     return text
 
@@ -99,7 +102,7 @@ def _of_sweep(sweep: SweepRead) -> Page:
 
 
 def _elsewhere(ran: Sequence[tuple[SweepPoint, RunPart]]) -> list[str]:
-    """Points that ran on another machine, or with other versions, than the first."""
+    """Describe points that ran on another machine, or with other versions, than the first."""
     fixed = ("processor", "memory", "accelerator", "python", "packages", "commit")
     found = []
     for point, part in ran[1:]:
@@ -118,5 +121,5 @@ def _template():
 
 
 def _as_image(svg: str) -> str:
-    """A stored picture as an image: whatever stands in it, an image runs no script and loads nothing."""
+    """Encode a stored picture as an image: whatever it contains, an image runs no script and loads nothing."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode()

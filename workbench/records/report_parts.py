@@ -1,4 +1,4 @@
-"""What a report says of one run, as plain values; how it looks is the template's."""
+"""Collect a report's contents for one run as plain values; the template decides how they look."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from workbench.study.run_sheets import run_remarks, run_sheets
 from workbench.study.sheet import Remark, Sheet
 from workbench.trace.recorder import row_name
 
-MOST_ROWS = 100  # requests that are listed
-MOST_TEXT = 2000  # letters of an output that are shown
+MOST_ROWS = 100  # requests listed
+MOST_TEXT = 2000  # characters shown of an output
 NO_PREDICTION = "None was recorded with this run."
 
 
@@ -34,7 +34,7 @@ class Output:
 
 @dataclass(frozen=True)
 class RunPart:
-    """Everything of a run that a reader wants, in the order in which it is read."""
+    """The contents of a run's report, in reading order."""
 
     name: str
     question: str
@@ -89,8 +89,10 @@ def question_of(experiment: str) -> str:
 
 
 def changed_settings(experiment: str) -> tuple[tuple[str, str], ...]:
-    """Settings that are not as they would be unless told otherwise. Those of an experiment that this version does not
-    know all are none: the YAML has them."""
+    """Return settings that differ from their defaults, as (path, value).
+
+    An experiment with settings unknown to this version has none; the YAML in the report shows all of them.
+    """
     try:
         part = Experiment.from_yaml(experiment)
     except WorkbenchError:
@@ -115,7 +117,7 @@ def told(value: Any) -> str:
 
 
 def predictions(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What was said before the run: the record's own words, else the roofline's seconds beside the measured ones."""
+    """Yield predictions made before the run: the record's, and the roofline's seconds beside the measured ones."""
     said = summary.get("prediction")
     if isinstance(said, Mapping):
         yield from (f"{name}: {told(value)}" for name, value in said.items())
@@ -149,7 +151,7 @@ def _outputs(record: Record) -> tuple[tuple[Output, ...], int]:
 
 
 def environment_rows(environment: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Machine, versions and load, one line a thing."""
+    """Return machine, versions and load as (name, value)."""
     cpu = environment.get("cpu") or {}
     memory = environment.get("memory_bytes")
     commit = environment.get("commit") or {}

@@ -1,4 +1,4 @@
-"""Running a record's experiment again, and saying what came out differently."""
+"""Run a record's experiment again, and report the differences."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from workbench.study.run_folder import MANIFEST, MARKER
 
 SAME = ("settings", "versions", "hardware", "running")
 POINT, SWEEP = "point.json", "sweep.yaml"  # as in sweep.point and sweep.folder
-WHOLES = (MARKER, MANIFEST, POINT)  # what a folder has that is a run's or a point's
-CHECKED = 2  # requests whose logits are checked unless told otherwise
+WHOLES = (MARKER, MANIFEST, POINT)  # any of these marks a run's or a point's folder
+CHECKED = 2  # requests whose logits are checked by default
 
 
 @dataclass(frozen=True)
 class Reproduced(Shown):
-    """A run and its repetition. `tokens` has each request whose token ids differ, and where; `steps` how many were
-    formed as recorded, None where this was no replay; `remarks` what is to be known besides."""
+    """A run and its repetition.
+
+    `tokens` has each request whose token ids differ, with the first position; `steps` counts steps formed as recorded,
+    None where this was no replay; `remarks` has warnings for the reader.
+    """
 
     before: Record
     again: Record
@@ -100,14 +103,20 @@ def reproduce(
     replay: bool = False,
     checked: int = CHECKED,
 ) -> Reproduced:
-    """Run the experiment of `record` (or of the run in a folder) again, into a folder beside it unless `out` says
-    otherwise, and compare. With `replay` its batches are formed as they were; the logits of so many requests are
-    `checked` against exact ones.
+    """Run the experiment of `record` again, and compare both runs.
 
         print(workbench.reproduce(record, replay=True))
 
-    WorkbenchError before any work for a record that was damaged, changed, or is no run of requests, and later for a
-    replay that leaves the record (engine.replay.Diverged).
+    Args:
+        record: a record, or the path of a run folder.
+        out: folder for the new run; beside the recorded one unless given.
+        progress: show progress on the terminal.
+        replay: form every step as it was recorded, whatever the clock says.
+        logit_checks: how many requests' logits are checked against exact ones.
+
+    Raises:
+        WorkbenchError: before any work, the record is damaged, changed, or no run of requests; later, a replay leaves
+            the record (engine.replay.Diverged).
     """
     record = record if isinstance(record, Record) else Record.open(record)
     record.verify()
@@ -123,8 +132,11 @@ def reproduce(
 
 
 def _outside(path: Path, out: Path | str | None) -> Path:
-    """The folder for the new run: `out`, or the one beside what was recorded. That is the run folder or, for a point of
-    a sweep, the whole sweep: neither is written into. WorkbenchError where `out` lies within it."""
+    """Return the folder for the new run: `out`, or the folder beside the recorded one.
+
+    The recorded folder is the run's or, for a point of a sweep, the whole sweep's: neither is written into.
+    WorkbenchError where `out` lies within it.
+    """
     recorded = path.resolve()
     while (wider := _part_of(recorded)) is not None:
         recorded = wider
@@ -139,7 +151,7 @@ def _outside(path: Path, out: Path | str | None) -> Path:
 
 
 def _part_of(path: Path) -> Path | None:
-    """The run, point or sweep that the folder `path` lies in."""
+    """Return the run, point or sweep that contains the folder `path`, or None."""
     if (path / POINT).exists():  # below `points` of its sweep
         sweep = path.parent.parent
         return sweep if (sweep / SWEEP).exists() else None
@@ -147,7 +159,7 @@ def _part_of(path: Path) -> Path | None:
 
 
 def compare(before: Record, after: Record, experiment: Experiment, checked: int = CHECKED) -> Reproduced:
-    """What differs between two runs of `experiment`."""
+    """Compare two runs of `experiment`."""
     tokens, remarks = differences.tokens(before, after), list[str]()
     steps = after.summary.get("replayed_steps")
     found: tuple[Logits, ...] = ()

@@ -1,4 +1,7 @@
-"""Runs as rows of JSON texts, from which SQL makes columns; what is broken says so in `state` and has what is whole."""
+"""Read runs as rows of JSON texts, from which SQL makes columns.
+
+A broken run's row has the parts that are intact, and its `state` names the damage.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from workbench.records.settings_text import Pieces, as_json
 from workbench.study.intact import unfinished
 from workbench.study.run_folder import MANIFEST, MARKER
 
-NAMED_BY = ("peer", "operator", "case", "lane", "format", "work", "batch", "depth")  # rows that have no variant's name
+NAMED_BY = ("peer", "operator", "case", "lane", "format", "work", "batch", "depth")  # name rows without a variant
 COMPLETE = "complete"
 POINT, OUTCOME = "point.json", "outcome.json"  # of a sweep's points
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run or one variant of it. JSON objects as text; None where a file is not there or not whole."""
+    """One run or one variant of it, JSON objects as text; None where a file is missing or damaged."""
 
     run: str
     variant: str | None
@@ -34,12 +37,12 @@ class Row:
 
 
 def run_rows(places: Sequence[Place]) -> list[Row]:
-    """One row a run; a JSON file that is no record has none."""
+    """Return one row a run, leaving out JSON files that are no record."""
     return [row for row in rows_by_place(places) if row is not None]
 
 
 def rows_by_place(places: Sequence[Place]) -> list[Row | None]:
-    """The row of each place, None of a JSON file that is no record."""
+    """Return the row of each location; None for a JSON file that is no record."""
     pieces: Pieces = {}
     return [_folder(place, pieces) if place.files else _file(place, pieces) for place in places]
 
@@ -60,8 +63,10 @@ def _folder(place: Place, pieces: Pieces) -> Row:
 
 
 def _if_object(text: str | None) -> str | None:
-    """A text that is no object is no part of a record; whether one is whole is found out with its keys. DuckDB is never
-    handed one that is nested deep: it gives up the whole database."""
+    """Return `text` where it may be a JSON object; whether it is valid is found out when its keys are read.
+
+    DuckDB never gets deeply nested JSON: it would give up the whole database.
+    """
     if text is None:
         return None
     if text[:1] == "{" and text.count("{") + text.count("[") <= MAX_DEPTH:
@@ -73,11 +78,11 @@ def _if_object(text: str | None) -> str | None:
 
 
 def _file(place: Place, pieces: Pieces) -> Row | None:
-    """A committed record: experiment, environment and summary in one object, or figures that stand beside them."""
+    """Read a committed record: experiment, environment and summary in one object, or figures beside them."""
     text = read_text(place.path) or ""
     outcome = place.path.endswith(f"/{OUTCOME}")
     if not outcome and '"environment"' not in text and text.rstrip().endswith("}"):
-        return None  # whole, and something else
+        return None  # intact, but no record
     try:
         record = read_json(text)
     except UnreadableText as error:
@@ -91,7 +96,7 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
     summary = record["summary"] if "summary" in record else {k: v for k, v in record.items() if k not in known}
     question = record.get("question")
     if isinstance(experiment, str) and "\n" not in experiment or not (experiment or question):
-        experiment = {"question": place.name.split("-")[0]}  # it was measured by a script of this name
+        experiment = {"question": place.name.split("-")[0]}  # measured by a script of this name
     settings = as_json(experiment, pieces) if isinstance(experiment, str) else json.dumps(experiment or {})
     if question and settings and settings != "{}" and "question" not in (experiment or ()):
         settings = json.dumps({"question": question, **json.loads(settings)})
@@ -100,7 +105,7 @@ def _file(place: Place, pieces: Pieces) -> Row | None:
 
 
 def _failed(place: Place, outcome: Any) -> Row | None:
-    """A sweep's point that left no run: a row with its settings and its error."""
+    """Return a row with the settings and the error of a sweep's point that left no run."""
     if not isinstance(outcome, dict) or outcome.get("run") is not None or not outcome.get("error"):
         return None
     folder = place.path.removesuffix(f"/{OUTCOME}")
@@ -110,7 +115,7 @@ def _failed(place: Place, outcome: Any) -> Row | None:
 
 
 def variant_rows(runs: Sequence[Row]) -> Iterator[Row]:
-    """One row a variant, with its own settings and figures; a run without variants is one as it is."""
+    """Yield one row a variant, with its own settings and figures; a run without variants yields its own row."""
     for run in runs:
         summary = _object(run.summary)
         rows = summary.get("rows")
@@ -131,7 +136,7 @@ def variant_name(row: Mapping[str, Any]) -> str:
 
 
 def with_changes(experiment: Mapping[str, Any], variant: str) -> dict[str, Any]:
-    """The settings of a variant: the experiment's with what the variant changes, and no variants."""
+    """Return the settings of a variant: the experiment's with the variant's changes, without `variants`."""
     settings = copy.deepcopy({name: value for name, value in experiment.items() if name != "variants"})
     variants = experiment.get("variants")
     changes = variants.get(variant) if isinstance(variants, dict) else None

@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn from its raw times: when requests were served, how full it was, how long tokens took."""
+"""Charts of a run, drawn from raw timestamps: request timelines, batch sizes, pages in use, latency distributions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.study.metrics import per_request
 from workbench.study.record import Record
 from workbench.trace.recorder import row_name
 
-MOST_REQUESTS = 48  # rows of a picture
+MOST_REQUESTS = 48  # rows of a chart
 PHASES = ("queue", "prefill", "decode")
 LATENCIES = {"ttft_s": "TTFT", "itl_s": "ITL", "e2el_s": "E2EL"}
 Rows = Sequence[Mapping[str, Any]]
@@ -19,7 +19,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Picture:
-    """`svg` is to stand in the page as it is, unless `stored`: then it came from a file, and is to be an image."""
+    """A chart as SVG.
+
+    One that is `stored` came from a file and is shown as an image; others go into the page as they are.
+    """
 
     caption: str
     svg: str
@@ -27,7 +30,7 @@ class Picture:
 
 
 def pictures(record: Record) -> list[Picture]:
-    """Those that were drawn when the run was made, then those that its tables give."""
+    """Return the charts stored with the run, then those drawn from its tables."""
     found = [Picture(name, record.read_text(name), True) for name in sorted(record.manifest) if name.endswith(".svg")]
     tables = {"requests.parquet", "steps.parquet", "tokens.parquet"}
     if tables <= record.manifest.keys():
@@ -72,7 +75,7 @@ def drawn(requests: Rows, steps: Rows, tokens: Rows) -> Iterator[Picture]:
 
 
 def _over_steps(steps: Rows, key: str, origin: float) -> tuple[tuple[float, float], ...]:
-    """A figure of each step, for as long as it lasted."""
+    """Return a figure of each step as a line, constant for as long as the step lasted."""
     ends = ((step["time"] - origin, step) for step in steps)
     return tuple(point for end, step in ends for point in ((end - step["wall_seconds"], step[key]), (end, step[key])))
 
@@ -88,7 +91,7 @@ def _lives(requests: Rows, origin: float) -> list[tuple[str, list[Bar]]]:
 
 
 def _shares(figures: Rows, key: str) -> tuple[tuple[float, float], ...]:
-    """The empirical distribution, in milliseconds, as a staircase."""
+    """Return the empirical cumulative distribution, in milliseconds, as a staircase."""
     values: list[float] = []
     for row in figures:
         value = row[key]

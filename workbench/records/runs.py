@@ -1,4 +1,4 @@
-"""A folder of runs, opened as a database: what is listed is what lies there, whatever an index still knows."""
+"""Open a folder of runs as a database of its current files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ SHOWN = (
 
 
 class Runs(Shown):
-    """Tables `runs` (one row a run), `variants` (one a variant, a run without any being one as it is), and each Parquet
-    table that run folders have: `requests`, `steps`, `tokens`, `decisions`, ... with `run` and `run`'s columns.
+    """Tables over a folder of runs.
 
-    A setting is a column by its dotted path (`cache.format`), a measure by its names joined (`ttft_s_p50`); of the
-    environment, `environment.` stands before. A table is made when it is first asked for; files are read then.
+    `runs` has one row a run; `variants` one a variant, or the run's row where it has none. Each Parquet table of run
+    folders (`requests`, `steps`, `tokens`, `decisions`, ...) has a column `run` and the columns of `runs` besides.
+
+    A setting is a column by its dotted path (`cache.format`), a measure by its names joined (`ttft_s_p50`); entries of
+    the environment begin with `environment.`. Files are read when a table is first used.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -41,12 +43,12 @@ class Runs(Shown):
 
     @property
     def tables(self) -> list[str]:
-        """Names of the tables there are."""
+        """Return the names of the tables."""
         found = {name.removesuffix(".parquet") for p in self._places for name in p.files if name.endswith(".parquet")}
         return [RUNS, VARIANTS, *sorted(name for name in found if name.isidentifier())]
 
     def names(self, table: str = RUNS) -> list[str]:
-        """The columns of a table."""
+        """Return the columns of a table."""
         if table not in self._names:
             if table not in self.tables:
                 raise WorkbenchError(f"no table {table!r} in {self.folder}; there are {', '.join(self.tables)}")
@@ -54,7 +56,10 @@ class Runs(Shown):
         return self._names[table]
 
     def query(self, select: str) -> pa.Table:
-        """What one SELECT over the tables gives. Raises WorkbenchError for anything else, and for what is not there."""
+        """Return the result of one SELECT over the tables.
+
+        WorkbenchError for any other statement and for unknown names.
+        """
         tables = [table for table in self.tables if re.search(rf"\b{table}\b", select)]
         names = list(dict.fromkeys(name for table in tables for name in self.names(table)))
         with sql.told("query", select, names):
@@ -70,8 +75,18 @@ class Runs(Shown):
         limit: int | None = None,
         table: str = RUNS,
     ) -> pa.Table:
-        """Some columns of the rows of one table for which `where`, an SQL condition, holds. Without `columns` those
-        that a reader wants first, as far as any row has them; without `order_by` as they come by name."""
+        """Return columns of one table, for the rows that meet a condition.
+
+        Args:
+            columns: names or SQL expressions; unless given, the most useful columns that any row has.
+            where: an SQL condition.
+            order_by: names, each with `desc` where wanted; by the runs' names unless given.
+            limit: the most rows returned.
+            table: a name of `tables`.
+
+        Raises:
+            WorkbenchError: an unknown column, with the nearest names, or an error in the SQL.
+        """
         names = self.names(table)
         found = self._connection.table(table)
         if where:
@@ -121,7 +136,7 @@ class Runs(Shown):
         return names
 
     def _read(self, table: str) -> pa.Table:
-        """The Parquet tables of this name, one below the other, each row with its run."""
+        """Concatenate the Parquet tables of this name, with a column `run`."""
         found = []
         for place in self._places:
             if f"{table}.parquet" in place.files:
@@ -149,7 +164,7 @@ class Runs(Shown):
 
 
 def open_runs(folder: Path | str = "runs") -> Runs:
-    """The runs at or below `folder`: run folders, those of a sweep's points, and records that are JSON files.
+    """Open the runs at or below `folder`: run folders, those of a sweep's points, and records of one JSON file.
 
         workbench.open_runs("runs").select(["run", "cache.format", "tpot_s_p50"], where="model = 'demo'")
     """
@@ -157,7 +172,7 @@ def open_runs(folder: Path | str = "runs") -> Runs:
 
 
 def _with_something(found: pa.Table) -> pa.Table:
-    """Without the columns in which no row has anything, and without `state` where every run is whole."""
+    """Drop columns without any value, and `state` where every run is complete."""
     kept = [name for name in found.column_names if found[name].null_count < max(found.num_rows, 1) or name == "run"]
     if "state" in kept and set(found["state"].to_pylist()) <= {"complete"}:
         kept.remove("state")

@@ -1,4 +1,4 @@
-"""Whether an HTML page is whole in itself: nothing in it is loaded from anywhere, and what is opened is closed."""
+"""Check that an HTML page is self-contained: it loads nothing, and its tags are well formed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOADING = {
     "src", "srcset", "data", "poster", "background", "action", "formaction", "manifest", "ping", "cite", "codebase",
     "icon", "imagesrcset", "archive", "profile", "longdesc", "usemap",
 }  # fmt: skip
-LINKS = {"href", "xlink:href"}  # an anchor's is a place within; of anything else it is fetched
+LINKS = {"href", "xlink:href"}  # a fragment is a place within the page; anything else is fetched
 VOID = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
 }  # fmt: skip
@@ -68,7 +68,7 @@ class _Reader(HTMLParser):
                 self.found.append(f"{tag} {name}={value[:80]}")
 
     def _is_image(self, value: str) -> bool:
-        """Data of an SVG; as an image it runs nothing and fetches nothing, whatever stands in it."""
+        """Return whether a value is an SVG as data; as an image it runs no script and fetches nothing."""
         match = IMAGE.fullmatch(value)
         try:
             return match is not None and b"<svg" in base64.b64decode(match[1], validate=True)
@@ -80,12 +80,12 @@ class _Reader(HTMLParser):
 
 
 def loads(html: str) -> list[str]:
-    """Everything in the page that would be fetched or run, in words; nothing of a page that is whole in itself."""
+    """List everything in the page that would be fetched or run; empty for a self-contained page."""
     return _read(html).found
 
 
 def faults(html: str) -> list[str]:
-    """Tags that are not closed, or not in order; ids that stand twice; links within that lead nowhere."""
+    """List tags that are not closed or not in order, duplicate ids, and internal links without a target."""
     reader = _read(html)
     found = [*reader.broken, *(f"<{tag}> is never closed" for tag in reader.open)]
     found += [f"id {each} stands twice" for each in sorted({i for i in reader.ids if reader.ids.count(i) > 1})]

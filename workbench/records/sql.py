@@ -1,4 +1,4 @@
-"""SQL over tables in memory: it can only read them, names a setting as `--set` does, and errs in one line."""
+"""Run read-only SQL over tables in memory, with settings named as in `--set`, and one-line errors."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ SHUT = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
-    "python_enable_replacements": False,  # no variable of this process is a table
+    "python_enable_replacements": False,  # variables of this process are no tables
     "lock_configuration": True,
 }
-# A text, a quoted name and a comment are passed over; of what is left, names with dots are looked at.
+# Texts, quoted names and comments are skipped; dotted names in the rest are columns.
 PIECE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
 UNKNOWN = re.compile(r'(?:Referenced column|column named) "([^"]+)"')
 NEAR = 3
 
 
 def connect() -> duckdb.DuckDBPyConnection:
-    """A database in memory that can neither read nor write a file, fetch, nor be set otherwise."""
+    """Open a database in memory that can neither read or write files, nor fetch, nor be reconfigured."""
     return duckdb.connect(config={name: str(value).lower() for name, value in SHUT.items()})
 
 
 def with_quotes(sql: str, names: Sequence[str]) -> str:
-    """`sql` with every dotted name that is a column's in quotes; a measure may be written with dots for underscores."""
+    """Quote every dotted name in `sql` that is a column; a measure may be written with dots for underscores."""
     known = {name.lower(): name for name in names}
 
     def quoted(found: re.Match[str]) -> str:
@@ -44,7 +44,7 @@ def with_quotes(sql: str, names: Sequence[str]) -> str:
 
 
 def only_a_query(sql: str) -> None:
-    """WorkbenchError unless `sql` is one SELECT."""
+    """Raise WorkbenchError unless `sql` is one SELECT."""
     found = duckdb.extract_statements(sql)
     if len(found) != 1 or found[0].type != duckdb.StatementType.SELECT:
         raise WorkbenchError(f"{sql!r}: must be one SELECT; runs are read here, never changed")
@@ -52,7 +52,9 @@ def only_a_query(sql: str) -> None:
 
 @contextmanager
 def told(what: str, sql: str, names: Sequence[str]) -> Iterator[None]:
-    """DuckDB's errors as ours: an unknown column with the nearest names, all else in DuckDB's own first line."""
+    """Translate DuckDB's errors to WorkbenchError: an unknown column with the nearest names, others as DuckDB's first
+    line.
+    """
     try:
         yield
     except duckdb.Error as error:
@@ -63,7 +65,7 @@ def told(what: str, sql: str, names: Sequence[str]) -> Iterator[None]:
 
 
 def nearest(word: str, names: Sequence[str]) -> str:
-    """The nearest names, those that only lack what stands around first; where none is near, how to see them all."""
+    """Suggest the nearest names, first those with `word` as a part; where none is near, say how to list all."""
     lower = word.lower()
     around = [name for name in names if lower in re.split(r"[._]", name.lower()) or name.lower().endswith(f".{lower}")]
     close = list(dict.fromkeys([*sorted(around, key=len), *difflib.get_close_matches(word, names, n=NEAR, cutoff=0.6)]))
@@ -83,7 +85,7 @@ def _unknown(text: str, sql: str, names: Sequence[str]) -> str | None:
 
 
 def _first(text: str) -> str:
-    """The sentence that says what is wrong, without DuckDB's advice and picture."""
+    """Return the first line of an error, without DuckDB's advice and picture."""
     line: Any = text.split("\n")[0]
     hint = ""
     if "Could not convert string" in text:

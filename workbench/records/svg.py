@@ -1,6 +1,6 @@
-"""Small pictures as SVG that takes its colours from the page: they are right on light and dark and on paper.
+"""Small SVG charts whose colours come from the page, so that they fit light and dark themes and paper.
 
-Series differ by colour (Okabe and Ito 2008, told apart by colour-blind readers), by dash and by mark.
+Series differ by colour (Okabe and Ito 2008, distinguishable by colour-blind readers), by dash and by mark.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from workbench.shown import cut
 
 WIDTH, HEIGHT = 480, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
-COLOURS = 7  # classes s0 to s6, defined by the page
+COLOURS = 7  # CSS classes s0 to s6, defined by the page
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4", "4 2")
-LEAST, MOST = 1e-30, 1e30  # beyond them nothing is drawn
-LETTER = 6.2  # pixels that a letter takes at size 11
+LEAST, MOST = 1e-30, 1e30  # larger and smaller values are not drawn
+LETTER = 6.2  # pixels of a character at font size 11
 MOST_POINTS = 1500  # of one line; more than a screen has columns
 
 
 @dataclass(frozen=True)
 class Axis:
-    """`names` are the places 0, 1, ... of an axis that has no numbers."""
+    """A chart's axis. With `names` its places 0, 1, ... are categories instead of numbers."""
 
     title: str
     log: bool = False
@@ -39,7 +39,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """From `begin` to `end`, in the colour of a series."""
+    """A bar from `begin` to `end`, in the colour of a series."""
 
     begin: float
     end: float
@@ -48,7 +48,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Scale:
-    """From a value to a pixel."""
+    """A mapping from values to pixels, linear or logarithmic."""
 
     low: float
     high: float
@@ -68,7 +68,7 @@ class Scale:
             return cls(low / 1.1, high * 1.1, begin, end, True)
         low = min(0.0, low) if zero else low
         spread = high - low
-        if spread <= 1e-9 * max(abs(low), abs(high), LEAST):  # all alike, as far as a picture shows
+        if spread <= 1e-9 * max(abs(low), abs(high), LEAST):  # equal, as far as a chart shows
             spread = max(abs(high), 1.0)
         return cls(low if zero and low == 0 else low - 0.04 * spread, high + 0.04 * spread, begin, end)
 
@@ -80,7 +80,7 @@ class Scale:
         return self.begin + share * (self.end - self.begin)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round values: 1, 2 or 5 times a power of ten."""
+        """Return round values: 1, 2 or 5 times a power of ten."""
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             for steps in ((1, 2, 5), (1, 3), (1,)):
@@ -96,7 +96,7 @@ class Scale:
 
 
 def lines(series: Sequence[Series], x: Axis, y: Axis, title: str) -> str:
-    """One line a series, over numbers or over names; points that no logarithm has are left out."""
+    """Draw one line a series, over numbers or names; points that a logarithm cannot show are left out."""
     series = [Series(each.name, tuple(_drawable(each.points, x, y)), each.marked) for each in series]
     across = Scale.over([p[0] for each in series for p in each.points], LEFT, WIDTH - RIGHT, x)
     rows = _legend([each.name for each in series])
@@ -116,7 +116,7 @@ def lines(series: Sequence[Series], x: Axis, y: Axis, title: str) -> str:
 
 
 def bars(rows: Sequence[tuple[str, Sequence[Bar]]], x: Axis, names: Sequence[str], title: str) -> str:
-    """One row of bars a name; `names` are those of the colours."""
+    """Draw one row of bars a name; `names` label the colours."""
     line, left = 15, min(190, LEFT + int(LETTER * max((len(name) for name, _ in rows), default=0)) - 40)
     left = max(left, 60)
     legend = _legend(names)
@@ -142,12 +142,12 @@ def _drawable(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> Iterat
 
 
 def _shown(value: float, axis: Axis) -> bool:
-    size = abs(value)  # False of what is no number, too
+    size = abs(value)  # False for NaN too
     return size <= MOST and (not axis.log or value >= LEAST)
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Of very many points in a row the lowest and the highest, so that no peak is lost."""
+    """Return the lowest and the highest of neighbouring points, so that no peak is lost where points are many."""
     if len(points) <= MOST_POINTS:
         return points
     size = 2 * len(points) / MOST_POINTS
@@ -195,7 +195,7 @@ def _mark(colour: int, x: float, y: float) -> str:
 
 
 def _legend(names: Sequence[str]) -> list[list[tuple[int, str]]]:
-    """Names in lines as wide as the picture; none where there is one name only."""
+    """Return names in lines as wide as the chart; none for a single name."""
     rows: list[list[tuple[int, str]]] = []
     left = 0.0
     for number, name in enumerate(names if len(names) > 1 else ()):
@@ -209,7 +209,7 @@ def _legend(names: Sequence[str]) -> list[list[tuple[int, str]]]:
 
 
 def _keys(rows: Sequence[Sequence[tuple[int, str]]], top: float, marked: Sequence[bool] = ()) -> Iterator[str]:
-    """Lines, with their marks, or blocks where nothing is said of marks."""
+    """Draw the legend: lines with their marks, or blocks where `marked` is empty."""
     for line, row in enumerate(rows):
         x, y = 14.0, top + 16 * line
         for number, name in row:
@@ -237,12 +237,12 @@ def _short(name: str, pixels: float) -> str:
 
 
 def fitted(name: str, pixels: float) -> str:
-    """As much of `name` as there is room for at size 11, but three letters."""
+    """Truncate `name` to the room at font size 11, to three letters at least."""
     return cut(name, max(3, int(pixels / LETTER)))
 
 
 def number(value: float) -> str:
-    """A tick's value: at most four digits, and a letter for thousands and above."""
+    """Format a tick: at most four digits, and a suffix for thousands and above."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             size = 1e3 if letter == "k" else size

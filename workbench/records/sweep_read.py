@@ -1,6 +1,6 @@
-"""A sweep's folder as a reader finds it: its points, those that failed and those that have not run among them.
+"""Read a sweep's folder for a report: all its points, failed and pending ones included.
 
-Plain files, as `workbench sweep` writes them: sweep.yaml, points/KEY/point.json, outcome.json and the run folder.
+The files are those of `workbench sweep`: sweep.yaml, points/KEY/point.json, outcome.json and the run folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ SWEEP, POINTS, POINT, OUTCOME = "sweep.yaml", "points", "point.json", "outcome.j
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """`settings` are what the sweep sets in it (dotted path -> value). Neither record nor error: it has not run."""
+    """A point as stored.
+
+    `settings` are those of the sweep (dotted path -> value); without record and error it has not run.
+    """
 
     number: int
     key: str
@@ -55,7 +58,10 @@ def is_sweep(path: Path) -> bool:
 
 
 def read_sweep(path: Path) -> SweepRead:
-    """WorkbenchError where `sweep.yaml` cannot be read; what is wrong with a point is that point's error."""
+    """Read a sweep's folder.
+
+    WorkbenchError where `sweep.yaml` cannot be read; a damaged point has an `error` instead.
+    """
     try:
         values = read_yaml_file(path / SWEEP)
         named = [(str(each["key"]), str(each["label"])) for each in values["points"]]

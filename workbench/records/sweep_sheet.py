@@ -1,4 +1,4 @@
-"""What a sweep came to: a table of its points, and its measures over each axis."""
+"""Tabulate a sweep's points, and draw its measures over each axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.study.comparison_text import COSTS, QUALITY
 from workbench.study.run_sheets import ms, rate
 
 MOST_PICTURES = 12
-SEED = "seed"  # the last piece of a setting that only repetitions differ in
+SEED = "seed"  # last piece of settings in which only repetitions differ
 Cell = Callable[[Any], str]
 RUN: tuple[tuple[str, str, Cell], ...] = (
     ("ttft_s.p50", "TTFT p50 ms", ms),
@@ -29,20 +29,20 @@ RUN: tuple[tuple[str, str, Cell], ...] = (
 
 
 def axes_of(sweep: SweepRead) -> dict[str, list[Any]]:
-    """Settings that are not the same in all points, and their values in the order of the points."""
+    """Return settings that differ between points, and their values in the order of the points."""
     paths = dict.fromkeys(path for point in sweep.points for path in point.settings)
     found = {path: _distinct(point.settings.get(path) for point in sweep.points) for path in paths}
     return {path: values for path, values in found.items() if len(values) > 1}
 
 
 def measures_of(sweep: SweepRead) -> list[tuple[str, str, Cell]]:
-    """Those that any point has: of runs of requests, or of a table of variants the first row's."""
+    """Return the measures that any point has; of a table of variants, those of its first row."""
     figures = [figures_of(point) for point in sweep.points]
     return [each for each in (*RUN, *QUALITY, *COSTS) if any(is_number(row.get(each[0])) for row in figures)]
 
 
 def figures_of(point: SweepPoint) -> dict[str, Any]:
-    """A point's numbers by name, names of groups joined by dots."""
+    """Return a point's numbers by name, names of groups joined by dots."""
     if point.record is None:
         return {}
     summary = point.record.summary
@@ -51,7 +51,7 @@ def figures_of(point: SweepPoint) -> dict[str, Any]:
 
 
 def table(sweep: SweepRead) -> tuple[list[str], list[tuple[SweepPoint, list[str]]]]:
-    """Headings after the point's own, and each point's cells: its settings, its measures, its verdicts."""
+    """Return the headings after the point's own, and each point with its cells: settings, then measures."""
     axes, measures = axes_of(sweep), measures_of(sweep)
     rows = []
     for point in sweep.points:
@@ -63,7 +63,7 @@ def table(sweep: SweepRead) -> tuple[list[str], list[tuple[SweepPoint, list[str]
 
 
 def sweep_pictures(sweep: SweepRead) -> Iterator[Picture]:
-    """A picture for each axis and measure: medians of repetitions, a line for each combination of the other axes."""
+    """Draw a chart for each axis and measure: medians of repetitions, one line for each setting of the other axes."""
     axes = {path: values for path, values in axes_of(sweep).items() if path.rsplit(".", 1)[-1] != SEED}
     made = 0
     for key, heading, _ in measures_of(sweep):

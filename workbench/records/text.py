@@ -1,4 +1,4 @@
-"""Rows as a reader, a document, a spreadsheet or a program has them; ten thousand in a blink."""
+"""Format rows for a terminal, Markdown, CSV or JSON; ten thousand rows take no noticeable time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from workbench.shown import Table, cut
 
-WIDEST = 48  # letters of a cell in a terminal
+WIDEST = 48  # characters of a cell in a terminal
 
 
 def told(table: pa.Table, form: str) -> str:
-    """`table` in the form table, md, csv or json; in csv and json every value as it is."""
+    """Format `table` as table, md, csv or json; csv and json have unrounded values."""
     names = table.column_names
     if form == "json":
         return as_json([{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()])
@@ -43,7 +43,7 @@ def as_csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def plain(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
-    """Aligned columns under their headings; numbers, those of `right`, at the right. Rich takes 3 s for 10,000 rows."""
+    """Align columns under their headings; those flagged in `right` to the right. (Rich takes 3 s for 10,000 rows.)"""
     lines_of = [[cut(_line(cell), WIDEST) for cell in row] for row in rows]
     sides = list(right) or [False] * len(headings)
     widths = [max(map(len, column)) for column in zip(headings, *lines_of, strict=True)] if headings else []

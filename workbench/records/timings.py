@@ -1,4 +1,4 @@
-"""Whether a run's times lie within the spread that was recorded. They say nothing about right or wrong."""
+"""Check a run's latencies against the recorded spread. They say nothing about correctness."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from workbench.study.record import Record
 from workbench.study.run_folder import MANIFEST
 
 MEASURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2el_s": "E2EL"}
-OF_STEPS = ("tpot_s", "itl_s")  # what a replay has too: it submits by step, and nobody waits for the clock
-MOST = 50  # repetitions that are looked at, the latest
+OF_STEPS = ("tpot_s", "itl_s")  # a replay has these too: it submits by step and ignores the clock
+MOST = 50  # the latest repetitions
 STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]+$")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds: the median now, what it was, and the spread it is held against, with what that is of."""
+    """A median latency in seconds, now and as recorded, and the spread it is compared with.
+
+    `spread_source` names the source of the spread.
+    """
 
     name: str
     was: float
@@ -41,9 +44,12 @@ class Timing:
 
 
 def timings(before: Record, after: Record) -> tuple[Timing, ...]:
-    """Each latency's median against its spread: over repetitions of the run where there are any beside it (the same
-    experiment on the same hardware), else from the 10th to the 90th percentile within the recorded run itself. Of a
-    replay only the times between tokens can be compared."""
+    """Compare each latency's median with its spread.
+
+    The spread is over repetitions of the run in the same folder (the same experiment on the same hardware). Without any
+    it goes from the 10th to the 90th percentile within the recorded run. A replay is compared by the times between
+    tokens alone.
+    """
     replayed = after.summary.get("replayed_steps") is not None
     repeated = [before, *repetitions(before, after)]
     found = []
@@ -67,7 +73,7 @@ def timings(before: Record, after: Record) -> tuple[Timing, ...]:
 
 
 def repetitions(record: Record, but: Record | None = None) -> list[Record]:
-    """Other finished runs in the same folder of the very same experiment on the same hardware, the latest first."""
+    """List other finished runs of the same experiment on the same hardware in the same folder, the latest first."""
     wanted = record.manifest.get("experiment.yaml")
     stem = STAMP.sub("", record.name)
     out = []
@@ -92,7 +98,7 @@ def _beside(record: Record, stems: Sequence[str]) -> list[Path]:
 
 
 def _values(record: Record, key: str) -> Iterator[float]:
-    """A latency of every request of a run, or of every token."""
+    """Yield a latency of every request of a run, or of every token."""
     for row in per_request(record.requests.to_pylist(), record.tokens.to_pylist()):
         value = row[key]
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""From logits to tokens: filters, samplers, the user's own parts, and the choice for each sequence."""
+"""Turn logits into tokens: filters, samplers, user-defined components, and the sampler of a runner."""
 
 from workbench.sampling.choice import Choice
 from workbench.sampling.choose import Chooser

@@ -1,4 +1,4 @@
-"""How one request chooses: its filters, its sampler, and the user's own parts with what they remember."""
+"""Build and keep the sampling state of one request: filters, sampler, and user-defined components."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from workbench.sampling.user import load_filter, load_sampler
 
 @dataclass
 class Admitted:
-    """How one request chooses, built once, and what its own sampler remembers."""
+    """How one request samples, built once, and the state of its user-defined sampler."""
 
     request: Request
     filters: tuple[Filter, ...]
     own_filters: tuple[Filter, ...]
-    sampler: Greedy | Draw | None  # None where the user's own stands
+    sampler: Greedy | Draw | None  # None if a user-defined sampler replaces it
     own_sampler: Sampler | None
     state: Any = None
 
     @property
     def plain(self) -> bool:
-        """Whether the row's argmax, which is at hand anyway, is the whole answer."""
+        """Return whether the row's argmax is the whole answer."""
         greedy = isinstance(self.sampler, Greedy) and not self.filters and not self.own_filters
         return greedy and self.request.sampling.logprobs is None
 
 
 def admit(request: Request, vocab: int | None) -> Admitted:
-    """Build what `request` asks for. Errors: WorkbenchError naming the part that cannot work."""
+    """Build the sampling state of `request`; `vocab_size` bounds the token ids of its logit bias.
+
+    Raises:
+        WorkbenchError: naming the component that cannot work.
+    """
     sampling = request.sampling
     beyond = [token for token in sampling.logit_bias if vocab is not None and token >= vocab]
     if beyond:
@@ -59,7 +63,7 @@ def admit(request: Request, vocab: int | None) -> Admitted:
 
 
 def own_filtered(filtered: Tensor, way: Admitted, history: History) -> Tensor | Choice:
-    """What the user's own filters leave of this row, of which each sees a copy; a failed choice where one breaks."""
+    """Apply the user-defined filters to this row, each on a copy; return a failed token if one breaks."""
     for part, rule in zip(way.request.sampling.filters, way.own_filters, strict=True):
         try:
             before, filtered = filtered, _row_of(rule(filtered[None].clone(), [history]), filtered)
@@ -74,7 +78,14 @@ def own_filtered(filtered: Tensor, way: Admitted, history: History) -> Tensor | 
 
 
 def choose_own(scores: Tensor, filtered: Tensor, way: Admitted, draw: float) -> Choice:
-    """A choice from a row that all filters have seen, by the request's sampler, which may be the user's own."""
+    """Sample a token from a filtered row with the request's sampler, which may be user-defined.
+
+    Args:
+        scores: the model's logits, [vocab].
+        filtered: logits after all filters, [vocab].
+        sampling_state: the request's sampling state.
+        draw: a number in [0, 1).
+    """
     sampling = way.request.sampling
     name, state = type(way.sampler).__name__, way.state
     try:

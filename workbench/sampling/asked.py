@@ -1,4 +1,4 @@
-"""One sequence that is to have tokens: its rows of a step's logits, and what is chosen from them."""
+"""Sample one sequence's tokens from its rows of a step's logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from workbench.sampling.verify import ACCEPT, Draft, judge
 
 @dataclass(frozen=True)
 class Asked:
-    """`rows` are those for what comes next and after each token of the draft, `largest` the largest logit of each."""
+    """The rows of one sequence: one for its next token and one after each draft token; `largest` has each row's
+    maximum."""
 
     number: int
     rows: range
@@ -29,7 +30,7 @@ class Asked:
 
     @property
     def histories(self) -> list[History]:
-        """What came before each row's token, drafted tokens included."""
+        """Return the tokens before each row's token, draft tokens included."""
         return [self.history(place) for place in range(len(self.rows))]
 
     def history(self, place: int) -> History:
@@ -43,9 +44,15 @@ class Asked:
     def chosen(
         self, scores: Tensor, filtered: Tensor, faults: list[float], token: int | None, rejection: bool
     ) -> list[Choice]:
-        """The drafted tokens that stand and one that follows them; the last may be a failure. `scores` and `filtered`
-        are its rows before and after the filters, `faults` the largest of the latter, `token` what the sampler made of
-        a lone row; drafted tokens stand by `rejection` where the sampler is a plain draw, otherwise by match."""
+        """Return the accepted draft tokens and one token after them; the last may be a failure.
+
+        Args:
+            scores: the sequence's rows before the filters, [row, vocab].
+            filtered: the same after the filters.
+            faults: the largest value of each filtered row.
+            token: the token sampled from a lone row, if that was done together with others.
+            rejection: accept drafts by rejection sampling if the sampler is a plain random one; otherwise by match.
+        """
         way = self.way
 
         def left(place: int) -> Tensor:
@@ -74,14 +81,14 @@ class Asked:
         return choices
 
     def _judged(self, scores: Tensor, left: Callable[[int], Tensor], choices: list[Choice]) -> None:
-        """Append the drafted tokens that stand and the one after them."""
+        """Append the accepted draft tokens and the one after them."""
         rows: dict[int, Tensor] = {}
 
         def take(place: int, token: int) -> None:
             choices.append(noted(token, scores[place], rows[place], self.way.request.sampling))
 
         def target(place: int) -> Tensor:
-            if place:  # it is asked for: the token before it stands
+            if place:  # it is requested only after the token before it was accepted
                 take(place - 1, self.draft.token_ids[place - 1])
             rows[place] = left(place)
             return rows[place].double().softmax(-1)
@@ -92,7 +99,7 @@ class Asked:
 
 
 class Broken(Exception):
-    """A row from which nothing can be chosen."""
+    """A row from which no token can be sampled."""
 
     def __init__(self, choice: Choice):
         super().__init__(choice.error)

@@ -1,4 +1,4 @@
-"""What was chosen for one sequence, with its log probabilities, or why nothing was."""
+"""Describe the token sampled for a sequence, with its log-probabilities, or the failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.request import SamplingParameters
 
 @dataclass(frozen=True)
 class Choice:
-    """The token chosen for one sequence, or why there is none: then `error` says it and `token_id` is -1."""
+    """The token sampled for one sequence; on failure `error` has the reason and `token_id` is -1."""
 
     token_id: int
     logprob: float | None = None
@@ -23,7 +23,7 @@ class Choice:
 
 
 def noted(token: int, scores: Tensor, filtered: Tensor, sampling: SamplingParameters) -> Choice:
-    """The choice with the log probabilities that were asked for, of the model or of what the filters left."""
+    """Return the token with the requested log-probabilities, of the model or of the filtered distribution."""
     if sampling.logprobs is None:
         return Choice(token)
     row = scores if sampling.logprobs_of == "model" else filtered

@@ -1,4 +1,4 @@
-"""From a step's logits to tokens for each sequence. What a row becomes never depends on the rows beside it."""
+"""Sample tokens for each sequence from a step's logits. A row's token never depends on the rows beside it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from workbench.sampling.verify import NO_DRAFT, Draft
 
 @dataclass
 class Chooser:
-    """Chooses tokens for many requests and keeps, for each, its filters and its own sampler's state.
+    """Sample tokens for many requests, and keep each one's filters and sampler state.
 
-    Owned by one runner. `vocab` lets `admit` refuse a bias on a token that does not exist. Drafted tokens stand by
-    `accept`: by `rejection` as often as any rule can let them whose output has the target's distribution, where the
-    sampler is a plain draw; by `match` where they are the very tokens that would have been chosen without a draft.
+    A runner owns one. `vocab_size` lets `add` refuse a bias on a token that does not exist. `acceptance_rule` is the
+    acceptance rule of draft tokens. `rejection` accepts as often as any rule that keeps the target's distribution, if
+    the sampler is a plain random one. `match` accepts the tokens that would have been sampled without a draft.
     """
 
     vocab: int | None = None
@@ -32,24 +32,27 @@ class Chooser:
     _admitted: dict[str, Admitted] = field(default_factory=dict, repr=False)
 
     def admit(self, sequence: Sequence) -> None:
-        """Build what the request needs. Errors: WorkbenchError for a part or a bias that cannot work."""
+        """Build the sampling state of a request; WorkbenchError for a component or a bias that cannot work."""
         self.of(sequence)
 
     def forget(self, request_id: str) -> None:
-        """The request has ended: drop what was kept for it."""
+        """Drop the state of a finished request."""
         self._admitted.pop(request_id, None)
 
     def choose(self, logits: Tensor, sequences: list[Sequence]) -> list[Choice]:
-        """One choice for each row of `logits` [sample, vocab], in order; a broken row breaks alone."""
+        """Sample one token from each row of `logits` [sample, vocab], in order; a bad row fails alone."""
         return [choices[0] for choices in self.verify(logits, sequences, [NO_DRAFT] * len(sequences))]
 
     @torch.no_grad()
     def verify(self, logits: Tensor, sequences: list[Sequence], drafts: Many[Draft]) -> list[list[Choice]]:
-        """For each sequence the drafted tokens that stand, and one that follows them; the last may be a failure.
+        """Return each sequence's accepted draft tokens and one token after them; the last may be a failure.
 
-        `logits` [sample, vocab] has for each sequence, in order, a row for what comes next and one after each token
-        of its draft. Rows whose requests filter alike are filtered together, by operations that treat every row for
-        itself.
+        Rows whose requests have equal filters are filtered together, by operations that treat every row by itself.
+
+        Args:
+            logits: [sample, vocab]. Each sequence has, in order, a row for its next token and one per draft token.
+            sequences: the sequences.
+            drafts: the draft of each sequence.
         """
         wanted = sum(1 + len(draft) for draft in drafts)
         if len(logits) != wanted or len(sequences) != len(drafts):
@@ -78,7 +81,7 @@ class Chooser:
         return [chosen[number] for number in range(len(sequences))]
 
     def _choose_alike(self, scores: Tensor, together: list[Asked]) -> dict[int, list[Choice]]:
-        """Choices for sequences that share filters and sampler; if together they fail, each is tried alone."""
+        """Sample for sequences that share filters and sampler; if that fails together, each is tried alone."""
         rows = [row for asked in together for row in asked.rows]
         sampler = together[0].way.sampler
         try:
@@ -107,7 +110,7 @@ class Chooser:
         return chosen
 
     def of(self, sequence: Sequence) -> Admitted:
-        """How a request chooses."""
+        """Return the sampling state of a request."""
         known = self._admitted.get(sequence.request_id)
         if known is None or known.request is not sequence.request:
             known = self._admitted[sequence.request_id] = admit(sequence.request, self.vocab)
@@ -120,7 +123,7 @@ def _rows_of(scores: Tensor, rows: list[int]) -> Tensor:
 
 
 def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) -> list[Choice]:
-    """The rows' largest tokens, as long as they are those drafted."""
+    """Return the rows' largest tokens, as long as they equal the draft tokens."""
     choices = []
     for place, row in enumerate(rows):
         if not math.isfinite(largest[row]):
@@ -132,7 +135,7 @@ def _greedy(draft: Draft, rows: range, largest: list[float], tokens: list[int]) 
 
 
 def _largest(scores: Tensor) -> tuple[list[float], list[int]]:
-    """Each row's largest value (NaN where the row has one) and the first token that has it."""
+    """Return each row's largest value (NaN if the row has one) and the first token that has it."""
     if scores.device.type == "cpu" and not scores.requires_grad:
         rows = scores.numpy()  # numpy's argmax uses vectors, torch's does not: 10 against 100 us for 49,152
         tokens = rows.argmax(-1)

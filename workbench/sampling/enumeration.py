@@ -1,7 +1,7 @@
-"""The exact outcome of an acceptance rule for drafts: every draft, and every way in which it can be judged, summed.
+"""Compute the exact outcome of an acceptance rule by summing over every draft and every verdict.
 
-Probabilities are given as multiples of a quarter. A ratio p / q of two such has a denominator of at most 4, so that no
-acceptance threshold lies within a twelfth: one random number from each twelfth stands for all of it.
+Probabilities are multiples of a quarter. A ratio p / q of two such has a denominator of at most 4, so no acceptance
+threshold lies within a twelfth: one random number from each twelfth represents all of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def joint(
     """Return the distribution of `drafted` + 1 tokens when at most `drafted` are proposed and `rule` judges them.
 
     Args:
-        target: the target's distributions, by beginning (or by its last tokens, for a target that knows only those).
+        target: the target's distributions, by prefix (or by its last tokens, for a target that knows only those).
         draft: the draft's; None is a draft that is certain, of token 0 each time.
         rule: as `workbench.sampling.verify.judge`, which it is unless given.
         proposes: a draft ends before the first token of which it says no.
@@ -74,18 +74,18 @@ def _paths(draft: Table, most: int, proposes: Proposes, path: Tokens = ()) -> It
 
 
 def plain(target: Table, tokens: int) -> dict[Tokens, float]:
-    """Return the distribution of so many tokens without drafts."""
+    """Return the distribution of `tokens` tokens without drafts."""
     outcomes = itertools.product(range(_size(target)), repeat=tokens)
     return {outcome: follow(target, (), outcome) for outcome in outcomes}
 
 
 def follow(target: Table, begun: Tokens, rest: Tokens) -> float:
-    """Return the chance that the target goes on with `rest`."""
+    """Return the probability that the target continues with `rest`."""
     return math.prod(_row(target, (*begun, *rest[:i]))[rest[i]] for i in range(len(rest)))
 
 
 def distance(found: Mapping[Tokens, float], wanted: Mapping[Tokens, float]) -> float:
-    """Return the total variation: the share of outcomes that are not what they should be."""
+    """Return the total variation distance of two distributions."""
     return 0.5 * sum(abs(found[outcome] - wanted[outcome]) for outcome in wanted)
 
 
@@ -94,5 +94,5 @@ def _size(table: Table) -> int:
 
 
 def _row(table: Table, begun: Tokens) -> Sequence[float]:
-    """The distribution after `begun`, by the longest end of it that the table knows."""
+    """Return the distribution after `begun`, by the longest suffix of it that the table knows."""
     return next(table[begun[i:]] for i in range(len(begun) + 1) if begun[i:] in table)

@@ -1,8 +1,8 @@
-"""Filters: what happens to logits before a token is chosen. Frozen values, functions of rows and histories.
+"""Filter logits before a token is sampled. Filters are frozen values, functions of rows and histories.
 
-A filter takes logits `[sample, vocab]` (float32) and one `History` a row, and returns new logits of the same
-shape in which a removed token stands at -inf. It never changes its input. Values equal those of transformers'
-warpers and processors; presence and frequency penalty are those of vLLM and OpenAI.
+A filter takes logits `[sample, vocab]` (float32) and one `History` per row, and returns new logits of the same shape in
+which a removed token is -inf. It never changes its input. Values equal those of transformers' warpers and processors;
+presence and frequency penalty are those of vLLM and OpenAI.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Logits of tokens in prompt or output are divided by `penalty`, negative ones multiplied (CTRL)."""
+    """Divide logits of tokens in prompt or output by `penalty`; multiply negative ones (CTRL)."""
 
     penalty: float
 
@@ -55,7 +55,7 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class FrequencyPenalty:
-    """Subtracts `penalty` once for every time a token stands in the output; the prompt does not count."""
+    """Subtract `penalty` for every occurrence of a token in the output; the prompt does not count."""
 
     penalty: float
 
@@ -69,7 +69,7 @@ class FrequencyPenalty:
 
 @dataclass(frozen=True)
 class PresencePenalty:
-    """Subtracts `penalty` once from every token that stands in the output; the prompt does not count."""
+    """Subtract `penalty` once from every token in the output; the prompt does not count."""
 
     penalty: float
 
@@ -82,7 +82,7 @@ class PresencePenalty:
 
 @dataclass(frozen=True)
 class LogitBias:
-    """Adds to single tokens' logits: pairs of token id and bias. A bias of -inf bans the token."""
+    """Add to single tokens' logits: pairs of token id and bias. A bias of -inf bans the token."""
 
     biases: tuple[tuple[int, float], ...]
 
@@ -100,7 +100,7 @@ class LogitBias:
 
 @dataclass(frozen=True)
 class Temperature:
-    """Divides by `temperature`. The order of tokens stays; below 1e-6 the maximum is subtracted first."""
+    """Divide by `temperature`. The order of tokens stays; below 1e-6 the maximum is subtracted first."""
 
     temperature: float
 
@@ -115,7 +115,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keeps the `k` largest logits and whatever equals the smallest of them."""
+    """Keep the `k` largest logits and all that equal the smallest of them."""
 
     k: int
 
@@ -129,7 +129,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class TopP:
-    """Keeps the fewest most probable tokens that hold at least `p` of the mass (Holtzman et al., 2020)."""
+    """Keep the fewest most probable tokens that hold at least `p` of the mass (Holtzman et al., 2020)."""
 
     p: float
 
@@ -146,7 +146,7 @@ class TopP:
 
 @dataclass(frozen=True)
 class MinP:
-    """Keeps tokens at least `p` times as probable as the most probable one (Nguyen et al., 2024)."""
+    """Keep tokens at least `p` times as probable as the most probable one (Nguyen et al., 2024)."""
 
     p: float
 
@@ -159,10 +159,10 @@ class MinP:
 
 
 def pipeline(parameters: SamplingParameters) -> tuple[Filter, ...]:
-    """The filters that `parameters` ask for, in order, without those that change nothing.
+    """Return the filters of `parameters`, in order, without those that change nothing.
 
-    At temperature 0 the largest logit is taken, so temperature, top-k, top-p and min-p drop out, as in
-    transformers; penalties and bias stay. The user's own filters come after these and are not built here.
+    At temperature 0 the largest logit is taken, so temperature, top-k, top-p and min-p drop out, as in transformers;
+    penalties and bias stay. User-defined filters come after these and are not built here.
     """
     chain: list[Filter] = []
     if parameters.repetition_penalty != 1:
@@ -187,7 +187,7 @@ def pipeline(parameters: SamplingParameters) -> tuple[Filter, ...]:
 
 
 def _index(token_ids, logits: Tensor) -> Tensor:
-    """Token ids as an index into the vocabulary; those outside it would wrap, or break a GPU."""
+    """Convert token ids to an index into the vocabulary; those outside it would wrap, or break a GPU."""
     ids = list(token_ids)
     vocab = logits.shape[-1]
     if ids and not 0 <= min(ids) <= max(ids) < vocab:

@@ -1,8 +1,8 @@
-"""Samplers: one token from one row of filtered logits. Frozen values; what must be remembered is passed.
+"""Sample one token from one row of filtered logits. Samplers are frozen values; state is passed.
 
-A sampler has two verbs. `start()` gives the state a request begins with; `choose(logits, uniform, state)`
-takes a row `[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state.
-Whoever calls keeps the state, one for each request, so nothing can leak from one request into another.
+A sampler has two verbs. `start()` returns the initial state of a request. `choose(logits, uniform, state)` takes a row
+`[vocab]`, one number in [0, 1) and the state, and returns the token id and the next state. The caller keeps the state,
+one for each request, so nothing can leak from one request into another.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ class Sampler(Protocol):
 
 
 def uniform(seed: int, position: int, use: bytes = b"") -> float:
-    """A number in [0, 1) with 53 random bits that depends on nothing but a request's seed, the position of the token
-    in its output, and what it is used for, so that no batch, order or machine can change a draw.
+    """Return a number in [0, 1) with 53 random bits.
+
+    It depends only on a request's seed, the position of the token in its output, and its use, so that no batch, order
+    or machine can change a sample.
     """
     key = seed.to_bytes(8, "little")
     digest = hashlib.blake2b(position.to_bytes(8, "little"), key=key, digest_size=8, person=use)
@@ -34,7 +36,7 @@ def uniform(seed: int, position: int, use: bytes = b"") -> float:
 
 @dataclass(frozen=True)
 class Greedy:
-    """The largest logit; of equal ones the lowest token id."""
+    """Take the largest logit; of equal ones the lowest token id."""
 
     def start(self) -> None:
         return None
@@ -43,13 +45,13 @@ class Greedy:
         return int(logits.argmax()), None
 
     def choose_rows(self, logits: Tensor, uniforms: Sequence[float]) -> list[int]:
-        """The token ids of rows `[sample, vocab]`."""
+        """Return the token ids of rows `[sample, vocab]`."""
         return logits.argmax(-1).tolist()
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A draw from softmax by inverting its distribution function with one uniform number."""
+    """Sample from the softmax by inverting its distribution function with one uniform number."""
 
     def start(self) -> None:
         return None
@@ -58,13 +60,15 @@ class Draw:
         return self.choose_rows(logits[None], [uniform])[0], None
 
     def choose_rows(self, logits: Tensor, uniforms: Sequence[float]) -> list[int]:
-        """The token ids of rows `[sample, vocab]`, one uniform number a row."""
+        """Return the token ids of rows `[sample, vocab]`, with one uniform number per row."""
         return drawn(logits.double().softmax(-1), uniforms)
 
 
 def drawn(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """A token for each row of `weights` [sample, vocab], which need not add up to one, by its uniform number; of a
-    single row one for each of many numbers."""
+    """Sample a token from each row of `weights` [sample, vocab] by its uniform number.
+
+    Weights need not add up to one. A single row takes many numbers, and gives a token for each.
+    """
     if weights.device.type != "cpu" or weights.dtype != torch.float64:
         return drawn_in_parallel(weights, uniforms)
     reached = weights.detach().numpy().cumsum(-1)  # one after the other: it rises only where something was added
@@ -76,7 +80,7 @@ def drawn(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
 
 
 def drawn_in_parallel(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """The same on any device, with the same tokens where sums are rounded alike."""
+    """Sample like `sample_categorical` on any device, with the same tokens where sums are rounded alike."""
     # A parallel sum may rise where nothing was added: only tokens of some weight are looked at.
     reached = weights.cumsum(-1).masked_fill(weights == 0, -1.0)
     total = reached.amax(-1, keepdim=True)

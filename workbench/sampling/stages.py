@@ -1,4 +1,4 @@
-"""What each filter does to one row of logits: the engine's own filters, in the engine's order, looked at in between."""
+"""Trace what each filter does to one row of logits: the engine's own filters, in the engine's order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from workbench.sampling.samplers import Greedy
 
 @dataclass(frozen=True)
 class Stage:
-    """One filter, `logits` [vocab] as they leave it and the tokens it `removed`. Of all probability, `mass` fell here,
-    and so much was `kept` here and before: by what each filter takes from the distribution that it is given."""
+    """One filter: `logits` [vocab] after it, the tokens it `removed`, and their share of the probability.
+
+    Shares are fractions of the distribution that the filter is given; `kept_mass` counts this filter and those before.
+    """
 
     name: str
     logits: Tensor
@@ -35,19 +37,18 @@ class Stage:
 
     @property
     def probabilities(self) -> Tensor:
-        """[vocab], float64."""
+        """Return the softmax, [vocab] in float64."""
         return self.logits.double().softmax(-1)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """`model` [vocab] are the logits as they came. `stages` are in the order in which they are applied; at temperature
-    0 the last is `greedy`, which leaves one token."""
+    """The filters of a row in order of application; at temperature 0 the last is `greedy`, which leaves one token."""
 
     model: Tensor
     stages: tuple[Stage, ...]
     way: Admitted
-    sampled: Tensor  # what the sampler is given
+    sampled: Tensor  # input of the sampler
 
     @property
     def logits(self) -> Tensor:
@@ -55,16 +56,16 @@ class Stages:
 
     @property
     def probabilities(self) -> Tensor:
-        """What the next token is drawn from: [vocab], float64."""
+        """Return the distribution of the next token: [vocab], float64."""
         return self.logits.double().softmax(-1)
 
     @property
     def kept(self) -> float:
-        """The share of all probability that no filter removed; with the masses of the stages it is 1."""
+        """Return the probability that no filter removed; with the removed masses it adds up to 1."""
         return self.stages[-1].kept if self.stages else 1.0
 
     def draw(self, uniforms: Sequence[float]) -> list[int]:
-        """A token for each of these numbers in [0, 1), by the sampler of the request."""
+        """Sample a token for each of these numbers in [0, 1), by the request's sampler."""
         if self.way.sampler is None:
             return [self._own(number) for number in uniforms]
         found = self.way.sampler.choose_rows(self.sampled[None], uniforms)
@@ -79,7 +80,8 @@ class Stages:
 
 @torch.no_grad()
 def stages_of(logits: Tensor, history: History, sampling: SamplingParameters) -> Stages:
-    """What becomes of `logits` [vocab] after `history` under `sampling`. WorkbenchError where the engine would fail."""
+    """Trace `logits` [vocab] after `history` through the filters of `sampling`; WorkbenchError where the engine would
+    fail."""
     scores = logits.float()
     _check(scores, "the model's logits")
     way = admit(Request("", tuple(history.prompt_ids), sampling), len(scores))
@@ -103,7 +105,7 @@ def stages_of(logits: Tensor, history: History, sampling: SamplingParameters) ->
 
 
 def entropy(probabilities: Tensor) -> float:
-    """Bits."""
+    """Return the entropy in bits."""
     some = probabilities[probabilities > 0]
     return max(0.0, -float((some * some.log2()).sum()))
 
@@ -122,7 +124,7 @@ def _check(row: Tensor, what: str) -> None:
 
 
 def _name(rule: object) -> str:
-    """`top k 40`: a filter's class and its one number."""
+    """Return a filter's class and its one number, such as `top k 40`."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(rule).__name__).lower()
     values = [getattr(rule, each.name) for each in fields(rule)] if is_dataclass(rule) else []
     return f"{words} {values[0]:g}" if len(values) == 1 and isinstance(values[0], (int, float)) else words

@@ -1,4 +1,4 @@
-"""A filter or a sampler of the user's own, that comes in by import path."""
+"""Load user-defined filters and samplers by import path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.user_parts import load, takes
 
 
 def load_filter(part: UserPart) -> Filter:
-    """The filter that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
+    """Build the filter that `part` names; WorkbenchError if it cannot be one."""
     made = load(part)
     if callable(made):
         takes(made, 2, f"filter {part.path}", "(logits, histories)")
@@ -21,7 +21,7 @@ def load_filter(part: UserPart) -> Filter:
 
 
 def load_sampler(part: UserPart) -> Sampler:
-    """The sampler that `part` names, built anew. Errors: WorkbenchError when it cannot be one."""
+    """Build the sampler that `part` names; WorkbenchError if it cannot be one."""
     made = load(part)
     for verb, count, shape in (("start", 0, "()"), ("choose", 3, "(logits, uniform, state)")):
         method = getattr(made, verb, None)

@@ -1,8 +1,8 @@
-"""Which drafted tokens stand: speculative sampling (Leviathan et al., 2023; Chen et al., 2023).
+"""Verify draft tokens by speculative sampling (Leviathan et al., 2023; Chen et al., 2023).
 
-A token x that was drafted from q stands with probability min(1, p(x) / q(x)), where p is what the sampler would draw
-from there: filtered, given the tokens before it. The first that falls is replaced by a draw from max(0, p - q); where
-all stand, one more token is drawn from the target. So every token has the distribution it has without drafts.
+A token x drafted from q is accepted with probability min(1, p(x) / q(x)), where p is the target's filtered distribution
+given the tokens before it. The first rejected token is replaced by a sample from max(0, p - q). If all are accepted,
+one more token is sampled from the target. So every token has the distribution that it has without drafts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ ACCEPT, DRAFT = b"accept", b"draft"  # what a random number is for, beside the d
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens proposed for a sequence's next positions. `probabilities` [drafted, vocab] are those that each was drawn
-    from, given the ones before it; None where each was certain."""
+    """Tokens proposed for a sequence's next positions, and the distributions they were sampled from.
+
+    `probabilities` is [draft token, vocab], each given the tokens before it; None if each was certain.
+    """
 
     token_ids: tuple[int, ...] = ()
     probabilities: Tensor | None = None
@@ -27,7 +29,7 @@ class Draft:
         return len(self.token_ids)
 
     def first(self, count: int) -> Draft:
-        """The first `count` tokens of it."""
+        """Return the draft of the first `count` tokens."""
         if count >= len(self):
             return self
         return Draft(self.token_ids[:count], None if self.probabilities is None else self.probabilities[:count])
@@ -37,10 +39,13 @@ NO_DRAFT = Draft()
 
 
 def judge(draft: Draft, target: Callable[[int], Tensor], uniforms: Sequence[float]) -> tuple[int, Tensor]:
-    """How many of the drafted tokens stand, and the weights [vocab] that the token after them is drawn by.
+    """Verify a draft: return the number of accepted tokens, and the weights [vocab] of the token after them.
 
-    `target(i)` are the probabilities [vocab], float64, at the i-th drafted position, and after the last of them; asked
-    for in order, and no further than needed. `uniforms` are numbers in [0, 1), one a drafted token.
+    Args:
+        draft: the draft.
+        target: returns the target's probabilities [vocab], float64, at the i-th draft position, and after the last. It
+            is called in order, and no further than needed.
+        uniforms: numbers in [0, 1), one per draft token.
     """
     for place, token in enumerate(draft.token_ids):
         p = target(place)

@@ -1,4 +1,4 @@
-"""What became of drafted tokens, under the names that vLLM has for it, and what that should have bought."""
+"""Acceptance of drafted tokens under vLLM's names, and the speed-up that it should bring."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ Rows = Sequence[Mapping]
 
 
 def acceptance(checks: Rows, steps: Rows) -> dict:
-    """`checks` have one row a check (`drafted`, `accepted`), `steps` one a step.
+    """Summarize how many drafted tokens were accepted, and where.
 
-    `draft_acceptance_rate`: accepted of drafted tokens. `mean_acceptance_length`: tokens a check gives, the one after
-    the accepted ones included. `acceptance_by_position`: the share of all checks in which the first, second, ...
-    drafted token stands, as vLLM has it (num_accepted_tokens_per_pos / num_drafts): in a check that had no such token
-    it does not stand, and the shares sum up to mean_acceptance_length - 1. `acceptance_histogram`: checks in which 0,
-    1, 2, ... stand. `chance`: that a token stands where all before it do, of all that were tried; `draft_share`: of the
-    time of steps that check, what proposing took.
+    Args:
+        verifications: One row a verification of drafts: `drafted` and `accepted` tokens.
+        steps: One row a step: `drafted_tokens`, `wall_seconds`, `draft_seconds`.
+
+    Returns:
+        `draft_acceptance_rate`: accepted over drafted tokens.
+        `mean_acceptance_length`: tokens a verification yields, the token after the accepted ones included.
+        `acceptance_by_position`: the fraction of all verifications that accept the first, second, ... drafted token
+        (vLLM: num_accepted_tokens_per_pos / num_drafts). A verification without such a token counts as not accepting
+        it, so the fractions sum to `mean_acceptance_length` - 1.
+        `acceptance_histogram`: verifications that accept 0, 1, 2, ... tokens.
+        `chance`: the probability that a token is accepted once all before it are.
+        `draft_share`: the fraction of the time of verifying steps spent proposing.
+        A value is None where nothing was drafted.
     """
     drafted, accepted = sum(row["drafted"] for row in checks), sum(row["accepted"] for row in checks)
     most = max((row["drafted"] for row in checks), default=0)
@@ -40,19 +48,28 @@ def acceptance(checks: Rows, steps: Rows) -> dict:
 
 
 def tokens_a_check(chance: float, drafted: int) -> float:
-    """(1 - a^(k + 1)) / (1 - a): the tokens that a check of k gives on average where each stands with chance a, all
-    before it standing (Leviathan et al., 2023, equation 1)."""
+    """Return the mean number of tokens that a verification of `num_speculative_tokens` drafts yields.
+
+    This is (1 - a^(k + 1)) / (1 - a), where each token is accepted with probability a once all before it are (Leviathan
+    et al., 2023, equation 1)."""
     return drafted + 1 if chance == 1 else (1 - chance ** (drafted + 1)) / (1 - chance)
 
 
 def speed_up(given: float, checked_share: float, cost: float) -> float:
-    """What speculation should bring: a check gives `given` tokens, that is the `checked_share` of the steps, the others
-    give one, and a step takes `cost` times as long as it does without."""
+    """Return the speed-up that speculation should bring.
+
+    Args:
+        tokens_per_verification: Mean tokens that a verifying step yields.
+        verified_fraction: Fraction of the steps that verify drafts; the others yield one token.
+        step_cost_ratio: Time of a step with speculation over its time without.
+    """
     return (checked_share * given + 1 - checked_share) / cost
 
 
 def timed_steps(steps: Rows, requests: int) -> list[Mapping]:
-    """Steps that decode for so many requests and do nothing else, without the first of every stretch of them: that one
-    catches up with its prompts where a draft model has not seen them."""
+    """Return the steps that only decode for exactly `num_requests` requests, without the first of every uninterrupted
+    series.
+
+    The first one is left out because a draft model catches up with the prompts in it."""
     decodes = [step for step in steps if step["phase"] == "decode" and step["requests"] == requests]
     return [after for before, after in zip(decodes, decodes[1:], strict=False) if after["step"] == before["step"] + 1]

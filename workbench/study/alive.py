@@ -1,4 +1,4 @@
-"""Which process wrote something, so that another can tell whether it still runs."""
+"""Identity of a process, so that another process can tell whether it is still running."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DEAD = "ZX"  # a zombie has ended; only its parent has not looked yet
 
 
 def process(pid: int | None = None) -> dict[str, Any] | None:
-    """A process (this one) as JSON: its number, when it was started, and where that number means it.
+    """Describe a process (this one by default) as JSON: pid, start time, and the boot and pid namespace in which the
+    pid is valid.
 
-    None where the system does not tell (only Linux does), or no such process runs.
-    """
+    Returns None where the system does not report it (only Linux does), or where no such process runs."""
     try:
         started = _started(pid or os.getpid())
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -26,8 +26,9 @@ def process(pid: int | None = None) -> dict[str, Any] | None:
 
 
 def runs(mark: object) -> bool | None:
-    """Whether the process that `process` described runs now; None if that cannot be told from here: another
-    machine or container, a start of this machine before this one's, or no description."""
+    """Return whether the process that `describe_process` described is still running.
+
+    Returns None if this cannot be known from here: another machine or container, an earlier boot, or no description."""
     here = process()
     if here is None or not isinstance(mark, Mapping) or mark.get("where") != here["where"]:
         return None
@@ -36,6 +37,6 @@ def runs(mark: object) -> bool | None:
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks from the machine's start to the process's: numbers are given again, these two together never."""
+    """Return the clock ticks from boot to the start of the process. Pids are reused; pid and start are unique."""
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return None if fields[0] in DEAD else int(fields[19])

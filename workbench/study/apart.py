@@ -1,4 +1,4 @@
-"""Requests apart by whose they are, or by how urgent: what fair share and priorities are for."""
+"""Metrics of requests grouped by tenant or priority, for fair-share and priority scheduling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ FIGURES = ("queue_s", "ttft_s", "tpot_s")
 def apart(
     figures: Iterable[Mapping[str, Any]], by: str, distribution: Callable[[Iterable[float | None]], dict]
 ) -> dict[str, dict]:
-    """`distribution` of what the requests of each tenant, or priority, met with; empty where all have the same."""
+    """Summarize queue time, TTFT and TPOT for each value of one request field.
+
+    Args:
+        figures: Metrics of requests, one mapping each.
+        by: The field to group by: `tenant` or `priority`.
+        distribution: Summary of a sequence of seconds (`metrics.distribution`).
+
+    Returns:
+        By group name the number of requests and a distribution for each of `GROUP_METRICS`; empty for a single group.
+    """
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for each in figures:
         groups[each[by]].append(each)

@@ -1,4 +1,4 @@
-"""The canonical model-level table: prefill and decode at two depths, one sequence and sixteen, on this machine."""
+"""The standard benchmark of a model: prefill and decode at two depths, for one sequence and for sixteen."""
 
 from __future__ import annotations
 
@@ -51,10 +51,23 @@ def bench(
     cold: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Time `works` (None: the canonical ones) on `model` in interleaved repetitions after a warm-up; the record.
+    """Benchmark a model on this machine and return the record.
 
-    `settings` go to `workbench.load` (dtype, lane, weights, seed). `memory` and `cold` start processes of their own.
-    `tell` receives a line before each piece of work. A work that does not fit into the context is a row that says so.
+    Cases are timed in interleaved repetitions after one warm-up. A case longer than the model's context becomes a row
+    with the reason.
+
+    Args:
+        model: A folder, a shipped model, or `shape:NAME` with random weights.
+        cases: What to time; None is `standard_cases()`.
+        settings: Further arguments of `workbench.load`: dtype, backend, weights, seed.
+        threads: Intra-operator threads of torch; None keeps the present number.
+        repetitions: Timed repetitions of each case, at least 1.
+        memory: Also measure memory in decode, in a process of its own for each batch size.
+        cold: Also time a cold and a warm start, in processes of their own.
+        on_progress: Called with one line of text before each piece of work.
+
+    Raises:
+        WorkbenchError: For fewer than one repetition, or depths that are no multiple of a prefill step.
     """
     if repetitions < 1:
         raise WorkbenchError(f"repetitions {repetitions}: must be at least 1")
@@ -107,8 +120,9 @@ def bench(
 
 
 def step_tokens(works: Sequence[Work]) -> int:
-    """Tokens a step computes at most, so that a step of prefill begins at every depth. Raises WorkbenchError where
-    depths and prompts do not allow it."""
+    """Return the tokens that one step may compute, so that a prefill step begins at every measured depth.
+
+    Raises WorkbenchError where the depths, prompts and batch sizes do not allow it."""
     budget = min([MOST_TOKENS, *(work.prompt for work in works if work.kind != "mixed")])
     for work in works:
         if work.depth % budget:
@@ -119,7 +133,7 @@ def step_tokens(works: Sequence[Work]) -> int:
 
 
 def _ceilings(runner: Runner, figures: Sequence[Figures], threads: int) -> Ceilings:
-    """At the size that a step of this work reads."""
+    """Return the machine's ceilings at the working set that a step of this case reads."""
     name = str(runner.model.dtype).removeprefix("torch.")
     rated = (name if name in ("float32", "bfloat16") else "float32",)
     size = runner.model.weight_bytes + max(each.kv_bytes for each in figures)
@@ -133,7 +147,7 @@ def _spec(model: str) -> ModelSpec:
 
 
 def _room(works: Sequence[Work], budget: int) -> dict[str, Any]:
-    """What of the runner's limits depends on the works."""
+    """Return the runner's limits that depend on the cases: `max_num_seqs` and `pages`."""
     pages = [
         sum(pages_for(prompt + output, PAGE) for prompt, output in work.lengths)
         or work.batch * pages_for(most_tokens(work, budget), PAGE)

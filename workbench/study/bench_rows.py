@@ -1,4 +1,4 @@
-"""From repetitions to a row of the model-level table: medians, spread, shares of what the machine can do."""
+"""Rows of the model benchmark: medians over repetitions, their spread, and fractions of the machine's ceilings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from workbench.study.metrics import percentile
 
 
 def row_of(work: Work, figures: Sequence[Figures], runner: Runner, ceilings: Ceilings) -> dict[str, Any]:
-    """Medians over the repetitions. Rates per step's wall time; shares of ceilings per forward time.
-    `outside_forward_share` is the part of the wall time in the scheduler, the choice of tokens and the events;
-    `outside_kernels_share` adds what the forward pass itself does in Python (packing, copies, checks), and is None
-    where that cannot be told from the compiled code."""
+    """Build one row of the table from the repetitions of a case.
+
+    Rates are per wall time of the steps; fractions of ceilings are per forward time. `outside_forward_share` is the
+    fraction of the wall time spent in scheduling, sampling and events. `outside_kernels_share` adds the Python part of
+    the forward pass (packing, copies, checks); it is None where the compiled code does not report kernel time."""
     read, gemm = ceilings.reads[0], ceilings.gemms[0]
     rates = [each.tokens / each.wall_seconds for each in figures]
     outside = [1 - each.kernel_seconds / each.wall_seconds for each in figures if each.kernel_seconds is not None]

@@ -1,4 +1,4 @@
-"""The model-level record as a reader or a spreadsheet has it."""
+"""The record of the model benchmark as a terminal table, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def comma_separated(record: Mapping[str, Any]) -> str:
-    """One line a row, every number as it was measured."""
+    """Return the rows as CSV, every number as measured."""
     flat = [_flat(row) for row in record["rows"]]
     names = list(dict.fromkeys(name for row in flat for name in row))
     out = io.StringIO()
@@ -59,7 +59,7 @@ def heading(record: Mapping[str, Any]) -> str:
 
 
 def remarks(record: Mapping[str, Any]) -> list[str]:
-    """What is to be known of rows, memory, cold start, ceilings and load, a line each."""
+    """Return one line for each remark on rows, memory, cold start, ceilings and machine load."""
     rows = [row for row in record["rows"] if row["reason"]]
     lines = [f"{row['work']}, batch {row['batch']}, depth {row['depth']:,}: {row['reason']}" for row in rows]
     lines += [_memory(memory) for memory in record["memory"]]
@@ -106,7 +106,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _outside(row: Mapping[str, Any]) -> str:
-    """The share of a step's time outside kernels, or the least it can be."""
+    """Format the fraction of a step's time outside kernels, or its lower bound."""
     share = row["outside_kernels_share"]
     return f"> {row['outside_forward_share']:.1%}" if share is None else f"{share:.1%}"
 

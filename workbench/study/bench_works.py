@@ -1,4 +1,4 @@
-"""One repetition of each row of the model-level table, through the runner as a user drives it."""
+"""Cases of the model benchmark, and one repetition of a case through the runner's public interface."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ Pair = tuple[int, int]  # prompt tokens, output tokens
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: the `prompt` tokens after `depth` others (prefill), `output` tokens after both (decode), of
-    `batch` sequences at once, or requests of mixed lengths from first to last token (mixed)."""
+    """One case to time, for `batch` sequences at once.
+
+    `prefill` times the `prompt` tokens after `depth` others; `decode` times `output` tokens after both. `mixed` times
+    requests of mixed `lengths` from the first to the last token."""
 
     kind: Literal["prefill", "decode", "mixed"]
     batch: int
@@ -30,7 +32,7 @@ class Work:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Return the number of tokens of the longest sequence."""
         if self.kind == "mixed":
             return max(prompt + output for prompt, output in self.lengths)
         return self.depth + self.prompt + (self.output if self.kind == "decode" else 1)
@@ -38,8 +40,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Figures:
-    """One repetition: tokens and the seconds they took, the seconds of them in the forward pass, what these steps had
-    to compute and move at the least, bytes of cache in use, and graphs compiled meanwhile."""
+    """One repetition of a case.
+
+    Holds the tokens and their wall and forward seconds, the minimum FLOPs and bytes of these steps, bytes of cache in
+    use, and the number of graphs compiled meanwhile."""
 
     tokens: int
     wall_seconds: float
@@ -49,11 +53,11 @@ class Figures:
     kv_bytes: int
     compiles: int
     step_seconds: tuple[float, ...]
-    kernel_seconds: float | None = None  # of the forward seconds, in compiled code; None where that was not told
+    kernel_seconds: float | None = None  # of the forward seconds, in compiled code; None where it was not reported
 
 
 def repetition(runner: Runner, work: Work, seed: int) -> Figures:
-    """Run `work` once with prompts of its own. Raises WorkbenchError where a request does not run."""
+    """Run a case once, with prompts drawn from `seed`. Raises WorkbenchError where a request does not run."""
     before, steps = runner.executor.compiles, list(_measured_steps(runner, work, seed))
     kernels = [step.kernel_seconds for step in steps if step.kernel_seconds is not None]
     return Figures(
@@ -70,18 +74,20 @@ def repetition(runner: Runner, work: Work, seed: int) -> Figures:
 
 
 def most_tokens(work: Work, budget: int) -> int:
-    """The longest a sequence may become while `work` runs: in decode the first ones wait, decoding, for the last."""
+    """Return the maximum length of a sequence while a case runs: in decode the first ones keep decoding until the last
+    joins."""
     return work.longest + (_waiting_steps(work, budget) if work.kind == "decode" else 0)
 
 
 def _tokens(work: Work, steps: Sequence[Stepped]) -> int:
-    if work.kind == "mixed":  # the first token of a request comes with a step of prefill
+    if work.kind == "mixed":  # a prefill step yields the first token of a request
         return sum(output for _, output in work.lengths)
     return sum(step.prefill_tokens if work.kind == "prefill" else step.decode_tokens for step in steps)
 
 
 def _measured_steps(runner: Runner, work: Work, seed: int) -> Iterator[Stepped]:
-    """The steps that count: those of prefill from `depth` on, `output` steps that decode the whole batch, or all."""
+    """Yield the steps that count: prefill steps from `depth` on, `output` steps that decode the whole batch, or all
+    steps."""
     counted = 0
     for step, prefilled in _steps(runner, _requests(runner, work, seed)):
         if work.kind == "prefill":
@@ -98,7 +104,7 @@ def _measured_steps(runner: Runner, work: Work, seed: int) -> Iterator[Stepped]:
 
 
 def _steps(runner: Runner, requests: list[Request]) -> Iterator[tuple[Stepped, list[Prefilled]]]:
-    """Steps, each with the prefills in it. What still runs when this is closed is cancelled."""
+    """Yield each step with the prefills in it. Closing the iterator cancels the requests that still run."""
     prefilled: list[Prefilled] = []
     events: Iterator[Event] = runner.stream(requests)
     try:
@@ -132,6 +138,7 @@ def _requests(runner: Runner, work: Work, seed: int) -> list[Request]:
 
 
 def _waiting_steps(work: Work, budget: int) -> int:
-    """Steps until the last of the batch is prefilled, at most: each has room for `budget` less the decodes."""
+    """Return an upper bound of the steps until the last sequence is prefilled: each step has `budget` tokens less the
+    decodes."""
     room = max(1, budget - work.batch)
     return work.batch * -(-(work.depth + work.prompt) // room) + 1

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write and say them."""
+"""Parse and format sizes of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REASONABLE = 2**60
 
 
 def parse_bytes(text: str) -> int:
-    """`80GB`, `64MiB`, `1000000`. Raises WorkbenchError for anything else."""
+    """Parse `80GB`, `64MiB` or `1000000` into bytes. Raises WorkbenchError for anything else."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if (
         match is None
@@ -33,7 +33,7 @@ def parse_bytes(text: str) -> int:
 
 
 def told_bytes(size: float) -> str:
-    """As people say it: 41.9 GB."""
+    """Format a size in bytes for people: `41.9 GB`."""
     for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= least:
             return f"{size / least:,.1f} {unit}"

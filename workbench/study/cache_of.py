@@ -1,4 +1,5 @@
-"""The cache that a spec and an experiment's settings describe, as tensors that take no memory: to count it."""
+"""The KV cache that a spec and an experiment's settings describe, on torch's meta device, so that bytes can be counted
+without memory."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from workbench.study.experiment import CachePart, Experiment
 
 
 def spec_of(experiment: Experiment) -> tuple[ModelSpec, str]:
-    """The architecture an experiment describes, and the type of its numbers; nothing is loaded."""
+    """Return the architecture of an experiment's model and its dtype's name, without loading weights."""
     spec, stored = described(experiment.model.name, experiment.attention)
     dtype = stored if experiment.model.dtype == "auto" else experiment.model.dtype
     return spec, dtype
 
 
 def store_of(spec: ModelSpec, cache: CachePart, dtype: str, pages: int = 1) -> KVStore:
-    """The cache of `spec` in `cache`'s format on torch's meta device, `pages` pages a table."""
+    """Build the cache of `spec` in `cache`'s format on torch's meta device, with `pages` pages in each table."""
     shapes = cache_shapes(spec, cache)
     tables = max(table for shape in shapes for table in shape.tables) + 1
     kept = dtype if cache.dtype == "auto" else cache.dtype
@@ -28,7 +29,10 @@ def store_of(spec: ModelSpec, cache: CachePart, dtype: str, pages: int = 1) -> K
 
 def smaller_context(experiment: Experiment, baseline: Experiment) -> int | None:
     """Return the context, in tokens, from which on a sequence's cache is smaller under `experiment` than under
-    `baseline`, at its peak and in whole pages; None where it never is. From the formats' bytes alone: nothing runs."""
+    `baseline`.
+
+    Sizes are peaks in whole pages, counted from the formats alone: nothing runs. Returns None where the cache is never
+    smaller."""
     spec, dtype = spec_of(experiment)
     stores = [store_of(spec, each.cache, dtype) for each in (experiment, baseline)]
     schedule = experiment.schedule
@@ -38,6 +42,6 @@ def smaller_context(experiment: Experiment, baseline: Experiment) -> int | None:
 
 
 def parts_of(store: KVStore) -> tuple[TableBytes, ...]:
-    """What each table keeps of a token."""
+    """Return the bytes that each table stores for a token."""
     sizes = zip(store.tables, page_bytes(store), strict=True)
     return tuple(TableBytes(table, size / store.page_size) for table, size in sizes)

@@ -1,4 +1,4 @@
-"""How many sequences a memory of fixed size holds: pools are made of it, and the scheduler fills them."""
+"""Capacity of a fixed amount of memory: split it into page pools, and let the scheduler fill them with sequences."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from workbench.request import Sequence as Served
 
 
 def page_bytes(store: KVStore) -> tuple[int, ...]:
-    """What one page of each table takes, counted from the tensors."""
+    """Return the bytes of one page of each table, counted from the tensors."""
     return tuple(
         sum(tensor.nbytes // tensor.shape[0] for tensor in store.paged(table)) for table in range(len(store.tables))
     )
 
 
 def stored_bytes_per_token(store: KVStore) -> float:
-    """What a token takes where it stays: a layer that keeps recent tokens apart is counted without that."""
+    """Return the bytes of a token once it has left every residual: layers that keep recent tokens unquantized count
+    quantized bytes only."""
     late = {layer for table in store.tables if table.late for layer in table.layers}
     kept = [table.late or not late.intersection(table.layers) for table in store.tables]
     return sum(size for size, counts in zip(page_bytes(store), kept, strict=True) if counts) / store.page_size
@@ -39,9 +40,21 @@ def pages_within(
     page: int,
     evict: Budget | None = None,
 ) -> tuple[tuple[int, ...], int]:
-    """Pages of each table that take at most `budget` bytes, null pages included, so that as many sequences of `tokens`
-    tokens as possible decode at once while one is prefilled, and how many these are. `sizes` are bytes a page, `chunk`
-    the tokens of a step, `evict` what a sequence may hold where tokens are evicted."""
+    """Split a budget of bytes into pages for each table, so that as many sequences as possible decode at once while one
+    is prefilled.
+
+    Args:
+        tables: The page tables of the cache.
+        sizes: Bytes of a page of each table.
+        budget: Bytes available, null pages included.
+        tokens: Tokens of each sequence.
+        max_num_batched_tokens: Tokens of a step.
+        page_size: Tokens of a page.
+        evict: Tokens that a sequence may hold, where tokens are evicted.
+
+    Returns:
+        Pages of each table, and the number of sequences that these hold.
+    """
     prompt = _prompt(tokens, page)
     rest = tokens if evict is None else evict.resting(prompt, tokens)
     top = tokens if evict is None else evict.at_once(prompt, tokens)
@@ -66,8 +79,10 @@ def sequences_at_once(
     least: int,
     evict: Budget | None = None,
 ) -> int:
-    """The most sequences that the scheduler brings to `tokens` tokens side by side, none set back and none waiting; at
-    most twice `least`, from which the search begins."""
+    """Return the maximum number of sequences of `tokens` tokens that the scheduler runs at once without preempting or
+    delaying one.
+
+    The search begins at `lower_bound` and ends at twice that."""
     runs = functools.partial(_run_together, tables, pages, page, tokens, chunk, evict)
     low, high = 0, least
     while high <= 2 * least and runs(high):
@@ -87,7 +102,7 @@ def _run_together(
     evict: Budget | None,
     count: int,
 ) -> bool:
-    """Whether `count` sequences are prefilled and decode their last tokens, over two pages, without one giving way."""
+    """Return whether `count` sequences are prefilled and decode their last two pages without a preemption."""
     pools = tuple(PagePool(number, page) for number in pages)
     scheduler = Scheduler(Holdings(pools, tables, chunk, budget=evict), Limits(count, chunk), tokens + 1)
     prompt = _prompt(tokens, page)
@@ -105,5 +120,5 @@ def _run_together(
 
 
 def _prompt(tokens: int, page: int) -> int:
-    """Of so many tokens the last two pages are decoded."""
+    """Return the prompt length that leaves the last two pages of a sequence to be decoded."""
     return max(1, tokens - 2 * page)

@@ -1,4 +1,4 @@
-"""What this machine can do at best, kept per machine in a plain JSON file that may be deleted at any time."""
+"""Ceilings of this machine, stored in one JSON file per machine that may be deleted at any time."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = ["Ceiling", "Ceilings", "ceilings_for", "kept_ceilings", "measure_gemm
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What was asked of one machine: reads by working set, GEMM rates by precision."""
+    """Measured ceilings of one machine: read bandwidth by working set, GEMM rates by dtype."""
 
     reads: tuple[Ceiling, ...]
     gemms: tuple[Ceiling, ...]
 
     def read(self, working_set_bytes: int) -> Ceiling:
-        """The read ceiling measured nearest to this size, as a ratio."""
+        """Return the read ceiling measured at the working set nearest to this size, by ratio."""
         return min(self.reads, key=lambda c: abs(math.log(c.working_set_bytes / max(working_set_bytes, 1))))
 
     def gemm(self, dtype: str) -> Ceiling:
-        """The GEMM ceiling of this precision; WorkbenchError if it was not measured."""
+        """Return the GEMM ceiling of this dtype. Raises WorkbenchError if it was not measured."""
         for ceiling in self.gemms:
             if ceiling.dtype == dtype:
                 return ceiling
@@ -52,7 +52,7 @@ class Ceilings:
         raise WorkbenchError(f"GEMM ceiling of {dtype}: not measured; measured: {known}")
 
     def roofline_seconds(self, flops: float, read_bytes: float, dtype: str, working_set_bytes: int) -> float:
-        """No step of this much work can be quicker: the slower of computing and reading."""
+        """Return the minimum seconds of a step with these FLOPs and bytes: the longer of computing and reading."""
         return max(flops / self.gemm(dtype).value, read_bytes / self.read(working_set_bytes).value)
 
     def as_json(self) -> dict:
@@ -68,11 +68,20 @@ def ceilings_for(
     refresh: bool = False,
     cache_dir: Path | None = None,
 ) -> Ceilings:
-    """Ceilings for working sets of these bytes, from this machine's file or measured now and kept there.
+    """Return the ceilings for working sets of these bytes, from this machine's file or measured now and stored there.
 
-    A kept one serves sizes within a factor of 2^(1/4) and the same level, processor, threads and torch. One
-    measured while others used the processor is measured again, and the higher kept. A damaged file is made
-    anew; where none can be written, everything is measured each time.
+    A stored ceiling serves sizes within a factor of 2^(1/4), for the same SIMD level, processor, threads and torch. A
+    ceiling measured under contention is measured again, and the higher one stored. A damaged file is rewritten; where
+    none can be written, everything is measured each time.
+
+    Args:
+        working_sets: Bytes that a step reads.
+        threads: Intra-operator threads; None is torch's present number.
+        dtypes: Names of the dtypes whose GEMM rate is wanted.
+        gemm_shape: Rows, output and input columns of the GEMM.
+        compiled: Also try compiled ways to read.
+        refresh: Measure again whatever is stored.
+        cache_dir: Folder of the file; None is the cache directory of the workbench.
     """
     threads = threads or torch.get_num_threads()
     file = (cache_dir or directory()) / FILE
@@ -84,7 +93,7 @@ def ceilings_for(
         if before is None or is_busy(before.others_cpu_share):
             now = measure()
             higher = now if before is None or now.value >= before.value else before
-            # Kept with today's load: once measured in quiet, the matter rests.
+            # Stored with the contention of today: a ceiling measured without contention is final.
             kept[key] = measured[key] = replace(higher, others_cpu_share=now.others_cpu_share)
         return kept[key]
 
@@ -113,7 +122,7 @@ def kept_ceilings(
     dtypes: Iterable[str] = ("float32", "bfloat16"),
     cache_dir: Path | None = None,
 ) -> Ceilings:
-    """Those of `ceilings_for` that were measured here before, each the higher of plain and compiled; measures none."""
+    """Return the ceilings that `ceilings_for` stored, each the higher of plain and compiled; measure nothing."""
     threads, kept = threads or torch.get_num_threads(), _load((cache_dir or directory()) / FILE)
     reads = [_highest(kept, *(_read_key(threads, size, way) for way in (False, True))) for size in working_sets]
     gemms = [_highest(kept, _gemm_key(threads, dtype, GEMM_SHAPE)) for dtype in dtypes]
@@ -135,17 +144,17 @@ def _gemm_key(threads: int, dtype: str, shape: tuple[int, int, int]) -> str:
 
 
 def _machine(threads: int) -> str:
-    held = f", held to {os.environ[ENVIRONMENT]}" if os.environ.get(ENVIRONMENT) else ""  # torch is held down with us
+    held = f", held to {os.environ[ENVIRONMENT]}" if os.environ.get(ENVIRONMENT) else ""  # torch is held with us
     return f"{cpu_model()} x {os.cpu_count()}{held}, threads {threads}, torch {torch.__version__}"
 
 
 def _bucket(size: int) -> str:
-    """The size rounded to a power of the square root of 2, so that near sizes share one measurement."""
+    """Round a size to a power of the square root of 2, so that near sizes share one measurement."""
     return f"2^{round(2 * math.log2(max(size, 1))) / 2:g}"
 
 
 def _load(file: Path) -> dict[str, Ceiling]:
-    """Every entry that can be understood; the others are as if they had never been."""
+    """Read every valid entry of the file and ignore the others."""
     try:
         entries = dict(read_json_file(file)["ceilings"])
     except (ValueError, LookupError, TypeError):
@@ -170,4 +179,4 @@ def _save(file: Path, kept: dict[str, Ceiling]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda out: out.write(text.encode()))
     except OSError:
-        return  # a cache that cannot be kept costs time, not the run
+        return  # a cache that cannot be written costs time, not the run

@@ -1,4 +1,4 @@
-"""Clients who wait for their answers: the next request is sent when one has ended."""
+"""Closed-loop clients: each sends its next request when its last answer has ended."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from workbench.engine.runner import Runner
 from workbench.request import Request
 from workbench.trace.events import Event, Finished
 
-NAP = 0.01  # seconds at most between two looks at the clock
+NAP = 0.01  # maximum seconds between two looks at the clock
 
 
 def closed_loop(
     runner: Runner, requests: list[Request], clients: int, think: float, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Event]:
-    """As `runner.stream`, but `clients` of the requests at first, and the next one `think` seconds after one has ended.
-    Closing the iterator cancels what is under way."""
+    """Stream events as `runner.stream` does, for a fixed number of clients.
+
+    Submits `clients` requests at first and the next one `think_seconds` after one has ended. Closing the iterator
+    cancels running requests."""
     began, box = runner.clock(), deque[Event]()
     coming, owed = deque(requests), dict[str, int]()  # Finished events to come, by request
     due = [(0.0, number) for number in range(min(clients, len(coming)))]

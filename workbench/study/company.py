@@ -1,4 +1,5 @@
-"""One prompt asked again and again while others come and go: how many different answers there are, bit for bit."""
+"""Determinism of a greedy answer: repeat one prompt in varying batch compositions and count different outputs, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from workbench.study.variants import every_variant, settings_text
 from workbench.trace.events import Decoded, Finished
 
 Tell = Callable[[str], None]
-OURS = "asked"  # the request that all is about; the others' names end in numbers
+OURS = "asked"  # id of the repeated request; the others' ids end in numbers
 
 
 def company(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
-    """One row a variant: answers in varying company and in the same; and what the mode costs, where a variant is
-    another one with `batch_invariant`."""
+    """Measure determinism of every variant.
+
+    Returns one row a variant: distinct outputs in varying and in the same batch compositions. Where another variant
+    differs only by `batch_invariant`, the row also has the cost of that mode."""
     work, variants = cast(CompanyWorkload, experiment.workload), every_variant(experiment)
     prompts = work.prompts if isinstance(work.prompts, int) else len(work.prompts)
     timed = 0 if work.price is None else 2 + work.price.rounds
@@ -62,7 +65,8 @@ def company(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
 
 
 def distinct(found: Sequence[dict[str, Any]], kind: str, key: str) -> int:
-    """Different answers to one prompt in companies of a kind: of the prompt that has most."""
+    """Return the number of different outputs of one prompt under batch compositions of a kind: that of the prompt with
+    most."""
     return max(_counts(found, kind, key))
 
 
@@ -77,7 +81,8 @@ def _counts(found: Sequence[dict[str, Any]], kind: str, key: str) -> list[int]:
 def answer(
     work: CompanyWorkload, runner: Runner, prompt: tuple[int, ...], company: tuple[int, list[Request]]
 ) -> dict[str, Any]:
-    """The prompt's greedy tokens and their log-probabilities, while the others of `company` are served."""
+    """Return the greedy tokens of a prompt and their log-probabilities, while the other requests of `batch_composition`
+    run."""
     place, requests = company
     sampling = SamplingParameters(temperature=0.0, max_tokens=work.output_tokens, ignore_eos=True, logprobs=0)
     requests.insert(place, Request(OURS, prompt, sampling))
@@ -103,7 +108,7 @@ def _prompts(work: CompanyWorkload, runner: Runner) -> list[tuple[int, ...]]:
 
 
 def _company(work: CompanyWorkload, name: str, vocab: int) -> tuple[int, list[Request]]:
-    """Others of random tokens, and how many of them come before the prompt."""
+    """Draw other requests of random tokens, and the number of them that precede the prompt."""
     draw = random.Random(name)
     others = []
     for index in range(draw.randint(0, work.companions)):

@@ -1,4 +1,4 @@
-"""The picture of a prompt in varying company: how many different answers, and what it costs to have one."""
+"""Chart of determinism: distinct outputs by variant, and the cost of `batch_invariant`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRICES = {"price_prefill": "prefill", "price_decode_one": "decode of one", "pric
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """An Altair chart: bars of distinct answers by variant, and beside them the prices as ratios."""
+    """Draw an Altair chart: bars of distinct outputs by variant, and beside them the costs as ratios."""
     altair = drawing()
     counts = _values(rows, COUNTS)
     left = _bars(altair, counts, "different answers to one prompt", "datum.value > 1", "d", tick=1)

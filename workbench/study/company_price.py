@@ -1,4 +1,4 @@
-"""What `batch_invariant` costs: every variant's steps timed in turn, and ratios of those that differ by it alone."""
+"""Cost of `batch_invariant`: steps of all variants timed in turn, and ratios of variants that differ by it alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ Costs = dict[str, dict[str, float]]
 def prices(
     price: PricePart, variants: Mapping[str, Experiment], seed: int, tell: Callable[[str], None]
 ) -> tuple[Costs, Rows]:
-    """By variant: seconds of a step (median of the rounds), and `price_...`, the median of each round's ratio to the
-    variant that is the same without the mode. The rounds themselves. One round more, first, does not count."""
+    """Time every variant in interleaved rounds after one warm-up round.
+
+    Returns:
+        By variant the seconds of a step (median of the rounds) and `price_...`: the median over rounds of the ratio to
+        the variant without the mode. Second, the rounds themselves.
+    """
     runners: dict[str, Runner] = {}
     for name, variant in variants.items():
         tell(f"loading to be timed: {name}")
@@ -47,7 +51,7 @@ WORKS = ("prefill", "decode_one", "decode_many")
 
 
 def timed(price: PricePart, runner: Runner, name: str) -> dict[str, float]:
-    """Seconds of one prefill, of a decode step of one sequence, and of one of `batch`."""
+    """Return the seconds of one prefill, of a decode step of one sequence, and of one of `batch` sequences."""
     runner.forget_prefixes()
     return {
         "prefill": _steps(runner, name, 1, price.prefill_tokens, 1, "prefill", total=True),
@@ -57,7 +61,7 @@ def timed(price: PricePart, runner: Runner, name: str) -> dict[str, float]:
 
 
 def _steps(runner: Runner, name: str, count: int, prompt: int, tokens: int, phase: str, total: bool = False) -> float:
-    """Seconds of all steps of a phase together, or of the median one of those that decode every sequence."""
+    """Return the seconds of all steps of a phase together, or the median step of those that decode every sequence."""
     draw, vocab = random.Random(name), runner.model.spec.vocab
     sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     ids = [tuple(draw.randrange(vocab) for _ in range(prompt)) for _ in range(count)]
@@ -79,7 +83,7 @@ def _of_model(variant: Experiment, price: PricePart) -> Experiment:
 
 
 def _without(name: str, variants: Mapping[str, Experiment]) -> str | None:
-    """The variant that is the same without the mode."""
+    """Return the name of the variant that differs from this one by `batch_invariant` alone; None if there is none."""
     mine = variants[name]
     if not mine.batch_invariant:
         return None

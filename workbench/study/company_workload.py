@@ -1,4 +1,4 @@
-"""What a run of one prompt in varying company asks for."""
+"""Settings of the determinism workload."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from workbench.study.parts import Count, Part, Seed
 
 
 class PricePart(Part):
-    """Every variant's times, in turn: a prefill of one prompt, decodes of one sequence, and of many."""
+    """Settings for the cost of `batch_invariant`: a prefill of one prompt, decodes of one sequence, decodes of many."""
 
-    model: str | None = None  # another one than the one whose answers are compared
+    model: str | None = None  # None is the model whose outputs are compared
     prefill_tokens: Count = 512
     context: Count = 256  # tokens of each prompt whose decodes are timed
     batch: Annotated[int, Field(ge=2)] = 16
-    tokens: Annotated[int, Field(ge=3)] = 12  # of each sequence
+    tokens: Annotated[int, Field(ge=3)] = 12  # output tokens of each sequence
     rounds: Count = 5
 
 
 class CompanyWorkload(Part):
-    """Each prompt is asked greedily in `runs` companies that differ, and `repeats` times in the first of them."""
+    """Run each prompt greedily in `runs` different batch compositions, and `repeats` times in the first of them."""
 
     kind: Literal["company"] = "company"
-    prompts: Annotated[tuple[str, ...], Field(min_length=1)] | Count = 4  # texts, or how many of random tokens
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] | Count = 4  # texts, or the number of random prompts
     prompt_tokens: Count = 48  # of random prompts
     output_tokens: Count = 128
     runs: Count = 8
     repeats: Count = 3
     companions: Count = 15  # at most
-    companion_tokens: Count = 96  # of a companion's prompt, and of its output, at most
+    companion_tokens: Count = 96  # maximum of another request's prompt, and of its output
     price: PricePart | None = PricePart()
     seed: Seed = 0

@@ -1,4 +1,4 @@
-"""An experiment's variants side by side: one table, pictures, verdicts, in a run folder."""
+"""Compare the variants of an experiment: one table, charts and verdicts in a run folder."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from workbench.user_parts import find
 def run_comparison(
     experiment: Experiment, out: Path | str = "runs", name: str = "run", progress: bool = True
 ) -> Record:
-    """Measure every variant and write the run's folder below `out`; a mistake in the input leaves none."""
+    """Measure every variant and write a run folder below `out`. A mistake in the experiment leaves no folder."""
     if experiment.judge is not None:
-        find(experiment.judge.path)  # told before anything is measured
+        find(experiment.judge.path)  # checked before anything is measured
     with writing(out, name) as folder:
         return _measured(experiment, folder, progress)
 
@@ -85,7 +85,8 @@ def findings(
     tell: Callable[[str], None] = lambda line: None,
     predicted: Predictions | None = None,
 ) -> Findings:
-    """The comparison itself, by the kind of workload; `predicted` is what `predictions` gives, made here if need be."""
+    """Measure the variants by the kind of workload. `predicted` is the result of `predict_variants`, computed here if
+    needed."""
     sweep, simulated = experiment.sweep, isinstance(experiment.executor, SimulatedExecutor)
     if sweep is not None and not (simulated and sweep.one_axis):
         raise WorkbenchError(
@@ -114,7 +115,8 @@ def findings(
 
 
 def picture_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tuple[str, Any]:
-    """A run's kind of picture by its name, and what draws it: `svg` and `png` of rows and a title."""
+    """Return the name of the chart for this kind of run, and the module that draws it: `svg` and `png` of rows and a
+    title."""
     if isinstance(experiment.workload, QualityWorkload):
         return "pareto", pareto
     if isinstance(experiment.workload, CompanyWorkload):
@@ -131,7 +133,7 @@ def picture_of(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> tup
 
 
 def _draw(folder: RunFolder, experiment: Experiment, found: Findings) -> dict[str, Any] | None:
-    """A run's picture as SVG and PNG; why there is none, where there is none."""
+    """Write the chart as SVG and PNG, and return the files' names, or the reason why there is none."""
     name, picture = picture_of(experiment, found.rows)
     if problem := pareto.plotting_problem():
         return {"problem": problem}

@@ -1,4 +1,4 @@
-"""A table of variants as a reader, a document or a spreadsheet has it."""
+"""The table of variants as a terminal table, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ Found = tuple[list[str], list[list[str]]]
 
 
 def tables(rows: Rows) -> list[Found]:
-    """Headings and cells: quality, copying by depth, costs; those of which the rows have anything."""
+    """Return headings and cells of the tables that the rows have data for: quality, copying by depth, costs."""
     contexts = list(dict.fromkeys(context for row in rows for context in row.get("decode_tokens_per_s", {})))
     loads = list(dict.fromkeys(load for row in rows for load in row.get("tokens_per_s", {})))
     decoded = [{**row, "lane": row["decode_lane"]} if "decode_lane" in row else row for row in rows]
@@ -140,7 +140,7 @@ def tables(rows: Rows) -> list[Found]:
 
 
 def _curves(rows: Rows) -> list[Found]:
-    """Of simulated variants: what a setting's values, in the first column, make of some figures."""
+    """Build the tables of simulated variants: some metrics for each value, in the first column, of a swept setting."""
     tables = []
     for key, heading, tell in CURVES:
         of = [row for row in rows if any(point.get(key) is not None for point in row.get("curve", ()))]
@@ -162,7 +162,8 @@ def _cell(value: Any, tell: Cell) -> str:
 
 
 def _by_depth(rows: Rows) -> Found:
-    """Share of the names' tokens that are the most likely ones, and the gain in nats a token; 0% is the beginning."""
+    """Build the table of copying: the fraction of the identifiers' tokens that are most likely, and the gain in nats a
+    token, by depth (0% is the beginning)."""
     depths = list(dict.fromkeys(depth for row in rows for depth in row.get("copying", {})))
     cells = [[row["variant"], *(_copied(row.get("copying", {}).get(depth)) for depth in depths)] for row in rows]
     return ["copied (gain), from depth", *(f"{float(depth):.0%}" for depth in depths)], cells
@@ -177,7 +178,7 @@ def markdown(rows: Rows) -> str:
 
 
 def comma_separated(rows: Rows) -> str:
-    """One line a variant, every number as it was measured; groups of figures are named group.figure."""
+    """Return one CSV line a variant, every number as measured; nested metrics are named group.metric."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     out = io.StringIO()
@@ -188,7 +189,7 @@ def comma_separated(rows: Rows) -> str:
 
 
 def show(record: Record, console: Console) -> None:
-    """Question, table, verdicts, what is to be known, and where the run lies."""
+    """Print the question, table, verdicts, remarks and path of a run."""
     summary = record.summary
     question = next(line for line in record.experiment_text.splitlines() if line.startswith("question:"))
     console.print(Text(question.removeprefix("question:").strip(" '\""), style="bold"), soft_wrap=True)

@@ -1,5 +1,4 @@
-"""What a model can fetch from its context: an identifier that generated code assigns at some depth and asks for at the
-end.
+"""Copying from context: generated code assigns an identifier at some depth, and a model has to repeat it at the end.
 
     class Crate:
         def __init__(self): self.total = 0
@@ -8,8 +7,7 @@ end.
         def ...
         def last(self): return self.NAME             scored: the name's tokens
 
-The gain is the name's log-probability less what it is where the assignment stands nowhere, in nats a token.
-"""
+The gain is the name's log-probability less its log-probability without the assignment, in nats a token."""
 
 from __future__ import annotations
 
@@ -45,8 +43,10 @@ SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 
 @dataclass(frozen=True)
 class Snippet:
-    """One text of generated code. `text.first` is the index of the name's first token; `distance` is how many tokens
-    before it the assignment's name stands, None in the text without one."""
+    """One text of generated code.
+
+    `text.first_scored` is the index of the name's first token. `distance` is the number of tokens from the assigned
+    name to it, None in the text without an assignment."""
 
     text: Text
     name: int
@@ -55,8 +55,9 @@ class Snippet:
 
 
 def snippets(tokenizer: Tokenizer, names: int, tokens: int, depths: Sequence[float], seed: int) -> list[Snippet]:
-    """For each of `names` invented identifiers a text without its assignment and one for each depth (0 the beginning, 1
-    the end), all of nearly `tokens` tokens with the same filler."""
+    """Generate texts for `names` invented identifiers: one without the assignment, and one for each depth.
+
+    Depth 0 is the beginning and 1 the end. All texts of a name have nearly `tokens` tokens and the same filler."""
     made = []
     for index in range(names):
         draw = random.Random(f"{seed}/{index}")
@@ -111,8 +112,10 @@ def _invented(draw: random.Random) -> str:
 
 
 def copying(runner: Runner, asked: Sequence[Snippet]) -> list[dict]:
-    """One row a snippet with an assignment: name, depth, distance, `gain` in nats a token, and `copied`, the share of
-    the name's tokens that are the most likely ones."""
+    """Score snippets and return one row for each snippet with an assignment.
+
+    Rows have name, depth, distance, `gain` in nats a token, and `copied`: the fraction of the name's tokens that are
+    the most likely ones."""
     nats: list[list[float]] = [[] for _ in asked]
     right: list[list[bool]] = [[] for _ in asked]
 
@@ -138,7 +141,7 @@ def copying(runner: Runner, asked: Sequence[Snippet]) -> list[dict]:
 
 
 def by_depth(rows: Sequence[dict]) -> dict[float, dict[str, float]]:
-    """Means over the names, for each depth: gain, copied, distance."""
+    """Return the means over names for each depth: gain, copied, distance."""
     found = {}
     for depth in sorted({row["depth"] for row in rows}):
         here = [row for row in rows if row["depth"] == depth]

@@ -1,4 +1,4 @@
-"""The picture of variants of a schedule: curves over a swept setting, or bars."""
+"""Chart of simulated variants: curves over a swept setting, or bars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BARS = (
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """An Altair chart: a panel a figure that the rows have, a curve or a bar a variant."""
+    """Draw an Altair chart: one panel for each metric that the rows have, one curve or bar a variant."""
     panels = _curves(rows) if any(row.get("curve") for row in rows) else _bars(rows)
     altair = drawing()
     return altair.concat(*panels, columns=2).properties(title=title)

@@ -1,4 +1,4 @@
-"""A benchmark's record as one dated file."""
+"""Write a benchmark's record as one dated file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from workbench.study.run_folder import strict, write_atomically
 
 
 def write_dated(record: Mapping[str, Any], folder: Path, name: str) -> Path:
-    """`NAME-YYYYmmdd-HHMMSS.json` in `folder` by the record's own `date`, whole or not at all; what is no finite
-    number is null in it. A second record of the same second gets `-2`. Raises WorkbenchError where none can be
-    written."""
+    """Write `NAME-YYYYmmdd-HHMMSS.json` into `folder` by the record's own `date`, atomically.
+
+    Numbers that are not finite become null. A second record of the same second gets `-2`. Raises WorkbenchError where
+    the file cannot be written."""
     date = "".join(character for character in record["date"][:19] if character.isdigit())
     stem = f"{name}-{date[:8]}-{date[8:]}"
     try:

@@ -1,4 +1,4 @@
-"""Decode of one sequence at several depths of context, many runners in turn on one machine."""
+"""Decode steps of one sequence at several context lengths, timed for many runners in turn."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ Tell = Callable[[str], None]
 def decode_speed(
     runners: Mapping[str, Runner], contexts: Sequence[int], tokens: int, rounds: int, tell: Tell = lambda line: None
 ) -> list[dict]:
-    """One row a runner and context: seconds of each decode step. Every round has `tokens` steps of each runner in turn,
-    after one round that does not count."""
+    """Time decode steps and return one row a runner and context: the seconds of each step.
+
+    Every round takes `tokens` steps of each runner in turn; one warm-up round comes first."""
     rows = []
     for context in contexts:
         open_ones: dict[str, Iterator[Stepped]] = {}
@@ -49,7 +50,7 @@ def _take(steps: Iterator[Stepped], count: int) -> list[Stepped]:
 
 
 def _decoding(runner: Runner, context: int, tokens: int) -> Iterator[Stepped]:
-    """The decode steps of one sequence from `context` known tokens on."""
+    """Yield the decode steps of one sequence from `context` prompt tokens on."""
     draw = random.Random(context)
     prompt = tuple(draw.randrange(runner.model.spec.vocab) for _ in range(context))
     sampling = SamplingParameters(temperature=0.0, max_tokens=tokens + 1, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""What `auto` runs where lane mlir decodes: the stages of a model's whole decode step, read from its artifact."""
+"""Compilation stages of a model's whole decode step, as the mlir backend runs it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from workbench.model.transformer import Transformer
 def decode_step_stages(
     model: str, dtype: str = "auto", weights: WeightFormat | None = None, rows: int = 1, page_size: int = 64
 ) -> Stages:
-    """The stages of the step that decodes `rows` sequences (their bucket: 1, 2, 4, ...) on torch's present threads;
-    compiled where it is not at hand, without any weights. Raises LaneError where lane mlir does not work here."""
+    """Return the compilation stages of the step that decodes `rows` sequences, on torch's present threads.
+
+    `rows` is rounded up to its bucket (1, 2, 4, ...). The step is compiled where it is not cached, without any weights.
+    Raises LaneError where the mlir backend does not work here."""
     if problem := lane_problems()[Lane.MLIR]:
         raise LaneError(f"lane mlir does not work here: {problem}")
     from compiled_kernels.decode_step.step import library, step_text
@@ -38,7 +40,7 @@ def decode_step_stages(
     with torch.device("meta"):
         shapes = Transformer(spec, format=format).to(stored if dtype == "auto" else parse_dtype(dtype))
     if layout_problem(shapes, shapes.cache_shapes()) is None:
-        shapes.lay_out()  # as the lane mlir does; `auto` leaves weights row by row where torch's product is quicker
+        shapes.lay_out()  # as the mlir backend does; `auto` leaves weights row by row where torch's product is quicker
     shape = step_shape(shapes, page_size, bucket_for(rows))
     kernel = compile_text(step_text(shape), "decode_step", level=shape.target.level, libraries=(library(),))
     texts = {name: Stage(text) for name, text in kernel.stages.items()}

@@ -1,4 +1,4 @@
-"""How a text reaches a client: in one message, or in one for every token that shows something."""
+"""Delivery of a text to a client: in one message, or in one message for every token that adds text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_name("streaming_client.py")
 
 
 class Client:
-    """A process that reads what is sent; `seen`, once it is closed, has what it noted, by request."""
+    """A client in a process of its own. Once closed, `received` has its notes by request."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -30,7 +30,7 @@ class Client:
             raise WorkbenchError("the client's process did not start; see above for what it said")
 
     def send(self, name: str, text: str, reason: str | None) -> None:
-        """One server-sent event, as `/v1/completions` streams them."""
+        """Send one server-sent event, as `/v1/completions` streams them."""
         chunk = {
             "id": name, "object": "text_completion", "choices": [{"index": 0, "text": text, "finish_reason": reason}]
         }  # fmt: skip
@@ -46,7 +46,7 @@ class Client:
 
 
 def deliver(event: Event, delivery: Delivery, client: Client) -> None:
-    """What the client gets of an event. With a stream the last piece comes with the reason of the end."""
+    """Send the client what an event adds. With `stream` the last piece carries the finish reason."""
     if isinstance(event, Finished):
         client.send(event.request_id, event.text if delivery == "stream" else event.output_text, event.reason)
     elif isinstance(event, Decoded) and delivery == "stream" and event.text:

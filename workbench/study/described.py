@@ -1,4 +1,4 @@
-"""The other way round from `runner_for`: which experiment a runner carries out."""
+"""The experiment that a runner carries out: the inverse of `runner_for`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from workbench.errors import WorkbenchError
 from workbench.study.experiment import CachePart, Experiment, ModelPart, SchedulePart
 
 TOP = ("lane", "compile", "batch_invariant", "attention", "speculate", "executor")
-PAGED = ("page_size", "pages", "prefix", "offload", "evict")  # what `load` is given beside the cache's format
+PAGED = ("page_size", "pages", "prefix", "offload", "evict")  # arguments of `load` beside the cache's format
 
 
 def described(runner: Runner, question: str, workload: Mapping[str, Any]) -> Experiment:
-    """The experiment whose runner `runner` is. WorkbenchError where no settings can say that: a runner that neither
-    `load` nor `runner_for` made, or one with a policy that is an object of somebody's own."""
+    """Return the experiment whose runner `runner` is.
+
+    Raises WorkbenchError where no settings express it: a runner that neither `load` nor `runner_for` built, or a policy
+    that is a user-defined object."""
     if not runner.asked:
         raise WorkbenchError("this runner was put together by hand, which no settings describe: give an Experiment")
     asked = {name: _plain(value) for name, value in runner.asked.items()}

@@ -1,4 +1,4 @@
-"""How far a model's next-token distributions are from another's, place by place over the same texts."""
+"""Divergence between the next-token distributions of two models, token by token over the same texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from workbench.engine.runner import Runner
 from workbench.study.forced import Text, score
 from workbench.study.metrics import percentile
 
-ROWS = 512  # logits looked at together: what a step has at most unless told otherwise
+ROWS = 512  # rows compared at once: the default maximum of a step
 
 
 @dataclass
 class Distributions:
-    """Logits at every scored place, [token, vocab] a text, as one runner gives them."""
+    """Logits of one runner at every scored position: a list of [token, vocab] tensors for each text."""
 
     texts: Sequence[Text]
     rows: list[list[Tensor]] = field(default_factory=list, repr=False)
@@ -30,7 +30,7 @@ class Distributions:
         return found
 
     def at(self, index: int, first: int, count: int) -> Tensor:
-        """Rows of `count` tokens of a text from token `first` on."""
+        """Return the logits of `count` tokens of a text from token `first` on: [token, vocab]."""
         if len(self.rows[index]) > 1:
             self.rows[index] = [torch.cat(self.rows[index])]
         start = first - self.texts[index].first
@@ -39,8 +39,10 @@ class Distributions:
 
 @dataclass
 class Places:
-    """A column a figure, a row a scored token: nats of the token, KL(reference || this) in nats, and whether both have
-    the same most likely token."""
+    """One column a metric, one row a scored token.
+
+    `nats` is the token's negative log-probability, `kl` is KL(reference || model) in nats, `same_top` tells whether
+    both have the same most likely token."""
 
     text: list[int] = field(default_factory=list)
     token: list[int] = field(default_factory=list)
@@ -49,7 +51,7 @@ class Places:
     same_top: list[bool] = field(default_factory=list)
 
     def summary(self, sizes: int) -> dict[str, float]:
-        """`sizes` is how many bytes the scored tokens stand for."""
+        """Return means and percentiles over the tokens. `num_bytes` is the size of their text in bytes."""
         return {
             "bits_per_byte": math.fsum(self.nats) / math.log(2) / sizes,
             "kl_mean": math.fsum(self.kl) / len(self.kl),
@@ -61,7 +63,7 @@ class Places:
 
 
 def against_itself(reference: Distributions) -> Places:
-    """The places of the reference itself, from what it has said already."""
+    """Return the divergences of the reference from itself, without running it again."""
     places = Places()
     for index, text in enumerate(reference.texts):
         for first in range(text.first, len(text.ids), ROWS):
@@ -72,7 +74,8 @@ def against_itself(reference: Distributions) -> Places:
 
 
 def compare(runner: Runner, reference: Distributions) -> Places:
-    """Run `reference`'s texts through `runner` and hold every place against it. Memory: one step's logits."""
+    """Run the reference's texts through `runner` and compare the logits at every scored position. Memory: the logits of
+    one step."""
     places = Places()
 
     def note(index: int, first: int, logits: Tensor) -> None:
@@ -84,7 +87,7 @@ def compare(runner: Runner, reference: Distributions) -> Places:
 
 
 def enter(places: Places, text: int, first: int, exact: Tensor, found: Tensor, ids: Tensor) -> None:
-    """Add rows of logits [token, vocab] of both, and the tokens that came; all of it in float64."""
+    """Append rows for the logits [token, vocab] of both models and the tokens that followed, computed in float64."""
     p, q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).clamp_min(0.0)
     places.text += [text] * len(ids)

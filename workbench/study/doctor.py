@@ -1,4 +1,4 @@
-"""What works on this machine, and why the rest does not."""
+"""Diagnosis of this machine: the backends, extras and models that work here, and the reasons why others do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.engine.rounds import CLEARLY
 from workbench.engine.trial import remembered_trials
 from workbench.study.environment import environment
 
-# What each extra brings, and what a person gets by installing it.
+# Extras: the module that each needs, and its use.
 EXTRAS = {
     "triton": ("triton", "GPU kernels, their interpreter and their PTX"),
     "iree": ("iree.compiler", "whole steps through IREE"),
@@ -35,8 +35,8 @@ LAID_OUT = ("model", "weights", "cache", "threads", "cpu", "chosen", "reason", "
 
 
 def findings() -> dict:
-    """Lanes, what `auto` chose and would try, extras, models and the environment, JSON-ready; null stands where nothing
-    is wrong."""
+    """Return backends, choices of `auto` and its untried ones, extras, models and the environment, JSON-ready; null
+    means no problem."""
     auto = resolve_lanes("auto")
     return {
         "level": {"here": level_here(), "machine": machine_level(), "problem": None if level_here() else NO_LEVEL},
@@ -98,7 +98,7 @@ def show(found: dict, console: Console) -> None:
 
 
 def _chosen(trials: list[dict]) -> Table:
-    """What `auto` chose for which model, with the times of a decode step and why other lanes were not taken."""
+    """Build a table of the backends that `auto` chose, with decode step times and the reasons against others."""
     table = Table("model", "weights", "cache", "threads", "chosen", "a decode step", "not taken", "tried (UTC)")
     for each in trials:
         times = ", ".join(f"{lane} {1000 * seconds:.2f} ms" for lane, seconds in each["seconds"].items())

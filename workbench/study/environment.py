@@ -1,4 +1,4 @@
-"""The machine and the software of a run, as a record keeps them. No paths, no user or host names."""
+"""Hardware and software of a run, as a record stores them: no paths, no user names, no host names."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ SOURCE = Path(__file__).resolve().parents[2]
 def environment(
     with_torch: bool = True, repository: Path | None = SOURCE, sample_seconds: float = 0.25
 ) -> dict:
-    """Everything that may explain a figure, JSON-ready; null where this system does not tell.
+    """Return everything that may explain a measurement, JSON-ready; null where this system does not report it.
 
-    `with_torch` imports torch for threads and GPU; versions need no import. Other processes' share of the CPU
-    is watched for `sample_seconds`; for a whole run take `cpu_times()` before and `others_cpu_share` after.
+    Args:
+        with_torch: Import torch for threads and GPUs; versions need no import.
+        repository: Folder whose git commit is reported; None reports none.
+        sample_seconds: Time for which other processes' CPU use is sampled. For a whole run call `cpu_times` before and
+            `others_cpu_share` after.
     """
     before = cpu_times()
     time.sleep(sample_seconds)
@@ -54,8 +57,8 @@ def environment(
 
 
 def commit(repository: Path) -> dict | None:
-    """Commit and dirty flag of the repository that tracks this package's source; None without git."""
-    tracked = "workbench/errors.py"  # an installed copy inside somebody's checkout is not that checkout
+    """Return the commit and dirty flag of the repository that tracks this package's source; None without git."""
+    tracked = "workbench/errors.py"  # an installed copy inside another checkout is not that checkout
     if _git(repository, "ls-files", "--error-unmatch", tracked) is None:
         return None
     head, changes = _git(repository, "rev-parse", "HEAD"), _git(repository, "status", "--porcelain")
@@ -98,7 +101,7 @@ def _gpus(with_torch: bool) -> list[str] | None:
 
 
 def _torch(wanted: bool) -> Any:
-    """The module, or None where it is not wanted, absent or broken."""
+    """Return the torch module, or None where it is not wanted, absent or broken."""
     try:
         return importlib.import_module("torch") if wanted else None
     except (ImportError, OSError):
@@ -106,7 +109,7 @@ def _torch(wanted: bool) -> Any:
 
 
 def _compiler() -> str | None:
-    """The C++ compiler's own words about itself, without where it lies; None if there is none."""
+    """Return the C++ compiler's own version line without its path; None if there is no compiler."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (found := shutil.which(name.split()[0])):
             lines = (_output([found, "--version"]) or "").splitlines()

@@ -1,4 +1,4 @@
-"""A question as one frozen value: YAML in, YAML out, equal after the round trip."""
+"""An experiment: a question and all settings that answer it, as one frozen value that survives a YAML round trip."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from workbench.study.sweep_part import Sweep
 from workbench.study.texts_workload import TextsWorkload
 from workbench.traffic.settings import TrafficWorkload
 
-MOST_THREADS = 1024  # beyond it the system, not torch, says no, and ends the process
+MOST_THREADS = 1024  # beyond it the system, not torch, refuses, and ends the process
 
 
 class ModelPart(Part):
-    """Which model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
+    """Settings of the model: a folder, `demo`, `demo-draft`, or `shape:NAME` with random weights from `seed`."""
 
     name: str = "demo"
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
@@ -64,25 +64,25 @@ class ModelPart(Part):
 
 
 class CachePart(Brief, CacheFormat):
-    """How keys and values are kept. `auto` pages: full context for every sequence, within 1 GiB."""
+    """Settings of the KV cache. `pages: auto` gives every sequence its full context, within 1 GiB."""
 
     page_size: Count = 64
     pages: Count | Literal["auto"] = "auto"
-    prefix: Prefix = NoPrefix()  # whether full pages are found again by their tokens, and for how long
-    offload: Offload = NoOffload()  # where pages of a sequence that is set back may lie
-    evict: EvictPart | None = None  # which tokens stay when a sequence may hold only so many
+    prefix: Prefix = NoPrefix()  # reuse of full pages by their tokens
+    offload: Offload = NoOffload()  # where pages of a preempted sequence may be swapped to
+    evict: EvictPart | None = None  # which tokens remain when a sequence is limited to some
 
 
 class SchedulePart(Part):
-    """How requests share the steps."""
+    """Settings of the scheduler: batching, policy, limits of a step, preemption."""
 
-    kind: Kind = "continuous"  # static: a batch waits for its last, and nobody joins it
-    policy: PolicySetting = FCFS()  # who is served next
+    kind: Kind = "continuous"  # static: a batch runs until its last request ends, and none joins it
+    policy: PolicySetting = FCFS()  # order in which requests are scheduled
     max_num_seqs: Count = 16
     max_num_batched_tokens: Count = 512
-    chunked_prefill: bool = True  # a prompt may be cut where a step's tokens end
+    chunked_prefill: bool = True  # split a prompt at the end of a step's token budget
     chunk_tokens: Count | None = None  # a step's prefill tokens at most; None: all its tokens
-    set_back: SetBack = "auto"  # what becomes of the pages of who gives way; auto: offload, where there is a place
+    set_back: SetBack = "auto"  # recompute, offload, or auto: offload where configured
     overflow: Literal["refuse", "cut_oldest"] = "refuse"
 
     @model_validator(mode="after")
@@ -92,7 +92,7 @@ class SchedulePart(Part):
 
 
 class PromptsWorkload(Part):
-    """The texts given, all at once, each `copies` times with seeds counted up from the sampling's."""
+    """The given texts, all submitted at once, each `copies` times with seeds counted up from the sampling's."""
 
     kind: Literal["prompts"] = "prompts"
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -100,7 +100,7 @@ class PromptsWorkload(Part):
 
 
 class RandomWorkload(Part):
-    """`requests` prompts of random tokens; outputs have full length whatever the model says."""
+    """`requests` prompts of random tokens; every output has its full length."""
 
     kind: Literal["random"] = "random"
     requests: Count = 16
@@ -109,7 +109,7 @@ class RandomWorkload(Part):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-# Those whose run is a table of variants.
+# Workloads whose run is a table of variants.
 COMPARISONS = (
     QualityWorkload
     | SharedPrefixWorkload
@@ -124,46 +124,45 @@ Workload = Annotated[PromptsWorkload | RandomWorkload | TrafficWorkload | COMPAR
 
 
 class Promise(Part):
-    """What a request is promised, in seconds: goodput counts those that get it."""
+    """Service-level objective of a request, in seconds: goodput counts the requests that attain it."""
 
     ttft: Annotated[float, Field(gt=0)] = 1.0
     tpot: Annotated[float, Field(gt=0)] = 0.1
 
 
 class MeasurePart(Part):
-    """What is run besides the run that is recorded."""
+    """Settings of a measurement: warm-up, rounds, threads, ceilings, prediction, SLO."""
 
-    warmup: Annotated[int, Field(ge=0)] = 1  # runs before, which compile and touch everything once
-    rounds: Count = 1  # that are measured of each variant, in turn; a row has their medians
+    warmup: Annotated[int, Field(ge=0)] = 1  # warm-up runs, which compile and touch everything once
+    rounds: Count = 1  # measured rounds of each variant, interleaved; a row has their medians
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | Literal["auto"] = "auto"
-    ceilings: bool = True  # measure what this machine could do, for the roofline
-    predict: bool = False  # of variants: write down, before any is run, what the cost model makes of them
+    ceilings: bool = True  # measure this machine's ceilings, for the roofline
+    predict: bool = False  # record the cost model's prediction of each variant before any is run
     promise: Promise = Promise()
 
 
 class Experiment(Shown, Part):
-    """Everything that decides what a run does. The same value gives the same tokens.
+    """Everything that determines a run. The same value gives the same tokens.
 
         experiment = Experiment(question="What does INT8 cost?", workload={"kind": "random", "requests": 4})
-        experiment.with_("cache.format=int8", "lane=eager")
-    """
+        experiment.with_("cache.format=int8", "backend=eager")"""
 
     question: str
     model: ModelPart = ModelPart()
     lane: str = "auto"
-    compile: Literal["block", "step"] = "block"  # what the lane inductor compiles at once in decode
-    batch_invariant: bool = False  # a request has the same bits in any company, chunking, prefix
-    attention: AttentionPart = AttentionPart()  # what changes in the model's
+    compile: Literal["block", "step"] = "block"  # what the inductor backend compiles at once in decode
+    batch_invariant: bool = False  # a request has the same bits in any batch composition, chunking, prefix
+    attention: AttentionPart = AttentionPart()  # changes of the model's attention
     cache: CachePart = CachePart()
     schedule: SchedulePart = SchedulePart()
-    speculate: Speculate = NoSpeculation()  # tokens proposed for what comes next, checked by the next step
+    speculate: Speculate = NoSpeculation()  # speculative decoding: the proposer of draft tokens
     sampling: SamplingParameters = SamplingParameters()
     workload: Workload
     executor: Executor = RealExecutor()
     measure: MeasurePart = MeasurePart()
-    variants: dict[str, dict[str, Any]] = {}  # by name, what each changes: {int8: {cache.format: int8}}
+    variants: dict[str, dict[str, Any]] = {}  # changes by name: {int8: {cache.format: int8}}
     sweep: Sweep | None = None  # the points that `workbench sweep` runs
-    judge: UserPart | None = None  # what makes verdicts of a comparison's rows: rows -> verdicts
+    judge: UserPart | None = None  # function from a comparison's rows to verdicts
 
     @model_validator(mode="after")
     def _possible(self) -> Experiment:
@@ -173,16 +172,17 @@ class Experiment(Shown, Part):
 
     @property
     def compares(self) -> bool:
-        """Whether a run of it is a table of variants, and not one of requests."""
+        """True if a run of it is a table of variants rather than one set of requests."""
         return bool(self.variants) or self.sweep is not None or isinstance(self.workload, COMPARISONS)
 
     def variant(self, name: str) -> Experiment:
-        """The experiment that the variant `name` is: this one with its changes, and no variants."""
+        """Return the experiment of the variant `name`: this one with its changes, without variants."""
         return self.alone(self.variants[name], f"variants.{name}")
 
     def alone(self, changes: Mapping[str, Any], where: str) -> Experiment:
-        """One experiment of the many that this is: with `changes` (dotted path -> value), and without variants, sweep
-        and judge."""
+        """Return one experiment with `changes` (dotted path -> value), without variants, sweep and judge.
+
+        `where` is the prefix of paths in error messages."""
         values = self.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
         for path, value in changes.items():
             _set(values, path, value, f"{where}.{path}")
@@ -190,7 +190,7 @@ class Experiment(Shown, Part):
 
     @classmethod
     def from_yaml(cls, text: str | bytes, overrides: tuple[str, ...] = (), where: str = "experiment") -> Experiment:
-        """Read YAML and apply `path=value` overrides; whatever is wrong is named by its path."""
+        """Read YAML and apply `path=value` overrides. Errors name the path of the wrong value."""
         values = read_yaml(text, where)
         if not isinstance(values, dict):
             kind = type(values).__name__
@@ -208,8 +208,10 @@ class Experiment(Shown, Part):
 
     @classmethod
     def read(cls, path: Path | str, overrides: tuple[str, ...] = ()) -> Experiment:
-        """The experiment in a YAML file. Where there is no such file, `experiments/NAME.yaml` is the project's own of
-        that name, which is installed with it: so README's commands run outside of a checkout too."""
+        """Read the experiment in a YAML file and apply `path=value` overrides.
+
+        Where there is no such file, `experiments/NAME.yaml` is the project's own experiment of that name, which is
+        installed with the package."""
         try:
             text = read_bytes(_file_of(Path(path)))
         except UnreadableText as error:
@@ -217,11 +219,11 @@ class Experiment(Shown, Part):
         return cls.from_yaml(text, overrides, str(path))
 
     def to_yaml(self) -> str:
-        """The whole experiment, defaults included, in the order of the fields."""
+        """Write the whole experiment as YAML, defaults included, in the order of the fields."""
         return yaml_text.write(self.model_dump(mode="json"))
 
     def with_(self, *overrides: str) -> Experiment:
-        """A changed copy: `experiment.with_("cache.page_size=16", "lane=eager")`."""
+        """Return a changed copy: `experiment.with_("cache.page_size=16", "backend=eager")`."""
         return Experiment.from_yaml(self.to_yaml(), overrides)
 
     def _shown(self) -> Table:
@@ -230,7 +232,7 @@ class Experiment(Shown, Part):
 
 
 def _file_of(path: Path) -> Path:
-    """`path`, or the project's own experiment that it names."""
+    """Return `path`, or the project's own experiment that it names."""
     ours = Path(__file__).resolve().parents[2] / "experiments" / path.name
     return ours if path.parent == Path("experiments") and not path.exists() and ours.is_file() else path
 

@@ -1,4 +1,4 @@
-"""What a comparison of variants found."""
+"""Result of measuring the variants of an experiment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class Findings:
-    """`rows`: one a variant; `about`: what was read or asked; `tables`: what the rows are made from."""
+    """Measured variants: one row each in `rows`, the inputs in `metadata`, the raw data behind the rows in `tables`."""
 
     rows: Rows
     about: dict[str, Any]

@@ -1,8 +1,7 @@
-"""Texts that are known beforehand, fed through a runner as if it generated them: what it would have said at each place.
+"""Teacher forcing: run known texts through a runner as if it generated them, and score each token.
 
-Everything is as in serving: the scheduler's chunks of prefill and its decodes, pages, the cache's own format, the lane.
-Only the choice of the next token is taken from the text, and logits of more places than the last are looked at.
-"""
+The run is like serving: chunked prefill and decode, pages, the cache's own format, the backend. Only the next token is
+taken from the text, and logits of more positions than the last are computed."""
 
 from __future__ import annotations
 
@@ -28,7 +27,9 @@ Note = Callable[[int, int, Tensor], None]
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens, of which the first `prefilled` are a prompt and the others decode; tokens from index `first` on are
+    """A tokenized text to score.
+
+    The first `num_prompt_tokens` tokens are the prompt, the others are decoded. Tokens from index `first_scored` on are
     scored: token i by the logits at position i - 1."""
 
     ids: tuple[int, ...]
@@ -43,8 +44,17 @@ class Text:
 
 
 def score(runner: Runner, texts: Sequence[Text], note: Note) -> None:
-    """Run all `texts`; `note` receives (index of the text, index of the first token scored, logits [token, vocab]) as
-    they are computed, in order within a text. Raises WorkbenchError where one of them does not run to its end."""
+    """Run all texts with teacher forcing and pass on the logits of every scored position.
+
+    Args:
+        runner: The runner to use; its sampler and proposer are restored at the end.
+        texts: Texts to score.
+        on_logits: Receives (index of the text, index of the first scored token, logits [token, vocab]) as they are
+            computed, in order within a text.
+
+    Raises:
+        WorkbenchError: Where a text does not run to its end.
+    """
     requests = [
         Request(
             str(index),
@@ -61,7 +71,7 @@ def score(runner: Runner, texts: Sequence[Text], note: Note) -> None:
 
 
 class _Watched:
-    """An executor that asks for the logits of every scored place."""
+    """An executor that requests the logits of every scored position."""
 
     def __init__(self, inner: Executor, texts: Sequence[Text], note: Note):
         self.inner, self.texts, self.note = inner, texts, note
@@ -88,7 +98,7 @@ class _Watched:
 
 
 class _Given:
-    """A chooser that has the text before it."""
+    """A sampler that returns the next token of the text."""
 
     def __init__(self, texts: Sequence[Text]):
         self.texts = texts
@@ -103,7 +113,7 @@ class _Given:
 
 @contextmanager
 def _in_place_of(runner: Runner, executor: Any, chooser: Any) -> Iterator[None]:
-    """Nothing is drafted. The runner's own executor, chooser and drafts come back at the end."""
+    """Replace the runner's executor and sampler and disable drafting; restore all of them at the end."""
     own = runner.executor, runner.served.chooser, runner.drafts
     runner.executor, runner.served.chooser, runner.drafts = executor, chooser, None
     try:

@@ -1,7 +1,6 @@
-"""A model in a process of its own: time to the first tokens from the process's start, and memory in decode.
+"""A model in a process of its own: time from process start to the first tokens, and memory in decode.
 
-`python -m workbench.study.fresh_process` reads one job in JSON from its input and prints one answer.
-"""
+`python -m workbench.study.fresh_process` reads one job in JSON from its input and prints one answer."""
 
 from __future__ import annotations
 
@@ -22,12 +21,14 @@ from workbench.trace.events import Decoded, Finished, Stepped
 
 ROOT = Path(__file__).resolve().parents[2]
 COLD_PROMPT = 32
-SMALL = "shape:tiny"  # run before memory is measured: what code and compilers take is no part of the model
+SMALL = "shape:tiny"  # run before memory is measured: code and compilers are no part of the model
 
 
 def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str, float]]:
-    """Seconds from the start of a process to import, load, first and second token: `cold`, where nothing was ever
-    compiled, and `warm`, a second process with what the first one left. `settings` are those of `workbench.load`."""
+    """Return seconds from process start to import, load, first and second token.
+
+    `cold` is a process with empty compile caches, `warm` a second process with the caches of the first. `settings` are
+    arguments of `workbench.load`."""
     with tempfile.TemporaryDirectory(prefix="workbench-cold-") as folder:
         places = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "WORKBENCH_CACHE_DIR": f"{folder}/workbench"}
         job = {"settings": dict(settings), "threads": threads, "batch": 1, "prompt": COLD_PROMPT, "output": 2}
@@ -35,13 +36,14 @@ def cold_start(settings: Mapping[str, Any], threads: int) -> dict[str, dict[str,
 
 
 def memory_in_decode(settings: Mapping[str, Any], threads: int, batch: int, prompt: int, output: int) -> dict[str, Any]:
-    """Bytes of weights, cache and activations by formula and measured, and the process's peak."""
+    """Return the bytes of weights, cache and activations by formula and measured, and the process's peak."""
     job = {"settings": dict(settings), "threads": threads, "batch": batch, "prompt": prompt, "output": output}
     return in_fresh_process({**job, "small_first": True})["memory"]
 
 
 def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The answer to `job`. Raises WorkbenchError with the process's last words where it gave none."""
+    """Run `job` in a new process and return its answer. Raises WorkbenchError with the last lines of its output where
+    it fails."""
     place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "workbench.study.fresh_process"]
     done = subprocess.run(
@@ -56,7 +58,7 @@ def in_fresh_process(job: Mapping[str, Any], surroundings: Mapping[str, str] | N
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What one process saw: `seconds` since the job began, and `memory`."""
+    """Run a job in this process and return `seconds` since it began, and `memory`."""
     import torch
 
     from workbench.model.memory import activation_bytes
@@ -87,7 +89,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[tuple[Stepped, int | None]]]:
-    """The runner, and its steps with what lay in memory after each."""
+    """Return the runner, and its steps with the resident bytes after each."""
     import workbench
     from workbench.request import Request, SamplingParameters
 
@@ -110,5 +112,5 @@ def _run(job: Mapping[str, Any], seconds: dict[str, float]) -> tuple[Any, list[t
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what else is printed is no answer
+    os.dup2(2, 1)  # other output is no answer
     print(json.dumps(answer(json.load(sys.stdin))), file=answers, flush=True)

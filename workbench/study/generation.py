@@ -1,4 +1,4 @@
-"""One prompt continued, with what it took."""
+"""Continue one prompt and report its metrics."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ def generation(
     tell: Callable[[str], None] = to_stderr,
     speculate: Any = "none",
 ) -> dict:
-    """Continue `prompt`; returns text, ids, finish reason, usage, metrics.
+    """Continue one prompt and return text, ids, finish reason, usage and metrics.
 
-    `show` gets the prompt once it is known to run, then each piece of text; `tell` and `speculate` as in `load`.
+    Args:
+        prompt: Text to continue.
+        model, backend, dtype, speculate: As in `workbench.load`.
+        sampling: Fields of `SamplingParameters`.
+        on_text: Called with the prompt once it is known to run, then with each piece of text.
+        on_progress: Called with a line of text at each stage of loading.
     """
     recorder = Recorder()
     runner = load(

@@ -1,4 +1,4 @@
-"""Requests that got what they were promised."""
+"""Goodput: requests that attain a service-level objective."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ ROUNDING = 1 + 1e-9
 
 
 def goodput(figures: Sequence[Mapping[str, Any]], promise: Promise, seconds: float | None) -> dict[str, Any]:
-    """Of requests with `ttft_s` and `tpot_s` (None: no token, or no second one): how many got their first token and
-    then each next one, in the mean, within the promise; a second, and as a share."""
+    """Count the requests that attain the SLO: first token within `slo.ttft`, mean time per later token within
+    `slo.tpot`.
+
+    Args:
+        requests: Metrics of requests with `ttft_s` (None: no token) and `tpot_s` (None: no second token).
+        slo: The objective, in seconds.
+        seconds: Duration of the run; None or 0 gives no rate.
+
+    Returns:
+        The SLO, the number of attaining requests, their fraction (`share`), and their rate (`requests_per_s`).
+    """
     kept = [each for each in figures if _kept(each, promise)]
     return {
         "ttft_s": promise.ttft,
@@ -26,7 +35,7 @@ def goodput(figures: Sequence[Mapping[str, Any]], promise: Promise, seconds: flo
 
 
 def recorded_goodput(recorder: Recorder, promise: Promise, seconds: float | None) -> dict[str, Any]:
-    """Goodput of a run that was recorded."""
+    """Return the goodput of a recorded run."""
     return goodput(per_request(recorder.requests(), recorder.tokens()), promise, seconds)
 
 

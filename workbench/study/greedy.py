@@ -1,4 +1,4 @@
-"""Where greedy output first departs from a reference's."""
+"""Greedy outputs, and the first token in which they differ from a reference's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.request import Request, SamplingParameters
 
 
 def greedy_outputs(runner: Runner, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[tuple[int, ...]]:
-    """`tokens` most likely tokens after each prompt."""
+    """Return the `tokens` most likely tokens after each prompt."""
     sampling = SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     ends = generate(runner, [Request(str(index), prompt, sampling) for index, prompt in enumerate(prompts)])
     for name, end in ends.items():
@@ -20,12 +20,13 @@ def greedy_outputs(runner: Runner, prompts: Sequence[tuple[int, ...]], tokens: i
 
 
 def first_divergence(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The index of the first token that differs; None where all are equal."""
+    """Return the index of the first token that differs; None where all are equal."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
 
 
 def divergence_summary(found: Sequence[int | None], tokens: int) -> dict[str, float]:
-    """`greedy_equal` is the share of outputs without a difference; they count with their whole length in the mean."""
+    """Summarize first divergences. `greedy_equal` is the fraction of equal outputs; these enter the mean with their
+    whole length."""
     return {
         "greedy_equal": sum(place is None for place in found) / len(found),
         "first_divergence": sum(tokens if place is None else place for place in found) / len(found),

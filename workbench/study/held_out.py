@@ -1,4 +1,4 @@
-"""Text that the demo model never saw: modules of Python's standard library, as the model's card lists them."""
+"""Held-out text for the demo model: modules of Python's standard library listed in the model's card."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGIN, END = "<|begin|>", "<|end|>"
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Texts by name. `known` of the `listed` modules are byte for byte those of the card; others are left out."""
+    """Held-out texts by name. Modules whose bytes differ from those of the card are left out."""
 
     texts: dict[str, str]
     listed: int
@@ -32,7 +32,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of one text; tokens from index `first` on count, and have `bytes` bytes of text."""
+    """A window of one text. Tokens from index `first_scored` on are scored; they have `num_bytes` bytes of text."""
 
     ids: tuple[int, ...]
     first: int
@@ -41,10 +41,9 @@ class Window:
 
 
 def held_out_modules(manifest: Path = DEMO / "corpus.json", library: Path | None = None) -> HeldOut:
-    """The held-out modules that this Python has, each verified by its SHA-256.
+    """Return the held-out modules of this Python, each verified by its SHA-256.
 
-    Raises WorkbenchError where none is left: another version of Python has other sources.
-    """
+    Raises WorkbenchError where none is left: another version of Python has other sources."""
     library = library or Path(sysconfig.get_path("stdlib"))
     corpus = json.loads(manifest.read_text())
     listed = [entry for entry in corpus["files"] if entry["side"] == "held_out"]
@@ -63,8 +62,10 @@ def held_out_modules(manifest: Path = DEMO / "corpus.json", library: Path | None
 
 
 def windows(tokenizer: Tokenizer, texts: Mapping[str, str], context: int) -> list[Window]:
-    """Windows of `context` + 1 tokens, half of them new: no token but a text's first ones is predicted from less than
-    half a context, and every token but the beginning counts in exactly one window."""
+    """Cut texts into windows of `context` + 1 tokens, half of them new.
+
+    Every token but the first of a text is scored in exactly one window. Only a text's first tokens are predicted from
+    less than half a context."""
     size = cache(lambda token: len(tokenizer.token_bytes(token)))
     return [window for name, text in sorted(texts.items()) for window in _cut(tokenizer, name, text, context, size)]
 
@@ -85,7 +86,7 @@ def _cut(tokenizer: Tokenizer, name: str, text: str, context: int, size: Callabl
 
 
 def sample(every: Sequence[Window], count: int, seed: int, least: int = 0) -> Sequence[Window]:
-    """`count` windows drawn without repetition from those of at least `least` tokens; the same for the same seed."""
+    """Draw `count` windows of at least `min_tokens` tokens without repetition; the same for the same seed."""
     long = [window for window in every if len(window.ids) >= least]
     if len(long) < count:
         raise WorkbenchError(f"{len(long)} windows of at least {least} tokens in these texts, {count} are asked for")
@@ -93,7 +94,7 @@ def sample(every: Sequence[Window], count: int, seed: int, least: int = 0) -> Se
 
 
 def _ends(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What stands before and after a text; a model in use is given its tokenizer's own beginning."""
+    """Return the tokens before and after a text; a model in use gets its tokenizer's own begin token."""
     control = tokenizer.control_ids
     if BEGIN in control and END in control:
         return (control[BEGIN],), (control[END],)

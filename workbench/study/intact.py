@@ -1,4 +1,4 @@
-"""How whole a run folder is: finished, under way, killed, or short of what was written."""
+"""Integrity of a run folder: complete, running, killed, or damaged."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ State = Literal["complete", "running", "killed", "unfinished", "no manifest", "d
 
 @dataclass(frozen=True)
 class Condition:
-    """`lacks` says of each file what is missing or changed, `readable` names those that are not.
+    """The state of a run folder.
 
-    `running` and `killed` are told where the writer was a process of this machine since its last start, else
-    `unfinished` means either. Without a manifest nothing says what there was: half a copy, or an older record.
-    """
+    `damaged` says of each file what is missing or changed, `readable` names the others. `running` and `killed` need a
+    writer on this machine since its last boot; otherwise `unfinished` means either. Without a manifest the expected
+    files are unknown: half a copy, or an older record."""
 
     state: State
     manifest: dict[str, dict] = field(default_factory=dict, repr=False)  # file name -> bytes, sha256
     lacks: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
-    why: str = ""  # of a run that ended before it was whole, as far as it could say so
+    why: str = ""  # of an abandoned run, as far as its marker says
 
     def __str__(self) -> str:
         here = ", ".join(self.readable) or "nothing"
@@ -50,10 +50,9 @@ class Condition:
 
 
 def condition(path: Path, contents: bool = False) -> Condition:
-    """What became of the run in the folder `path`, by names and sizes; with `contents` by SHA-256 too.
+    """Check the run folder `path` by file names and sizes, and with `contents` by SHA-256 too.
 
-    Raises WorkbenchError if there is no such folder.
-    """
+    Raises WorkbenchError if there is no such folder."""
     if not path.is_dir():
         raise WorkbenchError(f"run {path}: no such folder")
     here = tuple(sorted(p.name for p in path.glob("[!.]*") if p.name not in (MARKER, MANIFEST)))
@@ -77,7 +76,7 @@ def condition(path: Path, contents: bool = False) -> Condition:
 
 
 def unfinished(path: Path) -> str:
-    """The state of a run that has its marker still, as a listing tells it."""
+    """Return the state of a run whose marker is still there, for a listing."""
     found = condition(path)
     told = {"running": "still running", "killed": found.why or "killed or interrupted"}
     return "unfinished: " + told.get(found.state, "killed, or still running")
@@ -89,8 +88,9 @@ def fingerprint(path: Path) -> dict:
 
 
 def marker_text(ended: str | None = None) -> bytes:
-    """What the marker holds: a sentence for people, and the process that writes here, or why it has `ended` that.
-    Always of one length, so that a full disk has room for the one where the other stood."""
+    """Return the marker file's content: a sentence for people, and the writing process or the reason why it `ended`.
+
+    The length is constant, so that a full disk has room to overwrite the marker."""
     writer = alive.process() if ended is None else {"ended": ended[:MARKER_BYTES]}
     told = "This run was not finished, or still runs." if ended is None else "This run was not finished."
     while len(text := f"{told}\n{json.dumps(writer)}".encode()) >= MARKER_BYTES:

@@ -1,4 +1,4 @@
-"""A long prompt that arrives while others decode: how long their tokens stop, and how long all of them wait."""
+"""Prefill interference (head-of-line blocking): a long prompt arrives while other requests decode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEDIANS = ("longest_gap_s", "gap_s_p50", "ttft_s", "behind_ttft_s", "seconds")
 
 
 def interruption(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
-    """One row a variant, medians over rounds in turn, after one that does not count."""
+    """Measure prefill interference and return one row a variant: medians over interleaved rounds after one warm-up."""
     variants = every_variant(experiment)
     tell = Counted(tell, len(variants) * (cast(InterruptionWorkload, experiment.workload).rounds + 2))
     runners: dict[str, Runner] = {}
@@ -56,8 +56,11 @@ def interruption(experiment: Experiment, tell: Tell = lambda line: None) -> Find
 
 
 def interrupted(runner: Runner, work: InterruptionWorkload, turn: int) -> dict[str, Any]:
-    """One round: gaps of the requests that ran before the long prompt came, from its arrival on; TTFT of the long one,
-    of the short one behind it, and of those that ran; seconds from the first arrival to the last end."""
+    """Run one round.
+
+    Returns the gaps between tokens of the decoding requests after the long prompt's arrival; the TTFT of the long
+    request, of the short one behind it, and of the decoding ones; and the seconds from the first arrival to the last
+    end."""
     draw, vocab, box = random.Random(f"{work.seed}/{turn}"), runner.model.spec.vocab, deque[Event]()
     arrived: dict[str, float] = {}
     times: dict[str, list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What a run of one long prompt in the way of others asks for."""
+"""Settings of the prefill interference workload."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from workbench.study.parts import Count, Part, Seed
 
 
 class InterruptionWorkload(Part):
-    """`running` short requests decode; when each has `after` tokens a prompt of `long_tokens` arrives, and a short
-    request right behind it. Outputs of the short ones all have `output_tokens`; the long prompt asks for one."""
+    """`running` short requests decode; then one long prompt arrives, and a short request right behind it.
+
+    The long prompt of `long_tokens` arrives when each running request has `after` tokens. Short requests have outputs
+    of `output_tokens`, the long one of one token."""
 
     kind: Literal["interruption"] = "interruption"
     running: Count = 4
@@ -19,7 +21,7 @@ class InterruptionWorkload(Part):
     output_tokens: Count = 64
     after: Count = 8
     long_tokens: Count = 2000
-    rounds: Count = 3  # that count, in turn, each with prompts of its own
+    rounds: Count = 3  # measured rounds, interleaved, each with prompts of its own
     seed: Seed = 0
 
     @model_validator(mode="after")

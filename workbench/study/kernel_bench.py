@@ -1,4 +1,4 @@
-"""Operators measured on every lane beside what this machine can do, as a record."""
+"""Benchmark of operators on every backend, with the ceilings of this machine, as a record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATED = ("float32", "bfloat16")
 
 
 def timed_cases(operator: str | None = None) -> list[tuple[Suite, Case]]:
-    """The cases that are benchmarks, of all operators or one. Raises LaneError for an unknown operator."""
+    """Return the cases that are benchmarks, of all operators or one. Raises LaneError for an unknown operator."""
     chosen = suites() if operator is None else (suite_of(operator),)
     return [(suite, case) for suite in chosen for case in suite.cases if case.timed]
 
@@ -34,9 +34,14 @@ def kernel_bench(
     budget_seconds: float = 0.4,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Time `lanes` (and eager, which the others are compared with) on each case; the record as a dict.
+    """Time `backends` on each case, and eager as the baseline, and return the record.
 
-    `budget_seconds` is for each lane of a case. `tell` receives a line before each case.
+    Args:
+        cases: Pairs of a suite and a case.
+        backends: Backends to time.
+        threads: Intra-operator threads; None keeps the present number.
+        budget_seconds: Time for each backend of a case.
+        on_progress: Called with one line of text before each case.
     """
     asked = tuple(lanes)
     before, surroundings, rows = cpu_times(), environment(), []
@@ -62,12 +67,13 @@ def kernel_bench(
 def rows_of(
     suite: Suite, case: Case, found: Measurement, asked: Sequence[Lane], ceilings: Ceilings
 ) -> Iterator[dict[str, Any]]:
-    """A row for each lane asked for: its time, share of the roofline that binds, and ratio to eager; or why not."""
+    """Yield one row for each backend: time, fraction of the binding roofline, ratio to eager, or the reason why there
+    is none."""
     eager = found.timings.get(Lane.EAGER)
     for lane in asked:
         row: dict[str, Any] = {"operator": suite.operator, "lane": str(lane), "case": case.name}
         timing = found.timings.get(lane)
-        if timing and device_of(lane) == "cuda":  # another machine than the one whose ceilings and eager lane we have
+        if timing and device_of(lane) == "cuda":  # a GPU: the ceilings and the eager baseline are the CPU's
             yield {**row, "status": "ok", "reason": "on the GPU", **times(case, found, timing)}
         elif timing:
             yield {**row, "status": "ok", "reason": "", **_figures(case, found, timing, eager, ceilings)}
@@ -106,7 +112,8 @@ def _figures(case: Case, found: Measurement, timing: Timing, eager: Timing | Non
 
 
 def times(case: Case, found: Measurement, timing: Timing) -> dict[str, Any]:
-    """One lane's time, where the data lay, and the rates that follow from what the case must move and compute."""
+    """Return a backend's time, the memory level of the data, and the rates that follow from the case's minimum bytes
+    and FLOPs."""
     return {
         "seconds": timing.seconds,
         "p10_seconds": timing.p10,

@@ -1,4 +1,4 @@
-"""What a lane makes of a case, in figures: stages and their sizes, work predicted and time measured."""
+"""Compilation stages of a case on one backend, with predicted work and measured time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from workbench.study.kernel_bench import times
 
 
 def overview(suite: Suite, case: Case, lane: Lane, found: Stages, budget_seconds: float = 0.2) -> dict[str, Any]:
-    """`stages` with the lines and characters of each, `predicted` bytes and FLOPs (the least the case needs), what
-    the generated code moves where the compiler accounts for it, and `measured` time and rates, or why there is none."""
+    """Summarize a case on one backend.
+
+    Returns:
+        `stages`: lines and characters of each stage. `predicted`: minimum bytes and FLOPs. `generated`: the bytes that
+        the generated code moves, where the compiler reports them. `measured`: time and rates, or the reason why there
+        are none.
+    """
     measured = measure(suite, case, (lane,), budget_seconds)
     timing = measured.timings.get(lane)
     fusion = found.stages.get("fusion")
@@ -27,7 +32,7 @@ def overview(suite: Suite, case: Case, lane: Lane, found: Stages, budget_seconds
 
 
 def sizes(found: Stages) -> list[dict[str, Any]]:
-    """Lines and characters of each stage, in order."""
+    """Return the lines and characters of each stage, in order."""
     return [
         {"stage": name, "lines": stage.text.count("\n") + 1, "characters": len(stage.text)}
         for name, stage in found.stages.items()

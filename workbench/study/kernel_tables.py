@@ -1,4 +1,4 @@
-"""Operators, checks and timings as a person reads them in a terminal."""
+"""Terminal tables of operators, checks and timings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show_list(operators: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def show_check(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Counts by operator, lane and level, then every gap with its reason, then every failure."""
+    """Print counts by operator, backend and level, then every gap with its reason, then every failure."""
     counts = Counter((row["operator"], row["lane"], row["level"], row["status"]) for row in rows)
     forms = {(row["operator"], row["lane"], row["level"]): row["form"] for row in rows}
     table = _table("operator", "lane", "level", *STATES, "ran")

@@ -1,4 +1,4 @@
-"""Where the names of points go in a picture, so that none covers another or a dot."""
+"""Placement of labels in a chart, so that none covers another label or a dot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIES = (-6.0, 9.0, -18.0, 21.0, -30.0, 33.0, -42.0, 45.0)  # heights of a name 
 
 @dataclass(frozen=True)
 class Label:
-    """A name beside its dot: pixels from the dot's middle, to the right of it or, where `left`, ending left of it."""
+    """A label's offset from its dot's middle, in pixels. It starts there, or with `left` ends there."""
 
     dx: float
     dy: float
@@ -23,8 +23,9 @@ Box = tuple[float, float, float, float]
 
 
 def place(points: Sequence[tuple[float, float]], names: Sequence[str], width: float) -> list[Label]:
-    """A place for each name beside its point (x, y), in pixels, y downwards, in a picture of this width. Each takes the
-    first place that is free, right before left, near before far; where none is, the first."""
+    """Place a label beside each point (x, y), in pixels with y downwards, in a chart of this width.
+
+    Each label takes the first free position, right before left and near before far; without a free one, the first."""
     taken = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in points]
     found = []
     for (x, y), name in zip(points, names, strict=True):

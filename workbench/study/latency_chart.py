@@ -1,4 +1,4 @@
-"""The picture of variants that were predicted: latency against throughput, and what each gives of its bound."""
+"""Chart of predicted variants: latency against throughput, and each rate beside its bound."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:
-    """An Altair chart: tokens a second of each variant as a bar, its bound as a tick; and both latencies against
-    them."""
+    """Draw an Altair chart: tokens a second of each variant as a bar with its bound as a tick, and TTFT and TPOT
+    against them."""
     altair = drawing()
     panels = [_bars(altair, rows), *(_against(altair, rows, key, told) for key, told in PANELS)]
     return altair.hconcat(*panels).properties(title=title)

@@ -1,4 +1,4 @@
-"""Prefill and decode of one request against its length, held against what the cost model said before."""
+"""Prefill and decode times of one request by length, compared with the cost model's prediction."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ SECONDS = ("prefill_s", "decode_step_s", "decode_s", "e2el_s")
 
 
 def lengths(experiment: Experiment, tell: Callable[[str], None], predicted: Predictions) -> Findings:
-    """One row a variant with a point a length in its `curve`: medians over the rounds, the prediction, and shares of
-    the measured ceilings that what had to be computed and read comes to."""
+    """Measure lengths and return one row a variant.
+
+    Its `curve` has one point a length: medians over the rounds, the prediction, and the fractions of the measured
+    ceilings that the necessary FLOPs and bytes reach."""
     work = cast(LengthsWorkload, experiment.workload)
     variants = every_variant(experiment) or {"as given": experiment}
     tell = Counted(tell, len(variants) * (1 + (work.rounds + 1) * len(work.lengths)))
@@ -55,8 +57,10 @@ def lengths(experiment: Experiment, tell: Callable[[str], None], predicted: Pred
 
 
 def alone(runner: Runner, prompt: int, output: int, name: str) -> dict[str, float]:
-    """Seconds of one request: of its prefill's steps together, of its median decode step, of all of these, and from
-    its arrival to its last token. Nothing is found in a prefix index."""
+    """Time one request that runs alone, with an empty prefix index.
+
+    Returns the seconds of its prefill steps together, of its median decode step, of all decode steps, and from arrival
+    to the last token."""
     runner.forget_prefixes()
     draw, vocab = random.Random(f"{name}/{prompt}"), runner.model.spec.vocab
     sampling = SamplingParameters(temperature=0.0, max_tokens=output, ignore_eos=True)

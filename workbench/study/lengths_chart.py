@@ -1,4 +1,4 @@
-"""The picture of requests of several lengths: measured times, and the bounds that were predicted."""
+"""Chart of requests of several lengths: measured times and predicted bounds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:
-    """An Altair chart, all axes logarithmic: left the prefill and right a decode step against the prompt's length;
-    where all rows have but one length, the request's whole time against the model's size."""
+    """Draw an Altair chart with logarithmic axes: prefill and one decode step against the prompt's length.
+
+    Where all rows have a single length, it shows the request's whole time against the model's size."""
     altair = drawing()
     if all(len(row["curve"]) == 1 for row in rows):
         return _by_size(altair, rows).properties(title=title)

@@ -1,4 +1,4 @@
-"""What a run of requests of several lengths asks for."""
+"""Settings of the lengths workload."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from workbench.study.parts import Count, Part, Seed
 
 
 class LengthsWorkload(Part):
-    """Requests of random tokens, each alone on the machine: pairs of prompt tokens and output tokens. Every round has
-    all lengths of all variants in turn; one round more, first, does not count."""
+    """Requests of random tokens, each alone on the machine: pairs of prompt tokens and output tokens.
+
+    Every round runs all lengths of all variants in turn; one warm-up round comes first."""
 
     kind: Literal["lengths"] = "lengths"
     lengths: Annotated[tuple[tuple[Count, Annotated[int, Field(ge=2)]], ...], Field(min_length=1)]

@@ -1,4 +1,4 @@
-"""The processor, its memory and who else uses it, read with the standard library."""
+"""The processor, its memory and its contention by other processes, read with the standard library."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-BUSY = 0.1  # share of all cores that other processes took above which times are not to be trusted
+BUSY = 0.1  # fraction of all cores used by other processes above which timings are unreliable
 TELLING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx_vnni", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
-# Levels of x86-64, the least first, and which of the telling flags each asks for besides those of the ones before:
+# Levels of x86-64, lowest first, with the flags that each requires besides those of the levels below:
 # what records keep. compiled_kernels/level.py is the whole list; this file needs no torch.
 LEVELS = {
     "v3": {"avx2", "fma"},
@@ -26,7 +26,7 @@ LEVELS = {
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds of CPU since boot, over all cores: all, the busy part, this process with its children."""
+    """Seconds of CPU since boot over all cores: in total, active, and used by this process with its children."""
 
     total: float
     busy: float
@@ -34,13 +34,13 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes | None:
-    """Now, from /proc/stat and this process's times; None where there is no such file."""
+    """Read the CPU times now from /proc/stat and this process's times; None where there is no such file."""
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
         ticks = os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return None
-    seconds = [int(field) / ticks for field in fields]  # user .. steal; guest times stand in user already
+    seconds = [int(field) / ticks for field in fields]  # user .. steal; guest times are part of user
     mine = os.times()
     own = mine.user + mine.system + mine.children_user + mine.children_system
     idle = seconds[3] + seconds[4]  # idle and waiting for disks
@@ -48,7 +48,7 @@ def cpu_times() -> CpuTimes | None:
 
 
 def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> float | None:
-    """Share of all cores that other processes (or stolen time) took since `before`, 0 to 1."""
+    """Return the fraction of all cores, 0 to 1, that other processes (or stolen time) used since `before`."""
     after = after or cpu_times()
     if before is None or after is None or after.total <= before.total:
         return None
@@ -57,12 +57,12 @@ def others_cpu_share(before: CpuTimes | None, after: CpuTimes | None = None) -> 
 
 
 def is_busy(others: float | None) -> bool:
-    """Whether times taken while others had this share of the cores are not to be trusted; not where nobody knows."""
+    """Return whether timings taken under this contention are unreliable. An unknown share counts as reliable."""
     return others is not None and others > BUSY
 
 
 def cpu_model() -> str:
-    """The processor's name, or what is known of it."""
+    """Return the processor's name, or the nearest description that the system has."""
     return _cpuinfo("model name") or _cpuinfo("Processor") or platform.processor() or platform.machine()
 
 
@@ -80,7 +80,8 @@ def _all_cpuinfo(key: str) -> Iterable[str]:
 
 
 def level_of(flags: Iterable[str]) -> str | None:
-    """The highest of `LEVELS` whose flags, and those of all below it, are among `flags`; None below the first."""
+    """Return the highest of `LEVELS` whose flags, and those of all levels below it, are among `flags`; None below the
+    first."""
     mine, found = set(flags), None
     for level, needed in LEVELS.items():
         if not needed <= mine:
@@ -90,7 +91,8 @@ def level_of(flags: Iterable[str]) -> str | None:
 
 
 def level_here() -> str | None:
-    """The level of this processor, or what the process is held to; None below AVX2 and elsewhere than on x86-64."""
+    """Return the SIMD level of this processor, or the level that the process is held to; None below AVX2 and outside
+    x86-64."""
     return os.environ.get("WORKBENCH_LEVEL") or level_of((_cpuinfo("flags") or "").split())
 
 
@@ -109,7 +111,7 @@ def cpu() -> dict:
 
 
 def last_level_cache(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    """Bytes of the last-level data cache of core 0; None where the system does not tell."""
+    """Return the bytes of core 0's last-level data cache; None where the system does not report it."""
     best: tuple[int, int] | None = None
     for index in sorted(folder.glob("index*")):
         try:

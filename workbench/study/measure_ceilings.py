@@ -1,4 +1,4 @@
-"""Measuring what this machine can do at best: each ceiling is the best of several ways, by their medians."""
+"""Measurement of this machine's ceilings: each is the best of several methods, by their medians."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workbench.study.machine import cpu_times, last_level_cache, others_cpu_shar
 MOST_BYTES = 512 * 2**20  # past a few times the cache, more bytes read no slower
 BUDGET_SECONDS = 0.08  # for each way of reading or multiplying
 REPEATS = 25
-WIDTH = 1024  # numbers a row, where a way of reading wants rows
+WIDTH = 1024  # numbers a row, for methods that read rows
 GEMM_SHAPE = (512, 1024, 1024)  # rows, out, in: a prefill chunk through a layer's matrix
 
 
@@ -37,31 +37,34 @@ class Ceiling:
     seconds: float  # the median time of one pass
     working_set_bytes: int
     level: str = ""  # of a read: cache, DRAM, or memory where the cache's size is unknown
-    measured_bytes: int = 0  # what was really read, where the working set is larger than need be
+    measured_bytes: int = 0  # bytes really read, where a smaller working set suffices
     dtype: str = ""
     shape: tuple[int, ...] = ()
-    others_cpu_share: float | None = None  # what other processes took of the processor meanwhile
+    others_cpu_share: float | None = None  # fraction of the cores used by other processes meanwhile
 
 
 def level_of(working_set_bytes: int, cache_bytes: int | None) -> str:
-    """Where a working set of this size lives when it is read again and again."""
+    """Return the memory level that holds a working set of this size when it is read repeatedly."""
     if cache_bytes is None:
         return "memory"
     return "cache" if working_set_bytes <= cache_bytes else "DRAM"
 
 
 def enough_bytes(cache_bytes: int | None) -> int:
-    """Bytes beyond which a larger working set reads no slower, so that none is measured."""
+    """Return the size in bytes beyond which a larger working set reads no slower, so that none is measured."""
     return max(MOST_BYTES, 4 * (cache_bytes or 0))
 
 
 def measure_read_bandwidth(
     working_set_bytes: int, threads: int | None = None, compiled: bool = False
 ) -> Ceiling:
-    """Bytes a second at which `working_set_bytes` are streamed, once per pass, by the best of several ways.
+    """Measure the bytes a second at which a working set is streamed, once per pass, by the best of several methods.
 
-    `compiled` adds a compiled product of one row: MLIR's where that lane works (a fifth of a second the first time),
-    else Inductor's where a C++ compiler is at hand (up to half a minute the first time).
+    Args:
+        working_set_bytes: Size of the working set.
+        threads: Intra-operator threads; None keeps the present number.
+        compiled: Add a compiled product of one row: MLIR's where that backend works (a fifth of a second the first
+            time), else Inductor's where a C++ compiler is found (up to half a minute the first time).
     """
     if working_set_bytes < 4:
         raise WorkbenchError(f"working set of {working_set_bytes} bytes: must be at least 4")
@@ -72,7 +75,7 @@ def measure_read_bandwidth(
     nbytes = data.numel() * 4
     with thread_count(threads) as used, torch.inference_mode():
         ways = _reads(data, compiled)
-        before = cpu_times()  # from here on: compiling keeps helpers of our own busy
+        before = cpu_times()  # from here on: compiling runs helper processes of our own
         best, method = _best(ways)
     return Ceiling(
         kind="read",
@@ -93,7 +96,8 @@ def measure_read_bandwidth(
 def measure_gemm_rate(
     dtype: torch.dtype | str, shape: tuple[int, int, int] = GEMM_SHAPE, threads: int | None = None
 ) -> Ceiling:
-    """FLOP/s of `x[rows, in] @ w[out, in].T`, `shape` (rows, out, in), in the better of two layouts of w."""
+    """Measure the FLOP/s of `x[rows, in] @ w[out, in].T`, `shape` (rows, out, in), in the better of two layouts of w.
+    """
     rows, out, inner = shape
     if min(shape) < 1:
         raise WorkbenchError(f"GEMM shape {shape}: rows, out and in must be at least 1")
@@ -121,7 +125,7 @@ def measure_gemm_rate(
 
 @contextmanager
 def thread_count(threads: int | None) -> Iterator[int]:
-    """torch's intra-operator threads set to `threads` (None keeps them), and put back after."""
+    """Set torch's intra-operator threads to `threads` (None keeps them), yield the number, and restore it after."""
     before = torch.get_num_threads()
     if threads is not None and threads < 1:
         raise WorkbenchError(f"threads {threads}: must be at least 1")
@@ -144,7 +148,7 @@ def _filled(count: int) -> torch.Tensor:
 
 
 def _reads(data: torch.Tensor, compiled: bool) -> dict[str, Callable[[], object]]:
-    """Ways to read all of `data` [row, number] once and write next to nothing."""
+    """Return methods that read all of `data` [row, number] once and write next to nothing."""
     flat, vector = data.view(-1), torch.ones(data.shape[1])
     ways: dict[str, Callable[[], object]] = {
         "torch.sum": lambda: torch.sum(flat),
@@ -157,12 +161,12 @@ def _reads(data: torch.Tensor, compiled: bool) -> dict[str, Callable[[], object]
         ways["torch.sum of int64 views"] = lambda: torch.sum(flat.view(torch.int64))
     if compiled and lane_problems()[Lane.MLIR] is None:
         row = vector[None]
-        with suppress(LaneError):  # rows of a width that the kernel does not take: the others stand
+        with suppress(LaneError):  # rows of a width that the kernel does not support: the other methods remain
             compiled_kernels.linear(row, data, lane=Lane.MLIR)
             ways["mlir product of one row"] = lambda: compiled_kernels.linear(row, data, lane=Lane.MLIR)
     elif compiled and any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         reduce = torch.compile(_multiply_reduce, dynamic=False)
-        with suppress(RuntimeError):  # a compiler without Python's headers: the others stand
+        with suppress(RuntimeError):  # a compiler without Python's headers: the other methods remain
             reduce(data, vector)
             ways["compiled multiply-reduce"] = lambda: reduce(data, vector)
     return ways
@@ -178,7 +182,7 @@ def _best(ways: Mapping[str, Callable[[], object]]) -> tuple[_Timing, str]:
 
 
 def _median(way: Callable[[], object]) -> _Timing:
-    """Median time of a pass: one to warm up, then up to `REPEATS` within the budget, at least one."""
+    """Return the median time of a pass: one to warm up, then up to `REPEATS` within the budget, at least one."""
     way()
     times: list[float] = []
     while not times or (len(times) < REPEATS and sum(times) < BUDGET_SECONDS):

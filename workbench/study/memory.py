@@ -1,4 +1,4 @@
-"""What a loaded model takes in memory, and what its process has. By formula: workbench/model/memory.py."""
+"""Measured memory of a loaded model and of this process. Formulas: workbench/model/memory.py."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:  # a fresh process notes the time before it imports torch
 
 
 def weight_bytes(runner: Runner) -> int:
-    """Every parameter and buffer of the model, each storage once."""
+    """Return the bytes of all parameters and buffers of the model, each storage counted once."""
     tensors = [*runner.model.parameters(), *runner.model.buffers()]
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def resident_bytes() -> int | None:
-    """What of this process lies in memory now; None where the system does not tell."""
+    """Return the resident bytes of this process now; None where the system does not report them."""
     return _status("VmRSS")
 
 
 def peak_bytes() -> int | None:
-    """The most of this process that lay in memory at once."""
+    """Return the peak resident bytes of this process; None where the system does not report them."""
     return _status("VmHWM")
 
 

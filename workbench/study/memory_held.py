@@ -1,4 +1,4 @@
-"""What a loaded model was predicted to take in memory, beside what its tensors do take."""
+"""Predicted memory of a loaded model beside the bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of one thing, by the formula and counted; `note` says what the difference is, where there is one."""
+    """Predicted and measured bytes of one thing. `note` explains the difference, where there is one."""
 
     what: str
     predicted: float
@@ -27,8 +27,9 @@ class Held:
 
 
 def held(runner: Runner) -> tuple[Held, ...]:
-    """Weights and cache of `runner` as it was loaded. The cache's pages are there from the start, in use or not, and
-    each table's null page with them."""
+    """Compare predicted and measured bytes of the weights and cache of `runner` as loaded.
+
+    All pages of the cache are allocated from the start, and so is each table's null page."""
     model, store = runner.model, runner.store
     weights = weights_by_formula(model.spec, model.dtype.itemsize, model.format)
     beside = sum(buffer.nbytes for buffer in model.buffers())
@@ -42,8 +43,9 @@ def held(runner: Runner) -> tuple[Held, ...]:
 
 
 def held_in_step(runner: Runner, formed: Formed, stepped: Stepped) -> Held:
-    """The pages that a step was computed on. Those of requests that it did not serve, and of earlier ones whose prefix
-    is kept, were not predicted."""
+    """Compare predicted and used bytes of the pages of one step.
+
+    Pages of requests outside the step, and of cached prefixes, are not part of the prediction."""
     spans = [(span.start, span.tokens) for span in formed.spans]
     predicted = step_bytes(parts_of_runner(runner), spans, runner.store.page_size)
     note = "pages of requests that this step did not serve" if stepped.kv_bytes > predicted else ""
@@ -51,7 +53,7 @@ def held_in_step(runner: Runner, formed: Formed, stepped: Stepped) -> Held:
 
 
 def parts_of_runner(runner: Runner) -> tuple[TableBytes, ...]:
-    """What each table keeps of a token, by the formula."""
+    """Return the predicted bytes that each table stores for a token."""
     store = runner.store
     return tuple(
         TableBytes(table, sum(store.shapes[layer].table_bytes(number, store.dtype) for layer in table.layers))
@@ -60,7 +62,7 @@ def parts_of_runner(runner: Runner) -> tuple[TableBytes, ...]:
 
 
 def step_bytes(parts: Iterable[TableBytes], spans: Iterable[tuple[int, int]], page_size: int) -> float:
-    """Of the pages that a step over `spans`, (start, tokens) pairs, reads or writes."""
+    """Return the bytes of the pages that a step over `spans`, (start, tokens) pairs, reads or writes."""
     total, spans = 0.0, tuple(spans)
     for part in parts:
         for start, tokens in spans:

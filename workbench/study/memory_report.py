@@ -1,4 +1,4 @@
-"""`workbench memory`: a model's memory as a report, for any config.json, folder or named shape."""
+"""Memory report of a model, for any config.json, folder or named shape: `workbench memory`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from workbench.study.experiment import Experiment
 
 
 def spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
-    """The architecture of a named shape, a shipped model, a folder or a config.json; and what is not exact of it."""
+    """Return the architecture of a named shape, a shipped model, a folder or a config.json, and remarks on what it
+    leaves out."""
     if name.startswith(SHAPE):
         return named_shape(name.removeprefix(SHAPE)), []
     place = SHIPPED.get(name, Path(name))
@@ -35,8 +36,9 @@ def spec_and_remarks(name: str) -> tuple[ModelSpec, list[str]]:
 
 
 def grouped_saving(spec: ModelSpec) -> float | None:
-    """How many times larger the cache were if every query head had a key/value head of its own; None where heads have
-    no keys of their own to cache."""
+    """Return how many times larger the cache would be with one key/value head for each query head.
+
+    Returns None where heads have no keys of their own to cache (MLA)."""
     kinds = [layer.attention for layer in spec.layers]
     if any(kind.kind != "grouped" for kind in kinds):
         return None
@@ -45,7 +47,7 @@ def grouped_saving(spec: ModelSpec) -> float | None:
 
 @dataclass(frozen=True)
 class Counted:
-    """A model as it is counted: `shapes` are what each layer keeps, `parts` what each table does."""
+    """Memory of a model: `shapes` are the cache shapes of its layers, `tables` the bytes a token of each page table."""
 
     spec: ModelSpec
     shapes: tuple[CacheShape, ...]
@@ -58,7 +60,7 @@ class Counted:
 def report(
     counted: Counted, settings: Mapping[str, Any], remarks: list[str], memory_bytes: int | None = None
 ) -> dict[str, Any]:
-    """What `workbench memory --json` prints."""
+    """Return the report that `workbench memory --json` prints."""
     spec, found, told = counted.spec, counted.memory, list(remarks)
     if found.context > spec.context:
         told.insert(
@@ -102,8 +104,22 @@ def of_spec(
     step_tokens: int = 512,
     page_size: int = 1,
 ) -> Counted:
-    """`spec` counted; `changes` are settings of cache and attention as in an experiment. Raises WorkbenchError for what
-    such a model cannot be."""
+    """Estimate the memory of a model.
+
+    Args:
+        spec: The architecture.
+        context: Tokens of each sequence; None is the model's maximum.
+        batch: Number of sequences.
+        dtype: Name of the dtype of weights and dense cache.
+        weights: Weight format.
+        cache: Cache format.
+        changes: Settings of cache and attention, `path=value` as in an experiment.
+        step_tokens: Tokens of the widest step.
+        page_size: Tokens of a page.
+
+    Raises:
+        WorkbenchError: For settings that such a model cannot have.
+    """
     if dtype not in DTYPES:
         raise WorkbenchError(f"unknown dtype {dtype!r}{nearest(dtype, DTYPES)}; known: {', '.join(DTYPES)}")
     format = WeightFormat.of(weights) if isinstance(weights, str) else weights
@@ -123,14 +139,14 @@ def of_name(
     memory: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The report of the model called `name`; `settings` are those of `of_spec`."""
+    """Return the memory report of the model called `name`; `settings` are those of `estimate_memory`."""
     spec, remarks = spec_and_remarks(name)
     found = of_spec(spec, dtype=dtype, weights=weights, cache=cache, **settings)
     told = {"dtype": dtype, "weights": weights, "cache": cache}
     return report(found, told, remarks, None if memory is None else parse_bytes(memory))
 
 
-@functools.lru_cache(maxsize=64)  # a slider asks for the same again and again; a ModelSpec is frozen
+@functools.lru_cache(maxsize=64)  # a slider requests the same repeatedly; a ModelSpec is frozen
 def _kept(
     spec: Any, dtype: str, cache: str, changes: tuple[str, ...]
 ) -> tuple[ModelSpec, tuple[CacheShape, ...], tuple[TableBytes, ...]]:

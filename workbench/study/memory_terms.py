@@ -1,4 +1,4 @@
-"""The formula of a cache written out: products of numbers that have names, which together are its bytes."""
+"""The formula of a cache's bytes as a sum of products of named numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.study.memory_report import Counted
 
 @dataclass(frozen=True)
 class Term:
-    """What some layers of one sequence take in one table: the product of `factors`, of which the last is tokens."""
+    """Bytes of some layers of one sequence in one table: the product of `factors`, the last of which is tokens."""
 
     what: str
     factors: tuple[tuple[float, str], ...]
@@ -37,7 +37,7 @@ class Term:
 
 
 def terms(counted: Counted) -> tuple[Term, ...]:
-    """Of one sequence; their bytes together are `counted.memory.sequence_bytes`, which is rounded up."""
+    """Return the terms of one sequence. Their sum, rounded up, is `estimate.memory.sequence_bytes`."""
     dtype, found = DTYPES[counted.dtype], []
     for shape, layers in Counter(counted.shapes).items():
         packed = ((shape.table, "packed"), (shape.recent, "recent"))
@@ -51,7 +51,8 @@ def terms(counted: Counted) -> tuple[Term, ...]:
 
 
 def in_words(counted: Counted, step_tokens: int) -> dict[str, str]:
-    """How weights and activations come about. The widest step has `step_tokens` tokens, or one of each sequence."""
+    """Describe the computation of weight and activation bytes. The widest step has `step_tokens` tokens, or one of each
+    sequence."""
     spec, found, itemsize = counted.spec, counted.memory, DTYPES[counted.dtype].itemsize
     dense = found.weight_bytes == found.parameters * itemsize
     each = f" × {itemsize} bytes" if dense else f" × {found.weight_bytes / found.parameters:.4g} bytes, scales included"

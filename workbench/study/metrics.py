@@ -1,8 +1,7 @@
-"""Figures of a run, derived from raw timestamps and nothing else. Names are those of vLLM and its kin.
+"""Metrics of a run, derived from raw timestamps alone, under the names that vLLM uses.
 
-TTFT: first token - arrival. E2EL: last token - arrival. ITL: between neighbouring tokens of one request, so
-that TTFT + sum(ITL) = E2EL. TPOT = (E2EL - TTFT) / (n - 1), None for one token.
-"""
+TTFT: first token - arrival. E2EL: last token - arrival. ITL: between neighbouring tokens of one request, so that TTFT +
+sum(ITL) = E2EL. TPOT = (E2EL - TTFT) / (n - 1), None for one token."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Rows = Sequence[Mapping]
 
 
 def percentile(values: Iterable[float], q: float) -> float | None:
-    """The q-th percentile (0 to 100), linear between ranks as `numpy.percentile`; None of nothing."""
+    """Return the q-th percentile (0 to 100), linear between ranks as `numpy.percentile`; None without values."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -31,7 +30,7 @@ def percentile(values: Iterable[float], q: float) -> float | None:
 
 
 def distribution(values: Iterable[float | None]) -> dict:
-    """count, mean, p50, p90, p99, min and max of the values that exist."""
+    """Return count, mean, p50, p90, p99, min and max of the values that are not None."""
     known = [value for value in values if value is not None]
     out: dict = {f"p{q}": percentile(known, q) for q in (50, 90, 99)}
     out["mean"] = math.fsum(known) / len(known) if known else None
@@ -39,7 +38,9 @@ def distribution(values: Iterable[float | None]) -> dict:
 
 
 def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
-    """TTFT, E2EL, TPOT, ITL (a list) and queue time of one request; `times` are its tokens', in order."""
+    """Return TTFT, E2EL, TPOT, ITL (a list) and queue time of one request, in seconds.
+
+    `times` are the timestamps of its tokens, in order."""
     arrival: float | None = request["arrival"]
 
     def since_arrival(time: float | None) -> float | None:
@@ -59,7 +60,7 @@ def request_metrics(request: Mapping, times: Sequence[float]) -> dict:
 
 
 def per_request(requests: Rows, tokens: Rows) -> list[dict]:
-    """`request_metrics` of every request that was not refused, in the order given."""
+    """Return `request_metrics` of every request that was not refused, in the order given."""
     outputs: dict[tuple[str, int], deque[list[float]]] = defaultdict(deque)
     for token in tokens:
         mine = outputs[_whose(token)]
@@ -76,14 +77,20 @@ def _next_output(request: Mapping, outputs: dict[tuple[str, int], deque[list[flo
 
 
 def _whose(row: Mapping) -> tuple[str, int]:
-    """The request, and which of its samples; records of older versions have one each."""
+    """Return the request and the index of its sample; records of older versions have one sample each."""
     return row["request_id"], row.get("sample", 0)
 
 
 def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> dict:
-    """The whole run, nested and JSON-ready, units in the names; None where nothing was measured.
+    """Summarize a whole run, nested and JSON-ready, with units in the names; None where nothing was measured.
 
-    E2EL counts completed requests only (stop or length): a cancelled one ended when somebody wished.
+    E2EL counts completed requests only (stop or length): a cancelled request ended at an arbitrary moment.
+
+    Args:
+        requests: One row a request.
+        steps: One row a step.
+        tokens: One row an output token.
+        verifications: One row a verification of drafted tokens; none without speculation.
     """
     figures = per_request(requests, tokens)
     served = [row for row in requests if row["finish_reason"] != "refused"]
@@ -131,7 +138,7 @@ def summarize(requests: Rows, steps: Rows, tokens: Rows, checks: Rows = ()) -> d
 
 
 def compiling_steps(steps: Rows) -> list[Mapping]:
-    """Steps that compiled a graph, as their count rose; of the first step nobody knows."""
+    """Return the steps in which the count of compiled graphs rose. The first step is unknown and left out."""
     return [
         after
         for before, after in zip(steps, steps[1:], strict=False)
@@ -140,7 +147,7 @@ def compiling_steps(steps: Rows) -> list[Mapping]:
 
 
 def phase(steps: Rows, name: str) -> dict:
-    """Steps of one phase together; rates of tokens over wall time, of FLOPs and bytes over forward time."""
+    """Summarize the steps of one phase: tokens per wall second, FLOPs and bytes per forward second."""
     mine = [step for step in steps if step["phase"] == name]
 
     def total(field: str) -> float:
@@ -166,7 +173,7 @@ def phase(steps: Rows, name: str) -> dict:
 
 
 def wall_seconds(requests: Rows, steps: Rows, tokens: Rows) -> float | None:
-    """From the first arrival or step to the last token, step or end; None of an empty run."""
+    """Return the seconds from the first arrival or step to the last token, step or end; None for an empty run."""
     starts = [row["arrival"] for row in requests] + [step["time"] - step["wall_seconds"] for step in steps]
     ends = [row["finished"] for row in requests] + [row["time"] for row in (*steps, *tokens)]
     known = [time for time in starts if time is not None], [time for time in ends if time is not None]

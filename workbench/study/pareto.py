@@ -1,4 +1,4 @@
-"""The picture of a comparison: what variants cost in bytes against what they cost in quality."""
+"""Chart of a comparison: quality loss of the variants against their bytes, with the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ WIDTH, HEIGHT = 560, 340  # of the plot, in pixels
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that none beats: no other is as small in both and smaller in one. By the first figure."""
+    """Return the indices of the non-dominated points, in order of the first coordinate.
+
+    A point is dominated if another is as small in both coordinates and smaller in one."""
     best: list[int] = []
     for index in sorted(range(len(points)), key=lambda i: points[i]):
         if not best or points[index][1] < points[best[-1]][1] or points[index] == points[best[-1]]:
@@ -25,9 +27,10 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
-    """An Altair chart of what the variants differ in, `bytes_per_token` or else `weight_bytes`, against `kl_mean`, both
-    logarithmic; variants that none beats are joined. What is no distance away stands at the bottom, below the smallest
-    that is some."""
+    """Draw an Altair chart of `kl_mean` against `bytes_per_token`, or against `weight_bytes` where only these differ.
+
+    Both axes are logarithmic and the Pareto frontier is joined. A KL of zero is drawn at the bottom, below the smallest
+    positive one."""
     altair = drawing()
     sized = max(SIZES, key=lambda key: len({row.get(key) for row in rows}))
     points = [(float(row[sized]), float(row["kl_mean"])) for row in rows]
@@ -73,7 +76,7 @@ def chart(rows: Sequence[Mapping[str, Any]], title: str) -> Any:
 
 
 def _round_numbers(least: float, most: float) -> list[float]:
-    """1, 1.5, 2, 3, 5 and 7 of every decade between the two."""
+    """Return 1, 1.5, 2, 3, 5 and 7 of every decade between the two bounds."""
     decades = range(math.floor(math.log10(least)), math.floor(math.log10(most)) + 1)
     numbers = (step * 10.0**power for power in decades for step in (1, 1.5, 2, 3, 5, 7))
     return [number for number in numbers if least <= number <= most]
@@ -92,7 +95,7 @@ def png(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
 
 
 def plotting_problem() -> str | None:
-    """Why no picture can be drawn here, None where one can."""
+    """Return the reason why no chart can be drawn here; None where one can."""
     try:
         drawing()
         import vl_convert  # noqa: F401

@@ -1,4 +1,4 @@
-"""What every group of an experiment's settings is made of."""
+"""Base class and field types of an experiment's settings."""
 
 from __future__ import annotations
 

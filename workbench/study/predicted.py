@@ -1,8 +1,7 @@
-"""What the cost model makes of variants before any is run: no step is quicker than computing it, or reading it, is.
+"""Predictions of the cost model before variants run: a step takes at least its computing and its reading time.
 
-Both at the rates that this machine reaches, measured now: a matrix product in the model's type, and a read of as many
-bytes as the weights have.
-"""
+Both rates are ceilings of this machine, measured now: a matrix product in the model's dtype, and a read of as many
+bytes as the weights have."""
 
 from __future__ import annotations
 
@@ -40,8 +39,9 @@ Tell = Callable[[str], None]
 
 
 def predictions(experiment: Experiment, tell: Tell = lambda line: None) -> Predictions | None:
-    """By variant, with the ceilings they rest on; None where nothing is asked of the cost model. Of sampled texts the
-    prediction is of what is drawn, which costs the same in every variant."""
+    """Predict every variant, with the ceilings used; None where the experiment asks for no prediction.
+
+    For sampled texts the prediction is of the drawn distributions, not of time, since all variants cost the same."""
     work, here = experiment.workload, Here(tell)
     if isinstance(work, TextsWorkload):
         return foretold(experiment, tell)
@@ -59,7 +59,7 @@ def predictions(experiment: Experiment, tell: Tell = lambda line: None) -> Predi
 
 
 class Here:
-    """This machine's ceilings, each measured once."""
+    """Ceilings of this machine, each measured once, as a `Hardware` value."""
 
     def __init__(self, tell: Tell = lambda line: None):
         self._tell = tell
@@ -82,7 +82,7 @@ class Here:
 
 
 def of_lengths(experiment: Experiment, here: Here) -> dict[str, Any]:
-    """Each length's prefill, and the decode step in the middle of its output."""
+    """Predict each length's prefill, and the decode step in the middle of its output."""
     assert isinstance(experiment.workload, LengthsWorkload)
     sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
     hardware, cost = here(sizes, dtype), cost_of(sizes)
@@ -105,7 +105,7 @@ def of_lengths(experiment: Experiment, here: Here) -> dict[str, Any]:
 
 
 def of_speed(experiment: Experiment, here: Here) -> dict[str, Any]:
-    """Tokens a second of one sequence that decodes, by context."""
+    """Predict the tokens a second of one decoding sequence, by context length."""
     assert isinstance(experiment.workload, QualityWorkload) and experiment.workload.speed is not None
     part = experiment.workload.speed
     timed = with_model(experiment, part.model, part.dtype)
@@ -117,8 +117,9 @@ def of_speed(experiment: Experiment, here: Here) -> dict[str, Any]:
 
 
 def of_requests(experiment: Experiment, here: Here) -> dict[str, Any]:
-    """The figures of side_by_side: the same scheduler before a clock that takes each step's bound. Of drafts as if all
-    of them stood; without a cache one text after another."""
+    """Predict latencies and rates with the real scheduler on a simulated clock that takes each step's bound.
+
+    With speculation all drafts count as accepted. Without a cache, requests run one after another."""
     sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
     hardware = here(sizes, dtype)
     ceilings = {"flops_per_s": hardware.flops, "bytes_per_s": hardware.bandwidth}
@@ -175,7 +176,7 @@ def _drafts_gain(experiment: Experiment, sizes: Sizes, hardware: Hardware, here:
 
 
 def chunks(cost: StepCost, prompt: int, most: int) -> list[Cost]:
-    """The steps of a prefill, `most` tokens each."""
+    """Return the costs of the steps of a prefill, `max_num_batched_tokens` tokens each."""
     starts = range(0, prompt, most)
     return [cost([(at, min(most, prompt - at))], int(at + most >= prompt)) for at in starts]
 

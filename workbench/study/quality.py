@@ -1,4 +1,5 @@
-"""What attention variants and cache formats cost and buy: each held against the same model in float32, dense."""
+"""Quality and cost of attention variants and cache formats, each compared with the same model in float32 with a dense
+cache."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ Tell = Callable[[str], None]
 def quality(
     experiment: Experiment, tell: Tell = lambda line: None, predicted: Predictions | None = None
 ) -> Findings:
-    """Measure every variant of `experiment`, whose workload is of the kind quality; the reference is the first row.
-    What was `predicted` of a variant stands in its row."""
+    """Measure every variant of an experiment with a quality workload. The reference is the first row.
+
+    `predicted`, from `predict_variants`, is added to the variants' rows."""
     work = cast(QualityWorkload, experiment.workload)
     variants = {REFERENCE: reference_of(experiment), **every_variant(experiment)}
     timed = 0 if work.speed is None else 1 + len(work.speed.contexts)

@@ -1,4 +1,4 @@
-"""What variants take in memory and time: bytes a token, sequences that fit into a pool, decode at several depths."""
+"""Memory and time of variants: bytes a token, sequences that fit into a pool, decode steps by context length."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ OUTPUT = 4  # tokens after the text whose memory is looked at
 
 
 def kept_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
-    """Bytes of the pages that one sequence of len(ids) tokens holds while it decodes, counted from the tensors: in all
-    and a token; and `stored_bytes_per_token`, of the pages where tokens stay."""
+    """Return the bytes of the pages that one sequence of len(ids) tokens holds while it decodes, in total and a token.
+
+    Bytes are counted from the tensors. `stored_bytes_per_token` counts only the pages where tokens finally stay."""
     sizes, pools = page_bytes(runner.store), runner.scheduler.pools
     sampling = SamplingParameters(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True)
     held = tokens = 0
@@ -45,8 +46,10 @@ def kept_bytes(runner: Runner, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[str, Any]]:
-    """For each variant `sequences` that the scheduler ran at once in pools of `pool.bytes`, `sequences_predicted` from
-    their sizes, and the `pool_bytes` that these pools take."""
+    """Run as many sequences as fit into pools of `pool.bytes`, for each variant.
+
+    Returns `sequences` that the scheduler ran at once, `sequences_predicted` from the sizes, and the `pool_bytes` of
+    these pools."""
     rows = []
     for name, variant in variants.items():
         variant = with_model(variant, pool.model, pool.dtype if name != REFERENCE else None)
@@ -67,7 +70,7 @@ def capacity(variants: Mapping[str, Experiment], pool: PoolPart) -> list[dict[st
 
 
 def check_speed(variants: Mapping[str, Experiment], part: SpeedPart) -> None:
-    """Raises WorkbenchError where a model's context is too short for the contexts asked for."""
+    """Raise WorkbenchError where a model's context is too short for the contexts to be timed."""
     longest = max(part.contexts) + part.tokens * (part.rounds + 1)
     for variant in variants.values():
         context = spec_of(with_model(variant, part.model, None))[0].context
@@ -78,7 +81,7 @@ def check_speed(variants: Mapping[str, Experiment], part: SpeedPart) -> None:
 def speed(
     variants: Mapping[str, Experiment], lane: str, part: SpeedPart, tell: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Rows of decode_speed; the reference decodes on the lane of the others."""
+    """Time decode steps of the variants and return their rows; the reference decodes on the backend of the others."""
     runners = {}
     for name, variant in variants.items():
         tell(f"loading for decode: {name}")

@@ -1,4 +1,4 @@
-"""What a quality run reads: windows to score, prompts to continue, identifiers to copy. The same for the same seed."""
+"""Texts of a quality run: windows to score, prompts to continue, identifiers to copy; the same for the same seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEAST_PROMPT = 16
 
 @dataclass(frozen=True)
 class QualityTexts:
-    """`about` says where the texts come from, for the record."""
+    """Texts of a quality run. `metadata` names their sources, for the record."""
 
     windows: Sequence[Window]
     prompts: Sequence[tuple[int, ...]]
@@ -29,7 +29,8 @@ class QualityTexts:
 
     @classmethod
     def of(cls, work: QualityWorkload, tokenizer: Tokenizer, context: int) -> QualityTexts:
-        """`context` is the model's. Raises WorkbenchError where the texts are too short or cannot be read."""
+        """Build the texts of a workload for a model with this `context`. Raises WorkbenchError where they are too short
+        or unreadable."""
         if (work.context or 0) > context:
             raise WorkbenchError(f"workload.context {work.context}: above the model's own, {context}")
         context = work.context or context
@@ -54,7 +55,7 @@ class QualityTexts:
 
     @property
     def scored(self) -> list[Text]:
-        """The windows, the last tokens of each to be decoded one at a time."""
+        """Return the windows to score; the last tokens of each are decoded one at a time."""
         return [Text(window.ids, window.first, len(window.ids) - self.decode) for window in self.windows]
 
     @property
@@ -63,7 +64,7 @@ class QualityTexts:
 
 
 def texts_of(files: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Texts by name, and where they come from: the held-out modules where no files are given."""
+    """Return texts by name, and their sources: the held-out modules where no files are given."""
     if not files:
         modules = held_out_modules()
         return modules.texts, {"texts": "held-out modules", "known": modules.known, "listed": modules.listed}

@@ -1,4 +1,4 @@
-"""What a run of quality and cost asks for. Sizes decide how long it takes: nothing is cut by a clock."""
+"""Settings of the quality and shared-prefix workloads. Sizes decide the duration: no clock cuts a run short."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.study.parts import Count, Part, Seed, Share
 
 
 class CopyingPart(Part):
-    """Identifiers assigned in generated code and asked for at its end, at several depths."""
+    """Settings of copying: identifiers assigned in generated code at several depths and repeated at its end."""
 
     names: Count = 4
     tokens: Count | Literal["auto"] = "auto"  # of each text; auto: nine tenths of the model's context
@@ -18,9 +18,9 @@ class CopyingPart(Part):
 
 
 class SpeedPart(Part):
-    """One sequence that decodes after so many tokens; all variants in turn."""
+    """Settings of decode speed: one sequence decodes at each context length, all variants in turn."""
 
-    model: str | None = None  # another one than the one whose quality is measured
+    model: str | None = None  # None is the model whose quality is measured
     dtype: str | None = None
     lane: str | None = None
     contexts: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 512, 896)
@@ -29,7 +29,7 @@ class SpeedPart(Part):
 
 
 class PoolPart(Part):
-    """A memory of fixed size, and how long the sequences are that it is filled with."""
+    """Settings of capacity: a fixed amount of memory, and the context of the sequences that fill it."""
 
     model: str | None = None
     dtype: str | None = None
@@ -38,12 +38,12 @@ class PoolPart(Part):
 
 
 class QualityWorkload(Part):
-    """Each variant held against the same model in float32 with a dense cache, on text nobody trained on."""
+    """Compare each variant with the same model in float32 with a dense cache, on held-out text."""
 
     kind: Literal["quality"] = "quality"
-    texts: tuple[str, ...] = ()  # files; none: the modules that were held out from the demo model's training
+    texts: tuple[str, ...] = ()  # files; none: the held-out modules of the demo model's training
     windows: Count = 12  # stretches of text; the second half of each is scored
-    context: Count | None = None  # tokens of a window, and of all that is asked here; None is the model's own
+    context: Count | None = None  # tokens of a window and of all measurements here; None is the model's maximum
     decode: Count = 64  # tokens at the end of each window that are computed one at a time
     greedy_prompts: Count = 8
     greedy_tokens: Count = 64
@@ -54,7 +54,7 @@ class QualityWorkload(Part):
 
 
 class SharedPrefixWorkload(Part):
-    """Requests that begin alike and end differently: one after another (TTFT), then all at once (throughput)."""
+    """Run requests with a shared prefix and different ends: one after another (TTFT), then all at once (throughput)."""
 
     kind: Literal["shared_prefix"] = "shared_prefix"
     requests: Count = 8

@@ -1,4 +1,4 @@
-"""Reading a run: what it left behind, as one frozen value."""
+"""Read a run folder as one frozen value."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["Record", "RunFolder"]
 
 @dataclass(frozen=True)
 class Record(Shown):
-    """A run folder, opened: files are read when asked for."""
+    """An opened run folder. Files are read on first access."""
 
     path: Path
     condition: Condition = field(repr=False)
 
     @classmethod
     def open(cls, path: Path | str, incomplete_ok: bool = False) -> Record:
-        """WorkbenchError if `path` is no run, was not finished, or lacks anything its manifest names.
+        """Open a run folder and check that it is complete.
 
-        `incomplete_ok` opens an unfinished, half copied or older run for what is there. Sizes are compared here,
-        contents by `verify`.
-        """
+        Raises WorkbenchError if `path` is no run, was not finished, or lacks a file of its manifest. `incomplete_ok`
+        opens an unfinished, half copied or older run with the files it has. Sizes are compared here, contents by
+        `verify`."""
         record = cls(Path(path), condition(Path(path)))
         if not (record.complete or incomplete_ok):
             raise WorkbenchError(f"run {path}: {record.condition}")
@@ -40,7 +40,7 @@ class Record(Shown):
 
     @property
     def complete(self) -> bool:
-        """Whether the run was finished and every file it wrote is here."""
+        """True if the run was finished and every file it wrote is here."""
         return self.condition.state == "complete"
 
     @property
@@ -49,7 +49,7 @@ class Record(Shown):
 
     @property
     def manifest(self) -> dict[str, dict]:
-        """File name -> bytes, sha256."""
+        """Return the manifest: file name -> bytes, sha256."""
         return self.condition.manifest
 
     @property
@@ -58,7 +58,7 @@ class Record(Shown):
 
     @cached_property
     def experiment_text(self) -> str:
-        """The resolved experiment as YAML."""
+        """Return the resolved experiment as YAML."""
         return self.read_text("experiment.yaml")
 
     @cached_property
@@ -86,7 +86,8 @@ class Record(Shown):
         return self.read_table("decisions.parquet")
 
     def script(self) -> Script:
-        """What `engine.replay` needs to form this run's steps again. WorkbenchError where it is not recorded."""
+        """Return the script with which `engine.replay` repeats this run's steps. Raises WorkbenchError where it is not
+        recorded."""
         if not all((self.path / f"{name}.parquet").is_file() for name in ("inputs", "spans")):
             raise WorkbenchError(
                 f"run {self.path}: holds no inputs.parquet and spans.parquet (it was simulated or compared, or is "
@@ -96,7 +97,7 @@ class Record(Shown):
         return Script.of(inputs, spans, self.decisions.to_pylist())
 
     def verify(self) -> None:
-        """Compare every file's contents with the manifest; WorkbenchError names each that differs."""
+        """Compare every file's contents with the manifest. Raises WorkbenchError that names each differing file."""
         if self.state in ("running", "killed", "unfinished"):
             raise WorkbenchError(f"run {self.path}: unfinished, so it has no manifest to verify against")
         found = condition(self.path, contents=True)
@@ -128,7 +129,7 @@ class Record(Shown):
             raise WorkbenchError(message) from error
 
     def _shown(self) -> Table:
-        """What can be read of it, however whole it is."""
+        """Summarize every readable file, however incomplete the run is."""
         rows = {"run": self.name, "state": str(self.condition)}
         folded: list[tuple[str, str]] = []
         if self.complete and "experiment.yaml" in self.manifest:

@@ -1,4 +1,4 @@
-"""A record as a person reads it in a terminal."""
+"""Terminal report of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_TEXTS = 3
 
 
 def show(record: Record, console: Console, file: Path | None = None) -> None:
-    """Print the report of a finished run. `file` is where its experiment was read from, if that is known."""
+    """Print the report of a finished run. `file` is the YAML file of its experiment, if known."""
     experiment = Experiment.from_yaml(record.experiment_text)
     if experiment.compares:
         comparison_text.show(record, console)
@@ -61,7 +61,7 @@ def _texts(record: Record, experiment: Experiment) -> Iterator[RenderableType]:
 
 
 def table(sheet: Sheet) -> Table:
-    """A sheet as a terminal has it; what users wrote is no markup."""
+    """Convert a sheet to a rich table; user text is never markup."""
     made = Table(title_justify="left", pad_edge=False, caption=sheet.caption or None, caption_justify="left")
     for column, heading in enumerate(sheet.headings):
         made.add_column(heading, justify="left" if sheet.is_left(column) else "right")
@@ -71,7 +71,7 @@ def table(sheet: Sheet) -> Table:
 
 
 def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
-    """Commands that make sense after this run: its own experiment changed, where there is something to change."""
+    """Suggest commands to run next: changes of this run's own experiment, where it has any to make."""
     workbench, real = _program(), experiment.executor.kind == "real"
     changes = ["lane=eager"] if real and experiment.lane != "eager" else []
     changes += ["workload.copies=8"] if getattr(experiment.workload, "copies", 8) != 8 else []
@@ -88,7 +88,7 @@ def _next_steps(record: Record, experiment: Experiment, file: Path) -> str:
 
 
 def _program() -> str:
-    """How this command line is called from here: by name where it is on the path, else by its place."""
+    """Return the command line's name if it is on the path, else its path."""
     if shutil.which("workbench"):
         return "workbench"
     place = os.path.relpath(Path(sys.executable).parent / "workbench")

@@ -1,4 +1,4 @@
-"""Carrying out an experiment: from the value to a run folder."""
+"""Run an experiment: from its value to a run folder."""
 
 from __future__ import annotations
 
@@ -45,15 +45,24 @@ def run(
     progress: bool = True,
     script: Script | None = None,
 ) -> Record:
-    """Run `experiment` (or that in a YAML file, after which the folder is named unless `name` says otherwise) and write
-    its folder below `out`; nothing is computed before the folder exists.
+    """Run an experiment and write its folder below `out`.
 
         record = workbench.run("experiments/first_light.yaml")
         record.requests, record.steps, record.summary
 
-    Whatever interrupts it leaves a folder that says so, and nobody takes for a whole one. With the `script` of a record
-    its batches are formed again, whatever the clock says; Diverged where they cannot be. WorkbenchError for what is
-    wrong in the experiment: then there is no folder."""
+    The folder is created before any computing. An interrupted run leaves a folder marked as incomplete.
+
+    Args:
+        experiment: An experiment, or the path of its YAML file.
+        out: Parent folder.
+        name: Prefix of the folder's name; None is the name of the YAML file, or `run`.
+        progress: Show progress on stderr.
+        script: Batches recorded by an earlier run, to be repeated whatever the clock says.
+
+    Raises:
+        WorkbenchError: For a mistake in the experiment; no folder is left.
+        Diverged: Where the batches of `script` cannot be repeated.
+    """
     if not isinstance(experiment, Experiment):
         experiment, name = Experiment.read(experiment), name or Path(experiment).stem
     name = name or "run"
@@ -124,7 +133,7 @@ def _measured(experiment: Experiment, folder: RunFolder, progress: bool, script:
 
 
 def runner_for(experiment: Experiment, tell: Callable[[str], None] = to_stderr, **besides: Any) -> Runner:
-    """The runner an experiment describes; `tell`, and what is to be known `besides`, as in `load`."""
+    """Build the runner of an experiment. `on_progress` and `overrides` are passed on to `load`."""
     model, cache, schedule = experiment.model, experiment.cache, experiment.schedule
     runner = load(
         model.name,
@@ -170,8 +179,16 @@ def play(
     clients: tuple[int, float] | None = None,
     script: Script | None = None,
 ) -> float:
-    """Run `requests` to their ends, as they are due, as so many `clients` ask them or as `script` has it; wall
-    seconds."""
+    """Run `requests` to their ends and return the wall seconds.
+
+    Args:
+        runner: The runner.
+        requests: Requests with their arrival times.
+        title: Text of the progress bar.
+        progress: Show the progress bar.
+        clients: Number of closed-loop clients and their pause in seconds; None submits at arrival times.
+        script: Recorded batches to repeat.
+    """
     if script is not None:
         events = replay(runner, requests, script)
     else:
@@ -217,7 +234,7 @@ def _cache_figures(runner: Runner, summary: dict) -> dict:
 
 
 def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
-    """Decode and prefill beside what this machine reads and multiplies at best, at the working set's own size."""
+    """Compare decode and prefill with this machine's measured ceilings at the size of the working set."""
     working_set = runner.model.weight_bytes + summary["kv"]["bytes_used_peak"]
     dtype = summary["model"]["dtype"]
     dtypes = (dtype,) if dtype in ("float32", "bfloat16") else ("float32",)
@@ -252,7 +269,7 @@ def _roofline(runner: Runner, summary: dict, progress: bool) -> dict:
 
 @contextmanager
 def threads(wanted: int | str) -> Iterator[None]:
-    """Threads of torch for the length of a run, put back after it."""
+    """Set torch's threads for the duration of a run and restore them after; `auto` leaves them."""
     before = torch.get_num_threads()
     if isinstance(wanted, int):
         torch.set_num_threads(wanted)

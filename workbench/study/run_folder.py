@@ -1,4 +1,4 @@
-"""Writing a run: a folder of plain files that says INCOMPLETE until everything in it is whole."""
+"""Write a run: a folder of plain files, marked INCOMPLETE until all of them are whole."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ REMEDY = "name a folder that can be written with --out"
 
 
 class RunFolder:
-    """A folder being written. Each file appears whole or not at all; `finish` makes the folder a record.
+    """A folder being written. Each file appears atomically; `finish` makes the folder a record.
 
-    created -> INCOMPLETE [files ...] -> finish: manifest.json, then INCOMPLETE goes
-    """
+        created -> INCOMPLETE [files ...] -> finish: manifest.json, then INCOMPLETE is removed"""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, parent: Path | str, name: str) -> RunFolder:
-        """A new folder `NAME-YYYYmmdd-HHMMSS-xxxx` in `parent`, never one that anybody else has.
+        """Create a new folder `NAME-YYYYmmdd-HHMMSS-xxxx` in `parent`, with a name of its own.
 
-        It is made under a hidden name and renamed with the marker inside, so no moment shows it without.
-        Call it before any work: WorkbenchError if nothing can be written there.
-        """
+        The folder is made under a hidden name and renamed with the marker inside, so that it is never seen without it.
+        Call this before any work. Raises WorkbenchError if nothing can be written there."""
         if not name or name != Path(name).name or name.startswith("."):
             raise WorkbenchError(f"run name {name!r}: must be a folder name without '/' or a leading '.'")
         parent = Path(parent)
@@ -52,11 +50,12 @@ class RunFolder:
         raise WorkbenchError(f"output folder {parent}: no name is free for run {name!r}; use another folder")
 
     def give_up(self, why: str = "") -> None:
-        """The folder says that nobody writes it any more, and why. On a disk that is full too: where no other marker
-        can be written, the one there is written over, which takes no room."""
+        """Mark the folder as no longer written, with the reason.
+
+        On a full disk the existing marker is overwritten in place, which takes no room."""
         marker, text = self.path / MARKER, marker_text(why or "it was interrupted")
         if marker.is_file():
-            with suppress(OSError):  # what ended the run is to be told, not this
+            with suppress(OSError):  # report what ended the run, not this
                 try:
                     write_atomically(marker, lambda file: file.write(text))
                 except OSError:
@@ -64,24 +63,24 @@ class RunFolder:
                         file.write(text)
 
     def write_text(self, name: str, text: str) -> None:
-        # Output text may hold a lone surrogate; told as an escape, it cannot lose the rest of the file.
+        # Output text may have a lone surrogate; written as an escape, it cannot lose the rest of the file.
         self._write(name, lambda file: file.write(text.encode("utf-8", "backslashreplace")))
 
     def write_bytes(self, name: str, content: bytes) -> None:
         self._write(name, lambda file: file.write(content))
 
     def write_json(self, name: str, value: object, indent: int | None = 2) -> None:
-        """`value` as strict JSON: numbers that are not finite become null."""
+        """Write `value` as strict JSON: numbers that are not finite become null."""
         text = json.dumps(strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
         self.write_text(name, text + "\n")
 
     def write_table(self, name: str, rows: Sequence[Mapping], schema: pa.Schema | None = None) -> None:
-        """Rows as Parquet, with `schema` or the one known by the file's name; columns beyond it are kept."""
+        """Write rows as Parquet, with `schema` or the one known by the file's name; further columns are kept."""
         table = table_of(rows, schema or SCHEMAS.get(name))
         self._write(name, lambda file: pq.write_table(table, file))
 
     def finish(self) -> Path:
-        """Write the manifest, then take the marker away: from here on the folder is a record."""
+        """Write the manifest, then remove the marker: from here on the folder is a record."""
         with _writable(self.path):
             present = sorted(p for p in self.path.glob("[!.]*") if p.is_file())
             files = {p.name: fingerprint(p) for p in present if p.name not in (MARKER, MANIFEST)}
@@ -104,7 +103,8 @@ class RunFolder:
 
 @contextmanager
 def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
-    """A new folder in `parent`, to be written inside. Whatever leaves that early, an interrupt too, gives it up."""
+    """Create a new folder in `parent` to be written inside the block. An exception or interrupt marks it as abandoned.
+    """
     with HeldBack() as held:
         folder = RunFolder.create(parent, name)
         try:
@@ -116,10 +116,9 @@ def writing(parent: Path | str, name: str) -> Iterator[RunFolder]:
 
 
 def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
-    """What `fill` writes becomes the file `path` at once or never, on disk before it gets its name.
+    """Write a file atomically: it has all that `fill` writes, synced to disk, before it gets the name `path`.
 
-    Without `replace` FileExistsError if the name is taken, whoever takes it and whenever.
-    """
+    Without `replace`, raises FileExistsError if the name is taken, even by a concurrent writer."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -136,7 +135,9 @@ def write_atomically(path: Path, fill: Callable[[BinaryIO], object], replace: bo
 
 
 def _take(path: Path, content: Path) -> bool:
-    """The name `path` for us alone: `content` under it too, or False and empty where a file has but one name."""
+    """Claim the name `path` exclusively.
+
+    Returns True with `content` linked under it, or False and an empty file where the file system has no hard links."""
     try:
         os.link(content, path)
         return True
@@ -148,7 +149,7 @@ def _take(path: Path, content: Path) -> bool:
 
 
 def _make(parent: Path, name: str) -> Path | None:
-    """`parent/name` with the marker inside, or None if that name is taken."""
+    """Create `parent/name` with the marker inside; None if that name is taken."""
     path = parent / name
     hidden = parent / f".incomplete-{name}-{secrets.token_hex(8)}"
     try:
@@ -188,7 +189,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def strict(value: object) -> object:
-    """`value` as JSON can hold it: null where a number is not finite."""
+    """Convert `value` to strict JSON: numbers that are not finite become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a run's summary says, as sheets and remarks."""
+"""Sheets and remarks of a run's summary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Summary = Mapping[str, Any]
 
 
 def run_sheets(summary: Summary) -> Iterator[Sheet]:
-    """Those of which the summary has anything."""
+    """Yield the sheets that the summary has data for."""
     yield timings(summary)
     for kind in ("tenant", "priority"):
         if summary.get(f"by_{kind}"):
@@ -42,7 +42,7 @@ def timings(summary: Summary) -> Sheet:
 
 
 def groups(kind: str, found: Mapping[str, Any]) -> Sheet:
-    """What the requests of each tenant, or priority, met with."""
+    """Build the sheet of latencies by tenant or priority."""
     rows = []
     for name, figures in found.items():
         times = [("queue_s", "p50"), *((key, p) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99"))]

@@ -1,4 +1,4 @@
-"""Requests that begin alike: time to the first token one after another, and throughput all at once, by variant."""
+"""Requests with a shared prefix: TTFT one after another, and throughput all at once, by variant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ Tell = Callable[[str], None]
 
 
 def shared_prefix(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
-    """One row a variant; rounds are in turn, each with a prefix of its own, after one that does not count."""
+    """Measure a shared prefix and return one row a variant.
+
+    Rounds are interleaved, each with a prefix of its own, after one warm-up round."""
     work = cast(SharedPrefixWorkload, experiment.workload)
     variants = every_variant(experiment)
     tell = Counted(tell, len(variants) * (work.rounds + 2))
@@ -56,7 +58,7 @@ def shared_prefix(experiment: Experiment, tell: Tell = lambda line: None) -> Fin
 
 
 def served(runner: Runner, requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """Run `requests`, all there at once: TTFT, tokens, and what the prefix index gave, a row each."""
+    """Run `requests`, all submitted at once, and return a row each: TTFT, tokens, tokens found in the prefix cache."""
     rows: dict[str, dict[str, Any]] = {}
     arrived: dict[str, float] = {}
     for event in runner.stream(list(requests)):

@@ -1,4 +1,4 @@
-"""A small table as a value: a terminal and a page draw the same."""
+"""A small table as a value, drawn alike in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sheet:
-    """Headings, rows of texts, and words below them. Columns named in `left` hold words, the others numbers; the first
-    always holds names."""
+    """Headings, rows of texts, and a caption. The first column and those named in `left` hold words, the others
+    numbers."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -21,7 +21,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Remark:
-    """A line to be known. `serious` where figures are not to be trusted, or something failed."""
+    """A line of remark. `is_warning` marks unreliable numbers or a failure."""
 
     text: str
     serious: bool = False

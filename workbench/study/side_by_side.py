@@ -1,4 +1,4 @@
-"""Variants that run the same requests, in turn: what `workbench run` measures of each."""
+"""Serving compared: all variants run the same requests in turn."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ TABLES = ("requests", "steps", "tokens")
 def side_by_side(
     experiment: Experiment, tell: Callable[[str], None], predicted: Predictions | None = None
 ) -> Findings:
-    """One row a variant: latencies, rates and cache, medians over rounds in turn, after as many warm-ups as the
-    experiment asks for, and what was `predicted`. No round finds what another left in a prefix index."""
+    """Measure latencies, rates and cache use of every variant, and return one row each.
+
+    Rows are medians over interleaved rounds, after the experiment's number of warm-ups, with `predicted` beside them.
+    The prefix index is emptied before each round."""
     variants = every_variant(experiment)
     tell = Counted(tell, len(variants) * (1 + experiment.measure.rounds))
     runners: dict[str, Runner] = {}
-    alike: dict[str, Runner] = {}  # variants that differ in what is asked alone share one
+    alike: dict[str, Runner] = {}  # variants that differ only in their workload share one
     for name, variant in variants.items():
         tell(f"loading and warming up: {name}")
         same = {"workload": experiment.workload, "sampling": experiment.sampling, "measure": experiment.measure}
@@ -67,7 +69,7 @@ def _played(runner: Runner, variant: Experiment, title: str) -> None:
 
 
 def round_figures(requests: list[dict], steps: list[dict], tokens: list[dict]) -> dict[str, Any]:
-    """Of one round. Service is what E2EL leaves without the queue."""
+    """Return the metrics of one round. Service time is E2EL less queue time."""
     summary = summarize(requests, steps, tokens)
     each = per_request(requests, tokens)
     service = [one["e2el_s"] - one["queue_s"] for one in each if one["e2el_s"] is not None]

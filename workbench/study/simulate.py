@@ -1,4 +1,4 @@
-"""`workbench simulate`: from the command line's words to an experiment, and what came of it."""
+"""Simulate from the command line: build an experiment from its arguments and return the metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from workbench.study.experiment import Experiment
 from workbench.study.simulated import about, fleet_for, results
 
-SCHEDULE = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server's accelerator, not of this machine
+SCHEDULE = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # of a server, not of this machine
 
 
 def experiment_of(
@@ -19,7 +19,7 @@ def experiment_of(
     prefix: bool = False,
     changes: tuple[str, ...] = (),
 ) -> Experiment:
-    """The experiment that the words describe; `changes` as `--set` of `workbench run`."""
+    """Build an experiment from command line arguments; `changes` are those of `workbench run --set`."""
     plain = Experiment.of(
         {
             "question": "How would this traffic be served?",
@@ -36,7 +36,7 @@ def experiment_of(
 
 
 def simulate_experiment(experiment: Experiment, until: float | None = None) -> dict[str, Any]:
-    """`results` of its fleet up to second `until`, and what was simulated."""
+    """Simulate an experiment up to second `until` and return its metrics and a description."""
     began = time.perf_counter()
     fleet = fleet_for(experiment).run(until)
     return {**results(fleet, experiment.measure.promise, began), "about": about(experiment)}

@@ -1,4 +1,4 @@
-"""An experiment under simulated time: the same requests, scheduler and figures, and no weights."""
+"""An experiment under simulated time: the same requests, scheduler and metrics, without weights."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ from workbench.traffic.source import Closed, Open, Source, source_of
 def fleet_for(
     experiment: Experiment, note: Callable[[Event], None] | None = None, tokenizer: Tokenizer | None = None
 ) -> Fleet:
-    """The fleet an experiment describes, with its traffic before it; `note` hears every event. The texts of other
-    workloads than traffic are encoded by `tokenizer`."""
+    """Build the fleet of an experiment with its traffic.
+
+    Args:
+        experiment: An experiment with a simulated executor.
+        on_event: Receives every event; None records none.
+        tokenizer: Encodes the texts of workloads other than traffic.
+    """
     machine = machine_for(experiment)
     pool, decode, transfer = pools_for(experiment, machine)
     listener: Listener | None = Teller(note, cost_of(sizes_of(experiment))) if note is not None else None
@@ -55,7 +60,7 @@ def _source(experiment: Experiment, tokenizer: Tokenizer | None) -> tuple[Source
 
 
 def results(fleet: Fleet, promise: Promise, began: float) -> dict[str, Any]:
-    """What became of a fleet's requests, units in the names; `began` is the wall clock's time when it began."""
+    """Summarize a fleet's requests, with units in the names. `started_at` is the wall clock's time at its start."""
     jobs = fleet.jobs
     figures = [job_figures(job) for job in jobs]
     done = [each for each in figures if each["e2el_s"] is not None]
@@ -95,7 +100,7 @@ def results(fleet: Fleet, promise: Promise, began: float) -> dict[str, Any]:
 
 
 def job_figures(job: Job) -> dict[str, Any]:
-    """One request's, None for what did not happen."""
+    """Return the metrics of one request; None for what did not happen."""
 
     def since(ticks: int | None) -> float | None:
         return None if ticks is None else (ticks - job.came) / SECOND
@@ -121,8 +126,9 @@ def job_figures(job: Job) -> dict[str, Any]:
 
 
 def waste(instances: list[Instance]) -> float | None:
-    """The share of pages in use in which nothing stands, over all steps; None where pages are shared or given back
-    early, since tokens then do not say what stands in them."""
+    """Return the fraction of the pages in use that holds no tokens, over all steps.
+
+    Returns None where pages are shared or freed early, since token counts then do not measure page use."""
     tables = [table for instance in instances for table in instance.machine.tables]
     if any(instance.machine.prefix for instance in instances) or any(t.back is not None or t.late for t in tables):
         return None
@@ -145,7 +151,7 @@ def instance_figures(instance: Instance, now: int) -> dict[str, Any]:
 
 
 def about(experiment: Experiment) -> dict[str, Any]:
-    """What was simulated, as far as it is not written in the experiment."""
+    """Describe the simulated instances as far as the experiment does not."""
     machine, executor = machine_for(experiment), simulated(experiment)
     return {
         "model": sizes_of(experiment).spec.name,

@@ -1,4 +1,4 @@
-"""What an experiment simulates: the instance that its model, cache, schedule and executor describe."""
+"""The instance that an experiment's model, cache, scheduler and executor settings describe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = "here"
 
 
 def sizes_of(experiment: Experiment) -> Sizes:
-    """The model's weights and cache in the experiment's formats; nothing is loaded."""
+    """Return the model's weight and cache bytes in the experiment's formats, without loading it."""
     spec, dtype = spec_of(experiment)
     model, cache = experiment.model, experiment.cache
     store = store_of(spec, cache, dtype)
@@ -39,14 +39,14 @@ def sizes_of(experiment: Experiment) -> Sizes:
 
 
 def cost_of(sizes: Sizes) -> StepCost:
-    """What a step must compute and read, as the real runner counts it."""
+    """Return the cost model of a step: FLOPs and bytes, counted as the real runner counts them."""
     weight = sizes.weight_bytes / sizes.spec.parameters
     numbers = sum(layer.attention.cached for layer in sizes.spec.layers)
     return StepCost(sizes.spec, weight, weight, sizes.lasting_bytes / numbers)
 
 
 def hardware_of(executor: SimulatedExecutor, sizes: Sizes, dtype: str) -> Hardware:
-    """A data sheet's, the one given, or this machine's measured ceilings for a model of this size."""
+    """Return the named hardware, the given one, or this machine's measured ceilings for a model of this size."""
     if isinstance(executor.hardware, Hardware):
         return executor.hardware
     if executor.hardware != HERE:
@@ -61,7 +61,8 @@ def hardware_of(executor: SimulatedExecutor, sizes: Sizes, dtype: str) -> Hardwa
 
 
 def machine_for(experiment: Experiment) -> Machine:
-    """The instance an experiment simulates. WorkbenchError where the model leaves no room for a cache."""
+    """Return the instance that an experiment simulates. Raises WorkbenchError where the model leaves no memory for a
+    cache."""
     executor = simulated(experiment)
     sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
     hardware, schedule, cache = hardware_of(executor, sizes, dtype), experiment.schedule, experiment.cache
@@ -84,7 +85,7 @@ def machine_for(experiment: Experiment) -> Machine:
 
 
 def pools_for(experiment: Experiment, machine: Machine) -> tuple[Pool, Pool | None, Transfer]:
-    """The pools of instances like `machine`, and what a handover takes."""
+    """Return the prefill and decode pools of such instances, and the cost of a KV transfer between them."""
     executor = simulated(experiment)
     pool, decode = Pool(machine, executor.instances, executor.router), executor.decode
     if decode is None:

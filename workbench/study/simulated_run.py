@@ -1,4 +1,4 @@
-"""`workbench run` of a simulated experiment: the files of a real run, from events at simulated times."""
+"""Run a simulated experiment: the files of a real run, from events at simulated times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LANE = "simulated"
 
 
 def run_simulated(experiment: Experiment, out: Path | str = "runs", name: str = "run") -> Record:
-    """Simulate `experiment` and write its folder below `out`. Nothing is computed and nothing warmed up."""
+    """Simulate `experiment` and write its folder below `out`. No model runs, so there is no warm-up."""
     with writing(out, name) as folder:
         return _simulated(experiment, folder)
 
@@ -61,7 +61,7 @@ def _simulated(experiment: Experiment, folder: RunFolder) -> Record:
 
 
 def tokenizer_of(experiment: Experiment) -> Tokenizer | None:
-    """The tokenizer in the model's folder; None of a named shape."""
+    """Return the tokenizer of the model's folder; None for a named shape."""
     folder = SHIPPED.get(experiment.model.name, Path(experiment.model.name))
     return Tokenizer.from_folder(folder) if folder.is_dir() else None
 

@@ -21,11 +21,11 @@ SPREADS = ("ttft_s", "tpot_s", "longest_gap_s", "e2el_s", "queue_s")
 
 
 def simulated_variants(experiment: Experiment, tell: Callable[[str], None]) -> Findings:
-    """One row a variant, with its `curve` where one setting is swept."""
+    """Simulate every variant and return one row each, with a `curve` where one setting is swept."""
     variants = every_variant(experiment)
     path, values = (experiment.sweep and experiment.sweep.one_axis) or ("", ())
     tell = Counted(tell, len(variants) * (1 + len(values)))
-    points = {  # all are made before the first is run: a wrong one is told at once
+    points = {  # all are built before the first is run: a wrong one is reported at once
         name: [variant.alone({path: value}, "sweep") for value in values] for name, variant in variants.items()
     }
     rows, requests = [], []
@@ -51,7 +51,7 @@ def _simulated(experiment: Experiment) -> tuple[Fleet, dict[str, Any]]:
 
 
 def _row(fleet: Fleet, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a fleet, flat."""
+    """Flatten the metrics of a fleet into one row."""
     steps = sum(each["steps"] for each in found["instances"])
     rows = sum(instance.tally.rows for instance in fleet.instances)
     last = max((job.arrival.time for job in fleet.jobs), default=0.0)

@@ -1,4 +1,4 @@
-"""Speculation measured: tokens a second with and without, at several loads, and what became of drafted tokens."""
+"""Speculative decoding measured: tokens a second with and without it at several loads, and acceptance of drafts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ Tell = Callable[[str], None]
 
 
 def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findings:
-    """One row a variant. Of every load and round all variants run in turn, so that what disturbs one disturbs all."""
+    """Measure speculation and return one row a variant.
+
+    All variants run in turn at every load and round, so that contention affects all alike."""
     work = cast(SpeculationWorkload, experiment.workload)
     variants = every_variant(experiment)
     tell = Counted(tell, len(variants) * (2 + len(work.loads) * (work.rounds + 1)))
@@ -59,7 +61,9 @@ def speculating(experiment: Experiment, tell: Tell = lambda line: None) -> Findi
 
 
 def _loaded(variants: dict[str, Experiment], tell: Tell) -> tuple[dict[str, Runner], dict[str, Drafts | None]]:
-    """A runner for each variant, the same where they differ in speculation and sampling alone, and what it drafts."""
+    """Build a runner for each variant, and its proposer.
+
+    Variants that differ only in speculation and sampling share a runner."""
     targets: dict[str, Runner] = {}
     models: dict[tuple[str, str, str, str], Runner] = {}
     runners: dict[str, Runner] = {}
@@ -119,7 +123,8 @@ def _requests(
 
 
 def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run `requests`, `load` of them at once; seconds of steps that decode alone, and what they gave."""
+    """Run `requests`, `load` of them at once, and return the seconds and tokens of steps that only decode, and the
+    verifications."""
     recorder = Recorder()
     runner.instruments.listener = recorder.note
     tokens: dict[str, tuple[int, ...]] = {}
@@ -146,7 +151,7 @@ def _run(runner: Runner, requests: Sequence[Request], load: int) -> tuple[dict[s
 def _row(
     experiment: Experiment, name: str, variant: Experiment, runs: list[dict[str, Any]], checks: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Medians over the rounds, by load; of acceptance all checks at the first load together."""
+    """Build one row: medians over the rounds by load, and acceptance over all verifications at the first load."""
     mine = [run for run in runs if run["variant"] == name]
     loads = list(dict.fromkeys(run["load"] for run in mine))
     spec = variant.speculate
@@ -172,8 +177,9 @@ def _row(
 def _by_text(
     runner: Runner, requests: Sequence[Request], runs: list[dict[str, Any]], checks: list[dict[str, Any]], row: dict
 ) -> dict[str, Any]:
-    """Acceptance on the half of the texts that the model itself finds more predictable, and on the other half: by the
-    bits that a token of its continuation takes."""
+    """Return acceptance on the more predictable half of the texts and on the other half.
+
+    Texts are ordered by the bits a token that the model assigns to its own continuation."""
     name, load = row["variant"], int(next(iter(row["tokens_per_s"])))
     mine = [check for check in checks if (check["variant"], check["load"]) == (name, load)]
     if not mine:

@@ -1,4 +1,4 @@
-"""The picture of speculation: its speed-up against the load, and how many drafted tokens stand."""
+"""Chart of speculation: speed-up against load, and the number of accepted tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:
-    """Left: tokens a second against the same load without drafts, one line a variant, the prediction for the first load
-    as a diamond. Right: the share of checks in which 0, 1, 2, ... drafted tokens stand."""
+    """Draw an Altair chart of two panels.
+
+    Left: tokens a second over the rate without drafts at the same load, one line a variant, and the prediction for the
+    first load as a diamond. Right: the fraction of verifications that accept 0, 1, 2, ... tokens."""
     altair = drawing()
     drafting = [row for row in rows if row.get("speed_up")]
     points = [

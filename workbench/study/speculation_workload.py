@@ -1,4 +1,4 @@
-"""What a run of speculation asks for: prompts of code that nobody trained on, continued by several at once."""
+"""Settings of the speculation workload."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from workbench.study.parts import Count, Part, Seed
 
 
 class SpeculationWorkload(Part):
-    """Prompts continued at several loads (sequences at once), all variants in turn, the first of which is the one that
-    the others are held against. Lengths are the same for all: texts do not end early."""
+    """Continue prompts of held-out code at several loads (sequences at once), all variants in turn.
+
+    The first variant is the baseline of the others. All outputs have the same length: texts do not end early."""
 
     kind: Literal["speculation"] = "speculation"
-    texts: tuple[str, ...] = ()  # files; none: the modules that were held out from the demo model's training
+    texts: tuple[str, ...] = ()  # files; none: the held-out modules of the demo model's training
     prompts: Count = 8
     prompt_tokens: Count = 384
     output_tokens: Count = 96

@@ -1,4 +1,4 @@
-"""Answers streamed or waited for: what each way of handing them over costs, and when the first text is seen."""
+"""Streaming compared with whole answers: the cost of each way of delivery, and the time to the first visible text."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ MEDIANS = ("seconds", "output_tokens_per_s", "visible_s_p50", "e2el_s_p50", "mes
 
 
 def streaming(experiment: Experiment, tell: Callable[[str], None] = lambda line: None) -> Findings:
-    """One row a variant, medians over rounds in turn, with its rate as it was predicted before. Variants that differ in
-    nothing but their workload share a runner, so that not even the place of the weights differs."""
+    """Measure delivery and return one row a variant: medians over interleaved rounds, with the predicted rate.
+
+    Variants that differ only in their workload share a runner, so that the weights lie at the same addresses."""
     variants = every_variant(experiment) or {"as given": experiment}
     tell = Counted(tell, 1 + len(variants) * (cast(StreamingWorkload, experiment.workload).rounds + 2))
     runners: dict[str, Runner] = {}
@@ -57,7 +58,7 @@ def streaming(experiment: Experiment, tell: Callable[[str], None] = lambda line:
 
 
 def handed_over(runner: Runner, experiment: Experiment, turn: int) -> dict[str, Any]:
-    """One round: seconds from the first arrival to the last message sent, and what the client saw when."""
+    """Run one round and return the seconds from the first arrival to the last message, and the client's timestamps."""
     work = cast(StreamingWorkload, experiment.workload)
     box, owed = deque[Event](), set[str]()
     tokens = 0
@@ -92,7 +93,7 @@ def handed_over(runner: Runner, experiment: Experiment, turn: int) -> dict[str, 
 
 
 def requests_of(experiment: Experiment, vocab: int, turn: int) -> list[Request]:
-    """Prompts of random tokens, the same for every delivery of a round."""
+    """Draw prompts of random tokens, the same for every delivery of a round."""
     work = cast(StreamingWorkload, experiment.workload)
     draw = random.Random(f"{work.seed}/{turn}")
     asked = {"max_tokens": work.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}

@@ -1,7 +1,6 @@
-"""A client in a process of its own, as a script: reads server-sent events, and tells when each request's came.
+"""A client process, run as a script: read server-sent events and report the times of each request's texts.
 
-Its clock is the sender's: `time.perf_counter` counts from the same moment in every process of a machine.
-"""
+Its clock is the sender's: `time.perf_counter` counts from the same moment in every process of a machine."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ PREFIX = b"data: "
 
 
 def listen() -> dict[str, list]:
-    """By request: when its first and its last text came, how many there were, and the text."""
+    """Return by request the times of its first and last text, the number of texts, and the whole text."""
     seen: dict[str, list] = {}
     for line in sys.stdin.buffer:
         now = time.perf_counter()

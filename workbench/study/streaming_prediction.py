@@ -1,5 +1,4 @@
-"""What handing texts over should cost, before a run: the handling of a token measured by itself, without a model,
-beside steps as quick as the roofline of this machine allows."""
+"""Prediction of delivery costs: the handling of a token measured without a model, added to roofline step times."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ SAMPLE = 4096  # tokens whose handling is timed
 
 
 def predicted_rates(experiment: Experiment, runner: Runner) -> dict[str, float]:
-    """Output tokens a second if nothing but the roofline and the handling took time: an upper bound of each rate."""
+    """Return output tokens a second by delivery if only roofline and handling took time: an upper bound."""
     work = cast(StreamingWorkload, experiment.workload)
     at_once = min(work.requests, experiment.schedule.max_num_seqs)
     handling = handling_seconds(work, cast(Tokenizer, runner.tokenizer))
@@ -34,7 +33,7 @@ def predicted_rates(experiment: Experiment, runner: Runner) -> dict[str, float]:
 
 
 def step_seconds(experiment: Experiment, at_once: int) -> float:
-    """A decode step of all that run, in the middle of their outputs."""
+    """Predict the seconds of a decode step of `num_seqs` sequences, in the middle of their outputs."""
     work = cast(StreamingWorkload, experiment.workload)
     sizes, dtype = sizes_of(experiment), spec_of(experiment)[1]
     kind = dtype if dtype in ("float32", "bfloat16") else "float32"
@@ -45,7 +44,7 @@ def step_seconds(experiment: Experiment, at_once: int) -> float:
 
 
 def handling_seconds(work: StreamingWorkload, tokenizer: Tokenizer) -> float:
-    """Of a token: its text, its event and its message, as the delivery has them."""
+    """Measure the seconds of handling one token: its text, its event and its message, as the delivery has them."""
     ids = [number % tokenizer.vocab for number in range(SAMPLE)]
     output = WholeText(tokenizer) if work.delivery == "whole" else Detokenizer(tokenizer)
     with Client() as client:

@@ -1,4 +1,4 @@
-"""What an experiment's `sweep:` says: settings that take several values, together or each by itself."""
+"""Settings of a sweep: settings that take several values, together or each by itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 
 
 class Sweep(Part):
-    """Every combination of all that stands here is a point: a value of each of the `axes`, one place in the lists of
-    each group of `linked` settings (which have one length and advance together), one of the `overrides`.
+    """A sweep runs every combination of its settings.
+
+    A point is one value of each of the `axes`, one index into each group of `linked` settings (lists of one length that
+    advance together), and one of the `overrides`.
 
         axes: {cache.format: [dense, int8], workload.context: [256, 512]}
         linked: [{schedule.max_num_seqs: [1, 8], workload.requests: [4, 32]}]
         overrides: [{}, {attention.window: 64, attention.sinks: 4}]
-        repeat: 3
-    """
+        repeat: 3"""
 
     axes: dict[str, Values] = {}
     linked: tuple[dict[str, Values], ...] = ()
@@ -50,18 +51,18 @@ class Sweep(Part):
         return self
 
     def groups(self) -> Iterator[list[str]]:
-        """The paths that each axis sets, in the order of the axes."""
+        """Yield the paths that each axis sets, in the order of the axes."""
         yield from ([path] for path in self.axes)
         yield from (list(group) for group in self.linked)
         yield list(dict.fromkeys(path for each in self.overrides for path in each))
 
     @property
     def one_axis(self) -> tuple[str, tuple[Any, ...]] | None:
-        """Its only axis, where that is all it has."""
+        """Return the axis as (path, values) if it is the only one; else None."""
         plain = len(self.axes) == 1 and not self.linked and not self.overrides and self.repeat == 1
         return next(iter(self.axes.items())) if plain else None
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether a dotted path is the other, or leads into it."""
+    """Return whether one dotted path equals the other or is its prefix."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")

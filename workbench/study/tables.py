@@ -1,4 +1,4 @@
-"""The columns of a record's tables. Times are seconds on the runner's clock, raw."""
+"""Schemas of a record's tables. Times are raw seconds on the runner's clock."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ SCHEMAS = {
 
 
 def table_of(rows: Sequence[Mapping], schema: pa.Schema | None = None) -> pa.Table:
-    """Rows as a table: the schema's columns always, then what else the rows hold, in order of appearance."""
+    """Build a table from rows: the schema's columns always, then further columns in order of appearance."""
     names = list(schema.names) if schema else []
     names = list(dict.fromkeys([*names, *(key for row in rows for key in row)]))
     columns = {}

@@ -1,4 +1,4 @@
-"""What can be counted of a text: how much of it repeats, and how surprising it is to a model."""
+"""Statistics of a text: repetition, and surprisal under a model."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-LONGEST = 64  # tokens of a loop
-TURNS = 3  # a text ends in a loop where its end stands so many times in a row
-LEAST = 12  # tokens that these turns have together, at the least
+LONGEST = 64  # maximum tokens of a loop's period
+TURNS = 3  # repeats of a period that make a loop
+LEAST = 12  # minimum tokens of these repeats together
 
 
 def distinct(ids: Sequence[int], n: int) -> float:
-    """Share of a text's n-grams that are different ones (Li et al., 2016)."""
+    """Return the fraction of a text's n-grams that are distinct (Li et al., 2016)."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return len(set(grams)) / len(grams)
 
 
 def ends_in_loop(ids: Sequence[int]) -> bool:
-    """Whether a stretch of at most `LONGEST` tokens stands at the end again and again."""
+    """Return whether a period of at most `MAX_LOOP_TOKENS` tokens repeats at the end of the text."""
     for period in range(1, min(LONGEST, len(ids) // TURNS) + 1):
         turns = max(TURNS, -(-LEAST // period))
         end = list(ids[-period * turns :])
@@ -30,8 +30,16 @@ def ends_in_loop(ids: Sequence[int]) -> bool:
 
 
 def surprise(logits: Tensor, ids: Sequence[int]) -> tuple[float, float, float]:
-    """Of a text's tokens under logits [token, vocab] of the places before them: their bits in all, the entropy of the
-    distributions in bits a token, and the share that is the most likely one."""
+    """Return surprisal statistics of a text's tokens.
+
+    Args:
+        logits: Logits of the position before each token, [token, vocab].
+        ids: The tokens.
+
+    Returns:
+        The total bits of the tokens, the mean entropy of the distributions in bits, and the fraction of most likely
+        tokens.
+    """
     logp = logits.double().log_softmax(-1)
     tokens = torch.tensor(ids)
     bits = -float(logp.gather(-1, tokens[:, None]).sum()) / math.log(2)
@@ -39,6 +47,6 @@ def surprise(logits: Tensor, ids: Sequence[int]) -> tuple[float, float, float]:
 
 
 def entropy(logits: Tensor) -> float:
-    """Bits a row, in the mean."""
+    """Return the mean entropy of the rows' distributions in bits."""
     p = logits.double().softmax(-1)
     return float(-torch.special.xlogy(p, p).sum(-1).mean()) / math.log(2)

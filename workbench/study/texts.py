@@ -1,4 +1,4 @@
-"""Texts that a way of sampling makes: how much they repeat, and how they look to the model itself."""
+"""Sampled texts by sampling method: their repetition, and their surprisal under the model itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAME, NOISE, LOOP = "held-out text", "random tokens", "a loop"  # rows beside th
 
 
 class Asked:
-    """The prompts, what really came after them, and the model in float32 that looks at texts."""
+    """The prompts, their held-out continuations, and the float32 model that scores texts."""
 
     def __init__(self, experiment: Experiment):
         work = cast(TextsWorkload, experiment.workload)
@@ -46,14 +46,15 @@ class Asked:
         self.came: list[Ids] = [ids[work.prompt_tokens : length] for ids in cut]
 
     def logits(self, index: int, output: Ids) -> Tensor:
-        """Of the places before each token of an output [token, vocab]."""
+        """Return the logits of the position before each token of an output: [token, vocab]."""
         prompt = self.prompts[index]
         return self.judge.model.logits((*prompt, *output)[:-1])[len(prompt) - 1 :]
 
 
 def foretold(experiment: Experiment, tell: Tell = lambda line: None) -> dict[str, Any]:
-    """By variant, what its draws would be had every context been held-out text: their entropy, and the bits that the
-    model gives to such a token."""
+    """Predict by variant the distributions of its draws as if every context were held-out text.
+
+    Returns their entropy, and the bits that the model assigns to a drawn token."""
     tell("what would be drawn after held-out text")
     asked = Asked(experiment)
     rows = torch.cat([asked.logits(index, came) for index, came in enumerate(asked.came)])
@@ -73,7 +74,7 @@ def _drawn(logits: Tensor, sampling: SamplingParameters) -> dict[str, float]:
 
 
 def sampled_texts(experiment: Experiment, tell: Tell, predicted: dict[str, Any]) -> Findings:
-    """One row a variant, after the rows of what is known: means over the texts."""
+    """Measure sampled texts and return the rows of the references, then one row a variant: means over the texts."""
     work, asked = cast(TextsWorkload, experiment.workload), Asked(experiment)
     draw, vocab = random.Random(work.seed), asked.judge.model.spec.vocab
     noise = [tuple(draw.randrange(vocab) for _ in came) for came in asked.came]

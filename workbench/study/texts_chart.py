@@ -1,4 +1,4 @@
-"""The picture of sampled texts: how much they repeat against how surprising they are to the model."""
+"""Chart of sampled texts: repetition against surprisal under the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def chart(rows: Rows, title: str) -> Any:
-    """Left, an Altair chart of each variant's bits a byte and repeated 4-grams; right, its bits a token beside those
-    foretold, had every context been held-out text."""
+    """Draw Altair charts: left bits a token against repeated 4-grams by variant, right bits a token beside the
+    predicted ones."""
     altair = drawing()
     return altair.hconcat(_repeats(altair, rows), _bits(altair, rows)).properties(title=title)
 

@@ -1,4 +1,4 @@
-"""What a run of generated texts asks for."""
+"""Settings of the sampled texts workload."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from workbench.study.parts import Count, Part, Seed
 
 
 class TextsWorkload(Part):
-    """Prompts from text that nobody trained on, continued by each variant's sampling; `repeats` times, to see whether
-    the same comes again. Beside the variants stand the text that really came, random tokens, and a loop."""
+    """Continue held-out prompts with each variant's sampling, `repeats` times, to see whether the same text comes
+    again.
+
+    The held-out continuation, random tokens and a loop are references beside the variants."""
 
     kind: Literal["texts"] = "texts"
-    texts: tuple[str, ...] = ()  # files; none: the modules that were held out from the demo model's training
+    texts: tuple[str, ...] = ()  # files; none: the held-out modules of the demo model's training
     prompts: Count = 8
     prompt_tokens: Count = 96
     output_tokens: Annotated[int, Field(ge=16)] = 256

@@ -1,4 +1,4 @@
-"""An experiment's variants: the experiments they are, the one all are held against, and their names for a table."""
+"""Variants of an experiment, their common reference, and a text of their settings."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ AS_GIVEN = "as given"
 
 
 def every_variant(experiment: Experiment) -> dict[str, Experiment]:
-    """Each variant by name, checked: WorkbenchError names the variant and the path that is wrong. Without variants the
-    experiment is its only one, `as given`."""
+    """Return each variant's experiment by name; without variants the experiment itself as `as given`.
+
+    Raises WorkbenchError that names the variant and the wrong path."""
     if not experiment.variants:
         return {AS_GIVEN: experiment.alone({}, AS_GIVEN)}
     return {name: experiment.variant(name) for name in experiment.variants}
 
 
 def reference_of(experiment: Experiment) -> Experiment:
-    """The same model in float32 as it was trained, with a dense cache and dense weights, on the lane eager."""
+    """Return the reference: the same model in float32, unchanged attention, dense cache and weights, eager backend."""
     values = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
     values["model"] |= {"dtype": "float32", "weights": "dense", "head_weights": None, "activations": "float"}
     kept = {"page_size", "pages"}
@@ -30,7 +31,7 @@ def reference_of(experiment: Experiment) -> Experiment:
 
 
 def settings_text(experiment: Experiment, name: str) -> str:
-    """What a variant changes, on one line."""
+    """Return the settings that a variant changes, on one line."""
     changes = experiment.variants.get(name, {})
     return " ".join(
         f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in changes.items()

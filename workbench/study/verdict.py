@@ -1,4 +1,4 @@
-"""From measured numbers to a verdict on a claim, by a rule that was written down before the run."""
+"""Verdicts on claims from measured numbers, by a rule written down before the run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RuleChange:
-    """A change of a rule, or of what its experiment runs, that was made after somebody had seen what came out.
+    """A change of a rule, or of its experiment, made after a result was seen.
 
-    `what` was changed, on which day (`when`), `after` which record or look, and `why`. It is shown wherever the rule's
-    verdict is."""
+    States `what` was changed, on which day (`when`), `after` which record or look, and `why`. It is shown with every
+    verdict of the rule."""
 
     what: str
     when: str
@@ -32,10 +32,11 @@ class RuleChange:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`claim` is its name in the ledger, `says` the claim in our words, `rule` what decides, `because` the numbers.
+    """The outcome of a rule on one claim.
 
-    `limits` says within which bounds the claim holds where it does with limits; `figures` are the measured numbers that
-    stand beside those of the claim's sources, by name; `changed` are the changes of its rule after a look."""
+    `claim` is its name in the ledger, `says` its text, `rule` the decision rule, `reason` the numbers. `limits` bounds
+    a claim that holds with limits. `figures` are measured numbers to compare with those of the claim's sources, by
+    name. `changed` lists changes of the rule after a look."""
 
     claim: str
     says: str
@@ -57,7 +58,8 @@ Judge = Callable[[Rows], Sequence[Verdict]]
 
 
 def verdicts(judge: UserPart | None, rows: Rows) -> list[Verdict]:
-    """What `judge` makes of the rows; none without one. Raises WorkbenchError for a judge that gives something else."""
+    """Apply `judge` to the rows; no judge gives no verdicts. Raises WorkbenchError for a judge that returns other
+    values."""
     if judge is None:
         return []
     found = list(cast(Judge, find(judge.path))(rows, **judge.arguments))
@@ -67,7 +69,7 @@ def verdicts(judge: UserPart | None, rows: Rows) -> list[Verdict]:
 
 
 def row_of(rows: Rows, variant: str) -> Mapping[str, Any]:
-    """The row of one variant; WorkbenchError where the run had none of that name."""
+    """Return the row of one variant. Raises WorkbenchError where the run has none of that name."""
     for row in rows:
         if row["variant"] == variant:
             return row

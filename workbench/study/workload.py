@@ -1,4 +1,4 @@
-"""From an experiment's workload to requests."""
+"""Build requests from an experiment's workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from workbench.traffic.source import source_of
 
 
 def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int) -> list[Request]:
-    """The experiment's requests, the same every time. A text that cannot be encoded is one to be refused."""
+    """Build the experiment's requests, the same every time. A text that cannot be encoded becomes a request to be
+    refused."""
     workload = experiment.workload
     if isinstance(workload, RandomWorkload):
         return _random(workload, experiment.sampling, vocab)
@@ -32,8 +33,7 @@ def requests_of(experiment: Experiment, tokenizer: Tokenizer | None, vocab: int)
 
 
 def clients_of(experiment: Experiment) -> tuple[int, float] | None:
-    """How many clients ask one after another, and the pause before each asks again; None where requests come by
-    themselves."""
+    """Return the number of closed-loop clients and their pause in seconds; None for requests with arrival times."""
     arrivals = getattr(experiment.workload, "arrivals", None)
     if not isinstance(arrivals, ClosedLoop):
         return None
@@ -41,7 +41,7 @@ def clients_of(experiment: Experiment) -> tuple[int, float] | None:
 
 
 def arrivals_of(workload: TrafficWorkload) -> list[Arrival]:
-    """All of a traffic that ends; of a closed loop in the order in which they are asked, at second 0."""
+    """Return all arrivals of a finite traffic; those of a closed loop in the order of asking, at second 0."""
     source = source_of(workload)
     coming = list(source.first())
     while (arrival := source.after(0.0)) is not None:

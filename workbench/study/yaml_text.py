@@ -1,4 +1,4 @@
-"""Write plain values as YAML text, which `workbench.files.read_yaml` reads back, equal after the round trip."""
+"""Write plain values as YAML that `workbench.files.read_yaml` reads back as equal values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ LINE_ENDS = "\x85\u2028\u2029"  # PyYAML reads these as the end of a line unless
 
 
 def write(values: Any) -> str:
-    """`values` in their order, one a line; a text of several lines as a block, wherever that keeps it whole."""
+    """Write `values` in their order, one a line; a text of several lines as a block, wherever that preserves it."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        return True  # a text that stands twice is written twice
+        return True  # a text that occurs twice is written twice
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

@@ -1,4 +1,4 @@
-"""From an experiment to the points of its sweep: every combination of its axes, each an experiment by itself."""
+"""Expand an experiment into the points of its sweep: every combination of its axes, each an experiment of its own."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from workbench.sweep.labels import Choice, labels_of, value_at
 from workbench.sweep.point import Point
 
 MOST_POINTS = 100_000
-SEEDS = ("sampling.seed", "workload.seed")  # those of them that an experiment has
-SEED_STRIDE = 1_000_000  # a run counts its requests' seeds up from its own: repetitions must not share any
+SEEDS = ("sampling.seed", "workload.seed")  # where the experiment has them
+SEED_STRIDE = 1_000_000  # a run numbers its requests' seeds from its own; repetitions must share none
 POINTS = "points"
 
 
 @dataclass(frozen=True)
 class Expanded:
-    """The points of a sweep, and what its reader should know of how they came about."""
+    """The points of a sweep, and remarks on how they were made."""
 
     points: tuple[Point, ...]
     remarks: tuple[str, ...]
 
 
 def expand(experiment: Experiment, folder: Path) -> Expanded:
-    """The points of `experiment`'s sweep, their folders below `folder`, in the order in which they are to run: all of
-    them once, then all again with the next seeds. WorkbenchError names all that is wrong with any of them."""
+    """Expand `experiment`'s sweep into points with folders below `folder`, in the order of running.
+
+    All points come once, then all again with the next seeds, for as many repetitions as the sweep has.
+
+    Raises:
+        WorkbenchError: the message lists everything that is wrong with any of the points.
+    """
     sweep = experiment.sweep or Sweep()
     axes, remarks = _axes(experiment, sweep)
     count = math.prod(map(len, axes)) * sweep.repeat
@@ -83,7 +88,7 @@ def _axes(experiment: Experiment, sweep: Sweep) -> tuple[list[list[Choice]], lis
 
 
 def _combined(choices: Sequence[Choice]) -> Choice:
-    """All of their settings, and the only name that there is, a variant's."""
+    """Merge choices into one: all their settings, and the name of the variant if there is one."""
     settings = {path: value for choice in choices for path, value in choice.settings.items()}
     return Choice(settings, next((choice.name for choice in choices if choice.name is not None), None))
 

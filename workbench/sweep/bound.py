@@ -1,7 +1,7 @@
-"""A worker that does not outlive who started it: `python -m workbench.sweep.bound PARENT MODULE WORD...`.
+"""Run a worker that ends with its parent: `python -m workbench.sweep.bound PARENT MODULE WORD...`.
 
-Linux ends it with its parent, however that ends; elsewhere it goes on to its point's end, and whoever is sent to the
-point next waits for it. Only the standard library is imported, so that a cluster's own process stays small.
+Linux ends it with its parent, however the parent ends. Elsewhere it finishes its point, and the next worker of that
+point waits for it. Only the standard library is imported, so that a cluster's own process stays small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARENT_DEATH = 1  # PR_SET_PDEATHSIG, prctl(2)
 
 
 def told(point: Path) -> tuple[list[str], str, str, str]:
-    """What `carry_out` is called with for the point in this folder, on whichever machine it is called."""
+    """Return the arguments of `run_child` for the point in this folder, valid on any machine."""
     from workbench.sweep.places import ROOT, worker_command
     from workbench.sweep.point import LOG
 
@@ -30,9 +30,13 @@ def told(point: Path) -> tuple[list[str], str, str, str]:
 
 
 def carry_out(module_words: Sequence[str], log: str, folder: str, search: str) -> int:
-    """Run `python -m` these words as a child bound to this process, its output after what `log` holds; its exit code.
+    """Run `python -m` these words as a child bound to this process, and return its exit code.
 
-    Its working folder is `folder` where there is one; `search` comes before what PYTHONPATH has.
+    Args:
+        module_words: the module and its arguments.
+        log: file to which the child's output is appended.
+        folder: the child's working folder, where it exists.
+        python_path: placed before the entries of PYTHONPATH.
     """
     paths = os.pathsep.join(filter(None, (search, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "workbench.sweep.bound", str(os.getpid()), *module_words]
@@ -44,7 +48,7 @@ def carry_out(module_words: Sequence[str], log: str, folder: str, search: str) -
 
 
 def carry_out_job(job: str, outcome: str, *given: Any) -> int:
-    """`carry_out`, after which the point's file named `job` goes, if there is one named `outcome`."""
+    """Call `run_child`; then remove the point's file named `job` if there is one named `outcome`."""
     code = carry_out(*given)
     point = Path(given[1]).parent
     if (point / outcome).exists():
@@ -53,7 +57,7 @@ def carry_out_job(job: str, outcome: str, *given: Any) -> int:
 
 
 def bind(parent: int) -> None:
-    """End this process when `parent`, which started it, ends, or has ended meanwhile."""
+    """End this process when `parent`, which started it, ends or has ended meanwhile."""
     with suppress(OSError, AttributeError):  # a system without prctl
         ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -1,7 +1,7 @@
-"""A worker: `python -m workbench.sweep.carry_out points/KEY/point.json` runs one point and writes what became of it.
+"""Run one point as a worker, `python -m workbench.sweep.worker points/KEY/point.json`, and write its outcome.
 
-It leaves the run folder and then `outcome.json`, which appears whole or not at all: until it is there, the point has
-not been run. Whoever comes second to a point waits for the first, and finds it done.
+The worker leaves the run folder and then `outcome.json`, which appears complete or not at all: a point without it has
+not run. A second worker of the same point waits for the first, and finds the point done.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ NOT_SERVED = ("refused", "error")
 
 
 def carry_out(folder: Path) -> Outcome:
-    """Run the point in `folder`, unless it has an outcome. An error becomes the outcome; only what ends the process
-    leaves none."""
+    """Run the point in `folder`, unless it has an outcome.
+
+    An error becomes the outcome; only the end of the process leaves none.
+    """
     from workbench.sweep.point import Outcome, Point
 
     point = Point.read(folder)
@@ -54,7 +56,7 @@ def _attempt(point: Point) -> tuple[Record | None, str | None]:
 
 
 def _not_served(record: Record) -> str | None:
-    """What a run says of requests that it could not serve; None where there are none."""
+    """Describe requests that the run refused or failed; None where there are none."""
     counts = record.summary.get("requests", {}).get("by_finish_reason", {})
     told = [f"{counts[reason]} {reason}" for reason in NOT_SERVED if counts.get(reason)]
     return f"of {sum(counts.values())} requests: {', '.join(told)}" if told else None
@@ -68,8 +70,10 @@ def _peak() -> int | None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time has a point; the lock goes with it, however it ends. Where a file system has no locks,
-    nobody is kept out."""
+    """Lock a point for one process; the lock is released with the process, however it ends.
+
+    Where a file system has no locks, several processes may enter.
+    """
     import fcntl
     from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""How long a point will take and how much memory: from points that have run, else from the cost model."""
+"""Estimate time and memory of points: from points that have run, else from the cost model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL, MEASURED, LIKE, NONE = "cost model", "measured", "cost model, scaled to {
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one point; None where nobody knows. The cost model's own are bounds from below."""
+    """The estimate of one point; None where it is unknown. Values of the cost model are lower bounds."""
 
     seconds: float | None
     bytes: int | None
@@ -27,7 +27,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Estimates:
-    """By key; `busy` is the share of this machine that others had when its ceilings were measured."""
+    """Estimates by key.
+
+    `contention` is the share that other processes had when this machine's ceilings were measured.
+    """
 
     of: Mapping[str, Estimate]
     busy: float = 0.0
@@ -36,11 +39,20 @@ class Estimates:
 def estimates(
     points: Sequence[Point], outcomes: Mapping[str, Outcome], elsewhere: Mapping[str, Path], start_seconds: float = 0.0
 ) -> Estimates:
-    """For every point. One that has run, here (`outcomes`) or in another sweep (`elsewhere`), has what was measured of
-    it. Of the others the cost model says what this machine needs at the least, `start_seconds` of a process included;
-    where points have run, theirs is as many times that as those were, in the median.
+    """Estimate every point.
 
-    WorkbenchError names every point whose model, or what is asked of it, is not possible.
+    A point that has run, here (`outcomes`) or in another sweep (`earlier_folders`), has its measured values. The others
+    have the cost model's lower bounds for this machine. Once points have run, these bounds are scaled by the median
+    ratio of measured values to bounds.
+
+    Args:
+        points: the points, in their order.
+        outcomes: outcomes in this sweep, by key.
+        earlier_folders: folders of the same points in other sweeps, by key.
+        start_seconds: seconds of a process to start, included in the bounds.
+
+    Raises:
+        WorkbenchError: the message lists every point whose model or workload is impossible.
     """
     works, bounds = _works(points), _Bounds(start_seconds)
     least = {key: bounds.of(work) for key, work in works.items()}
@@ -55,7 +67,7 @@ def estimates(
 
 
 def _likely(least: Mapping[str, Sequence], measured: Mapping[str, float | None], which: int) -> dict[str, Any]:
-    """What was measured, or the bound times what it took to come to the measured ones, or their median."""
+    """Return measured values, or bounds scaled to the measured ones, or the median of the measured ones."""
     known = {key: value for key, value in measured.items() if value}
     bounds = {key: each[which] for key, each in least.items()}
     factors = [value / bounds[key] for key, value in known.items() if bounds[key]]
@@ -78,7 +90,7 @@ def _works(points: Sequence[Point]) -> dict[str, Work | None]:
 
 
 class _Bounds:
-    """What points need at the least. What several of them do alike is counted once."""
+    """Lower bounds of points; equal workloads are computed once."""
 
     def __init__(self, start_seconds: float) -> None:
         self.start, self.process = start_seconds, resident_bytes() or 0
@@ -86,7 +98,7 @@ class _Bounds:
         self.known: dict[str, tuple[float, int]] = {}
 
     def of(self, work: Work | None) -> tuple[float | None, int | None]:
-        """Seconds and bytes."""
+        """Return seconds and bytes."""
         if work is None:
             return None, None
         each = [self._served(served) for served in work.served]

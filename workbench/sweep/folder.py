@@ -1,11 +1,11 @@
-"""A sweep's folder: what was asked in `sweep.yaml`, and a folder for each point below `points/`.
+"""A sweep's folder: the sweep in `sweep.yaml`, and a folder for each point below `points/`.
 
 NAME-YYYYmmdd-HHMMSS-xxxx/
   sweep.yaml                the experiment with its sweep, and the points in their order
   points/KEY/point.json     the point's experiment
   points/KEY/run-.../       its run folder, as `workbench run` makes it
   points/KEY/outcome.json   that it is done, or why it failed; as long as it is not there, the point has not run
-  points/KEY/log.txt        what its worker said
+  points/KEY/log.txt        the worker's output
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SWEEP = "sweep.yaml"
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """A sweep as it was asked for; `points` are all that were ever asked for in this folder."""
+    """A sweep and its folder; `points` are all points ever added to it."""
 
     path: Path
     name: str
@@ -38,14 +38,14 @@ class SweepFolder:
 
     @classmethod
     def planned(cls, experiment: Experiment, parent: Path, name: str) -> SweepFolder:
-        """With a new name below `parent`; nothing is written. WorkbenchError where a point is wrong."""
+        """Create a sweep with a new name below `parent`; nothing is written. WorkbenchError where a point is wrong."""
         path = parent / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         found = expand(experiment, path)
         return cls(path, name, experiment, found.points, found.remarks)
 
     @classmethod
     def read(cls, path: Path) -> SweepFolder:
-        """WorkbenchError where no sweep is there."""
+        """Read the sweep at `path`. WorkbenchError where none is there."""
         try:
             values = read_yaml_file(path / SWEEP)
             name, keys = values["name"], [each["key"] for each in values["points"]]
@@ -56,13 +56,13 @@ class SweepFolder:
         return cls(path, name, experiment, tuple(Point.read(path / POINTS / key) for key in keys))
 
     def extended(self, experiment: Experiment) -> SweepFolder:
-        """This with the points of another sweep besides; those that both have are the same."""
+        """Add the points of another sweep; points in both are the same."""
         found = expand(experiment, self.path)
         points = {point.key: point for point in (*self.points, *found.points)}
         return replace(self, experiment=experiment, points=tuple(points.values()), remarks=found.remarks)
 
     def write(self) -> None:
-        """The points first: what `sweep.yaml` names is there."""
+        """Write points, then `sweep.yaml`, so that whatever it names exists."""
         for point in self.points:
             point.write()
         points = [{"key": point.key, "label": point.label} for point in self.points]
@@ -71,7 +71,7 @@ class SweepFolder:
 
 
 def asked_before(parent: Path, points: Sequence[Point]) -> dict[str, Path]:
-    """For points that another sweep below `parent` has had, the folders they have there."""
+    """Return the folders of points that another sweep below `parent` has, by key."""
     others = [path.parent / POINTS for path in parent.glob(f"*/{SWEEP}")]
     found = {point.key: other / point.key for other in others for point in points if (other / point.key).is_dir()}
     own = {point.folder for point in points}

@@ -1,4 +1,4 @@
-"""Names of a sweep's points, made of nothing but what is not the same in all of them."""
+"""Label a sweep's points by the settings that differ between them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from workbench.study.variants import AS_GIVEN
 
 @dataclass(frozen=True)
 class Choice:
-    """One place on an axis: the settings it makes (dotted path -> value), and its name where it is a variant."""
+    """One value of an axis: its settings (dotted path -> value), and its name where it is a variant."""
 
     settings: Mapping[str, Any]
     name: str | None = None
 
 
 def labels_of(experiment: Experiment, choices: Sequence[Choice]) -> list[str]:
-    """One for each, in their order; a variant's name stands for the settings that variants make."""
+    """Return one label a choice, in their order; a variant's name replaces the settings of the variants."""
     base = experiment.model_dump(mode="json", exclude={"variants", "sweep", "judge"})
     named = any(choice.name is not None for choice in choices)
     inside = {path for settings in experiment.variants.values() for path in settings} if named else set()
@@ -35,7 +35,7 @@ def labels_of(experiment: Experiment, choices: Sequence[Choice]) -> list[str]:
 
 
 def value_at(values: Any, path: str) -> Any:
-    """What stands at a dotted path; None where nothing does."""
+    """Return the value at a dotted path; None where there is none."""
     for piece in path.split("."):
         values = values.get(piece) if isinstance(values, Mapping) else None
     return values

@@ -1,4 +1,4 @@
-"""Points on this machine, each in a process of its own, so that compile caches and memory are clean."""
+"""Run points on this machine, each in a process of its own, so that compile caches and memory are clean."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workbench.sweep.places import worker_command, worker_environment
 from workbench.sweep.point import LOG
 from workbench.sweep.settings import LocalPart
 
-PAUSE = 0.05  # seconds between looks at the workers
-PATIENCE = 5.0  # seconds that a worker has to end when it is told to
+PAUSE = 0.05  # seconds between polls of the workers
+PATIENCE = 5.0  # seconds until a terminated worker is killed
 THREADS = "OMP_NUM_THREADS"
 
 
 class LocalPlace:
-    """`jobs` workers at once; several share the processor's cores between them."""
+    """Run up to `jobs` workers at once; several share the processor's cores between them."""
 
     def __init__(self, setting: LocalPart) -> None:
         self.jobs = setting.jobs

@@ -1,8 +1,8 @@
-"""Where points run: what a place promises, and how it starts a worker.
+"""The interface of sweep executors, and the command of a worker.
 
-A place knows folders and processes, nothing of experiments. A worker is `python -m workbench.sweep.carry_out
-FOLDER/point.json`, which leaves its run folder and `outcome.json` in the point's folder; what a worker writes to its
-output belongs into the point's `log.txt`. Two workers on one point do no harm: the second waits and finds it done.
+An executor knows folders and processes, nothing of experiments. A worker is `python -m workbench.sweep.worker
+FOLDER/point.json`, which leaves its run folder and `outcome.json` in the point's folder; its output goes to the point's
+`log.txt`. Two workers on one point do no harm: the second waits and finds it done.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ ROOT = Path(__file__).resolve().parents[2]  # a checkout that is not installed c
 
 
 class Place(Protocol):
-    """Something that has workers."""
+    """An executor of a sweep's points."""
 
     def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
-        """Have a worker carry out each of `points` (folders of points), beginning in this order.
+        """Run a worker for each of `points` (folders of points), starting them in this order.
 
-        `ended` is told each folder whose worker has ended, from the thread that called; its outcome is then there, or
-        is not, where the worker died. Whether it runs again is not for the place to say. Points that it never tells
-        of may still be under way elsewhere when this returns. Where an exception leaves (Ctrl-C), workers on this
-        machine have ended.
+        `on_end` is called with each folder whose worker has ended, from the calling thread. Its outcome is then there,
+        or is missing where the worker died. Retrying is the caller's decision. Points without a call may still run
+        elsewhere when this returns. Where an exception leaves (Ctrl-C), workers on this machine have ended.
         """
         ...
 
 
 def worker_command(point: Path) -> list[str]:
-    """What carries out the point whose folder this is, in a fresh process."""
+    """Return the command that runs the point in this folder, in a fresh process."""
     return [sys.executable, "-m", "workbench.sweep.carry_out", str(point / POINT)]
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's, with the workbench to be found."""
+    """Return this process's environment, with the workbench on PYTHONPATH."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
 def place_from(setting: PlaceSetting) -> Place:
-    """The place that a setting describes; what it needs is imported here."""
+    """Make the executor of a setting, and import its dependencies."""
     match setting:
         case LocalPart():
             from workbench.sweep.local import LocalPlace

@@ -1,4 +1,4 @@
-"""What a sweep would do: its points, what is known of their time and memory, and which are done. Nothing is run."""
+"""Plan a sweep without running it: its points, estimates of their time and memory, and their states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every point with its estimate; `remarks` are what a reader should know."""
+    """Every point with its estimate; `remarks` are for the reader."""
 
     sweep: SweepFolder
     points: tuple[Planned, ...]
@@ -34,7 +34,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Of all that is to run, one after another, as far as it is known."""
+        """Sum the estimates of all points to run, as far as they are known."""
         return sum(each.estimate.seconds or 0.0 for each in self.to_run)
 
     @property
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def bound(self) -> bool:
-        """Whether the figures are what it takes at the least."""
+        """Return whether the estimates are lower bounds."""
         return any(each.estimate.source == MODEL for each in self.to_run)
 
     @property
@@ -75,8 +75,17 @@ class Plan:
 
 
 def plan(sweep: SweepFolder, parent: Path, start_seconds: float = 0.0, retry_failed: bool = False) -> Plan:
-    """`parent` is where sweeps are looked for that have run the same points; `start_seconds` what a process needs to
-    start. WorkbenchError where a point's model, or what is asked of it, is not possible."""
+    """Plan a sweep.
+
+    Args:
+        sweep: the sweep.
+        parent: folder of other sweeps, which may have run the same points.
+        start_seconds: seconds of a process to start.
+        retry_failed: count failed points among those to run.
+
+    Raises:
+        WorkbenchError: a point's model or workload is impossible.
+    """
     rows = rows_of(sweep)
     outcomes = {row.point.key: row.outcome for row in rows if row.outcome is not None}
     found = estimates(sweep.points, outcomes, asked_before(parent, sweep.points), start_seconds)

@@ -1,4 +1,4 @@
-"""A point of a sweep: one experiment with a folder of its own, and what became of it."""
+"""A point of a sweep: one experiment with a folder of its own, and its outcome."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ KEY_DIGITS = 16
 
 @dataclass(frozen=True)
 class Point:
-    """One experiment of a sweep. `experiment_text` is all of it in one canonical form (JSON), `key` the hash of that,
-    `label` made of the settings in which it differs from its neighbours, `settings` what the sweep sets (dotted path
-    -> value); its run folder is made in `folder`."""
+    """One experiment of a sweep.
+
+    `experiment_text` is the experiment in canonical JSON and `key` its hash. `label` names the settings in which the
+    point differs from others; `settings` are those of the sweep (dotted path -> value). The run folder is made in
+    `folder`.
+    """
 
     key: str
     label: str
@@ -33,13 +36,13 @@ class Point:
 
     @classmethod
     def of(cls, experiment: Experiment, label: str, settings: Mapping[str, Any], parent: Path) -> Point:
-        """`experiment` as a point whose folder is below `parent`."""
+        """Make a point of `experiment`, with a folder below `parent`."""
         text = _canonical(experiment.model_dump(mode="json"))
         return cls(_hash(text), label, settings, text, parent / _hash(text))
 
     @classmethod
     def read(cls, folder: Path) -> Point:
-        """The point that a folder belongs to. WorkbenchError where none is written there, or another one."""
+        """Read the point of a folder. WorkbenchError where none is written there, or another one."""
         try:
             values = read_json_file(folder / POINT)
             text = _canonical(values["experiment"])
@@ -51,7 +54,7 @@ class Point:
         return found
 
     def write(self) -> None:
-        """Into its folder, which is made; whole or not at all."""
+        """Write the point into its folder, which is made, completely or not at all."""
         values = {"key": self.key, "label": self.label, "settings": dict(self.settings)}
         write_json(self.folder / POINT, values | {"experiment": json.loads(self.experiment_text)})
 
@@ -62,8 +65,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a point: its run folder, or the error, or both where a run was recorded in which requests
-    failed. `seconds` and `peak_bytes` are those of the process that ran it, from its start to its end."""
+    """The result of a point: its run folder, or an error, or both where requests failed in a recorded run.
+
+    `seconds` and `peak_bytes` are those of the worker's process, from its start to its end.
+    """
 
     key: str
     folder: Path | None
@@ -73,7 +78,7 @@ class Outcome:
 
     @classmethod
     def read(cls, folder: Path) -> Outcome | None:
-        """That of the point in `folder`; None where there is none yet, or its run folder is no longer whole."""
+        """Read the outcome of the point in `folder`; None where it is missing, or its run folder is damaged."""
         try:
             values = read_json_file(folder / OUTCOME)
             run = None if values["run"] is None else folder / values["run"]
@@ -84,14 +89,16 @@ class Outcome:
         return None if gone or found.key != folder.name else found
 
     def write(self, folder: Path) -> None:
-        """Into the point's folder, whole or not at all."""
+        """Write the outcome into the point's folder, completely or not at all."""
         run = None if self.folder is None else self.folder.name
         values = {"key": self.key, "run": run, "error": self.error, "seconds": self.seconds}
         write_json(folder / OUTCOME, values | {"peak_bytes": self.peak_bytes})
 
 
 def key_of(experiment: Experiment) -> str:
-    """The same for equal experiments in any process and on any machine, whatever the order they were written in."""
+    """Return the key of an experiment: equal for equal experiments in any process, on any machine and in any order of
+    keys.
+    """
     return _hash(_canonical(experiment.model_dump(mode="json")))
 
 
@@ -108,7 +115,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The file whole or not at all. WorkbenchError where it cannot be written."""
+    """Write the file completely or not at all. WorkbenchError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(text.encode("utf-8", "backslashreplace")))

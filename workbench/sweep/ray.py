@@ -1,7 +1,7 @@
-"""Points on a Ray cluster: one that is there already, or one started on this machine for the sweep.
+"""Run points on a Ray cluster: a given one, or one started on this machine for the sweep.
 
-Each point is a task that starts a process of its own, which ends with the worker; what comes back is an exit code, and
-all else is in the point's folder. Ray itself begins no point again: a worker's death is told, as of any place.
+Each point is a task with a child process that ends with the worker. The task returns an exit code; everything else is
+in the point's folder. Ray itself retries no point: a worker's death is reported, as by any executor.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from workbench.sweep import bound
 from workbench.sweep.point import LOG, OUTCOME
 from workbench.sweep.settings import RayPart
 
-OBJECTS = 100 * 2**20  # bytes of the object store, in which nothing is put
-FULL_SPEED = ("RAY_worker_niceness", "0")  # Ray's 15 would measure what everything else on the machine leaves
-PATIENCE = 90.0  # seconds until a network file system shows what another node wrote
+OBJECTS = 100 * 2**20  # of the object store, which stays empty
+FULL_SPEED = ("RAY_worker_niceness", "0")  # at Ray's niceness of 15, other processes would distort timings
+PATIENCE = 90.0  # seconds until a network file system shows another node's writes
 SOCKETS = "/tmp"  # paths of sockets have at most 107 bytes, and other folders for temporary files may be longer
 
 
 class RayPlace:
-    """As many points at once as the cluster has room for, each with `cpus` cores and `gpus` accelerators."""
+    """Run as many points at once as fit the cluster, each with `cpus` cores and `gpus` accelerators."""
 
     def __init__(self, setting: RayPart) -> None:
         self.setting = setting
         self.ray = _imported()
 
     def run(self, points: Sequence[Path], ended: Callable[[Path], None]) -> None:
-        with redirect_stdout(sys.stderr), self._cluster() as cpus:  # Ray tells of deaths where results belong
+        with redirect_stdout(sys.stderr), self._cluster() as cpus:  # Ray prints deaths to stdout
             task = self._task(cpus)
             running: dict[Any, Path] = {task.remote(*bound.told(point)): point for point in points}
             try:
@@ -51,7 +51,7 @@ class RayPlace:
                     self.ray.cancel(left, force=True)
 
     def _look_after(self, done: Any, point: Path) -> None:
-        """A worker's death goes into the point's log; whatever else keeps points from running is the user's to mend."""
+        """Write a worker's death to the point's log; raise WorkbenchError for faults that the user must mend."""
         try:
             if self.ray.get(done) == 0:
                 _await(point / OUTCOME)
@@ -78,7 +78,7 @@ class RayPlace:
         return self.ray.remote(**options)(bound.carry_out)
 
     def _begin(self, **how: Any) -> None:
-        """Start or join a cluster. Ray says that a node did not start in its 30 seconds by a plain Exception."""
+        """Start or join a cluster. Ray reports a node that did not start in its 30 seconds by a plain Exception."""
         try:
             self.ray.init(**how)
         except Exception as error:
@@ -91,9 +91,12 @@ class RayPlace:
 
     @contextmanager
     def _cluster(self) -> Iterator[int]:
-        """Connected for as long as this lasts; the cores a point has. A cluster that was started here ends with it."""
+        """Stay connected to a cluster, and yield the cores of a point.
+
+        A cluster that was started here is shut down at the end.
+        """
         setting, cpus = self.setting, self.setting.cpus
-        if self.ray.is_initialized():  # by the caller, who will end it
+        if self.ray.is_initialized():  # by the caller, who shuts it down
             if setting.address is not None:
                 raise WorkbenchError("executor.address: this process has a Ray cluster; leave it out or ray.shutdown()")
             yield cpus or 1
@@ -130,7 +133,7 @@ class RayPlace:
 def _await(file: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not file.exists() and time.monotonic() < deadline:
-        os.listdir(file.parent)  # which makes a network file system look anew
+        os.listdir(file.parent)  # makes a network file system refresh
         time.sleep(0.1)
 
 
@@ -147,7 +150,7 @@ def _imported() -> Any:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray puts its own handler in the place of SIGTERM's when it starts."""
+    """Restore the handler of SIGTERM, which Ray replaces when it starts."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

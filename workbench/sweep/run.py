@@ -1,4 +1,4 @@
-"""Carrying out a sweep: what has no outcome is given to a place, and what comes of it is a row each."""
+"""Run a sweep: give points without an outcome to an executor, and collect a row each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from workbench.sweep.point import LOG, OUTCOME, Outcome, Point
 from workbench.sweep.settings import LocalPart
 from workbench.sweep.words import sweep_of
 
-ATTEMPTS = 2  # of a point whose worker dies
+ATTEMPTS = 2  # runs of a point whose worker dies
 
 
 @dataclass(frozen=True)
 class Row:
-    """A point and what became of it; no outcome where it has not run, or runs elsewhere."""
+    """A point and its outcome; None where it has not run, or runs elsewhere."""
 
     point: Point
     outcome: Outcome | None
@@ -61,7 +61,7 @@ def _told(outcome: Outcome | None, sweep: Path) -> tuple[object, str]:
 
 
 def rows_of(sweep: SweepFolder) -> Rows:
-    """All points as they stand now."""
+    """Read the current state of all points."""
     rows = Rows(Row(point, Outcome.read(point.folder)) for point in sweep.points)
     rows.folder = sweep.path
     return rows
@@ -78,16 +78,23 @@ def run_sweep(
     sets: Sequence[str] = (),
     out: Path | str = "runs",
 ) -> Rows:
-    """Have `place` (this machine, one after another, unless given) run every point that has no outcome (with
-    `retry_failed`, or a bad one): of an experiment or its YAML file, `sets` being axes, in a new folder below `out`,
-    or of a sweep's folder, which goes on.
+    """Run every point of a sweep that has no outcome.
 
         rows = workbench.run_sweep("experiments/first_light.yaml", sets=["cache.format=dense,int8"])
         rows = workbench.run_sweep(rows.folder)  # after the stop button: what is missing
 
-    A point that fails is a row with its error; one whose worker dies runs again, `attempts` times in all. Whatever ends
-    this early, points that are done stay done. `expected` are seconds by key: they weigh points in the time that is
-    left."""
+    A failed point is a row with its error. However a sweep ends, points that are done stay done.
+
+    Args:
+        sweep: an experiment or its YAML file, which makes a new sweep below `out`, or the folder of a sweep to resume.
+        executor: runs the points; on this machine, one after another, unless given.
+        retry_failed: also run points with an error again.
+        attempts: how often a point runs in all if its worker dies.
+        progress: show a progress bar.
+        expected_seconds: by key; weights of the points in the progress bar.
+        sets: `PATH=VALUE,VALUE` each, an axis; one value changes the experiment.
+        out: folder for new sweeps.
+    """
     sweep = sweep if isinstance(sweep, SweepFolder) else sweep_of(sweep, sets, Path(out))
     place = place or place_from(LocalPart())
     sweep.write()
@@ -102,7 +109,7 @@ def run_sweep(
 
 
 class _Hear:
-    """Told of every worker that has ended: its point is done, or runs `again`, or is given up."""
+    """Collect outcomes of workers that have ended; a point without one is retried or given up."""
 
     def __init__(self, points: Mapping[Path, Point], attempts: int, bar: _Bar) -> None:
         self.points, self.attempts, self.bar = points, attempts, bar
@@ -139,8 +146,7 @@ def _last_words(folder: Path, times: int) -> str:
 
 
 class _Bar:
-    """How many points are done, and the time that is left when points take as long as is expected of them, by and
-    large: their weights are the expected seconds."""
+    """A progress bar over points, weighted by their expected seconds."""
 
     def __init__(self, bar: Progress, weights: Mapping[str, float], done: int, points: int) -> None:
         self.bar, self.weights, self.done, self.points = bar, weights, done, points
@@ -173,7 +179,7 @@ def _bar(
 
 @contextmanager
 def _ended_as_interrupted() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C for the length of this: workers are ended, and what is done is told."""
+    """Treat SIGTERM as Ctrl-C: end workers, and report finished points."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

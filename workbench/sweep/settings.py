@@ -1,4 +1,4 @@
-"""Where a sweep's points run, as values: `--executor local`, or with settings `--executor "{kind: ray}"`."""
+"""Settings of sweep executors: `--executor local`, or with values `--executor "{kind: ray}"`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from workbench.study.parts import Count, Part
 
 
 class PlacePart(Part):
-    """What all places have."""
+    """Settings common to all executors."""
 
-    processes: Count = 1  # that carry out one point together, which torch.distributed will need
+    processes: Count = 1  # of one point together, for torch.distributed later
 
     @field_validator("processes")
     @classmethod
@@ -25,15 +25,17 @@ class PlacePart(Part):
 
 
 class LocalPart(PlacePart):
-    """Here, each point in a process of its own, `jobs` at once."""
+    """Run on this machine, each point in a process of its own, `jobs` at once."""
 
     kind: Literal["local"] = "local"
     jobs: Count = 1
 
 
 class RayPart(PlacePart):
-    """On the Ray cluster at `address` (`auto`: this machine's); without one, on one that is started here with so many
-    `workers`. A point has `cpus` cores: of a cluster started here by default its share of the machine's, else one."""
+    """Run on the Ray cluster at `address` (`auto`: this machine's), or start one here with so many `workers`.
+
+    A point has `cpus` cores; by default one, on a cluster started here its share of the machine's.
+    """
 
     kind: Literal["ray"] = "ray"
     address: str | None = None
@@ -43,7 +45,7 @@ class RayPart(PlacePart):
 
 
 class SlurmPart(PlacePart):
-    """As jobs of a Slurm cluster, by submitit; `folder` holds its logs, which every node must see."""
+    """Run as jobs of a Slurm cluster, by submitit; `folder` holds its logs, which every node must see."""
 
     kind: Literal["slurm"] = "slurm"
     folder: str = "slurm"
@@ -52,8 +54,8 @@ class SlurmPart(PlacePart):
     cpus_per_task: Count | None = None
     mem_gb: Annotated[float, Field(gt=0)] | None = None
     gpus_per_node: Count | None = None
-    parameters: dict[str, Any] = {}  # further ones of submitit's executor
-    local: bool = False  # processes of this machine in place of Slurm's jobs, by the same road
+    parameters: dict[str, Any] = {}  # further parameters of submitit's executor
+    local: bool = False  # processes of this machine in place of Slurm's jobs, by the same code
 
 
 PlaceSetting = LocalPart | RayPart | SlurmPart
@@ -61,7 +63,10 @@ PLACES: dict[str, type[PlaceSetting]] = {"local": LocalPart, "ray": RayPart, "sl
 
 
 def place_setting(text: str, **changes: Any) -> PlaceSetting:
-    """From the words of `--executor`; `changes` that are not None go over them. WorkbenchError says what is wrong."""
+    """Parse the words of `--executor`;
+
+    `changes` that are not None override them. WorkbenchError for unknown settings.
+    """
     values = read_yaml(text, f"--executor {text[:60]}")
     values = {"kind": values} if isinstance(values, str) else values
     kind = values.get("kind") if isinstance(values, dict) else None

@@ -1,7 +1,7 @@
-"""Points as jobs of a Slurm cluster: submitted, and collected by whoever resumes the sweep later.
+"""Submit points as jobs of a Slurm cluster; resuming the sweep later collects their outcomes.
 
-A point's `job.json` says which job has it, from the submission until the job has left an outcome. Whoever comes back
-and finds it asks for that job: one that waits or runs is left alone, one that is gone without an outcome has died.
+A point's `job.json` names its job, from submission until the job has left an outcome. A resumed sweep asks for that
+job: one that waits or runs is left alone, one that is gone without an outcome has died.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ARRAY = 500  # jobs submitted as one array; Slurm allows 1,001 unless its admini
 
 @dataclass(frozen=True)
 class Job:
-    """Who has a point: a job of Slurm's, or with `process` one of this machine's processes in its place."""
+    """A job of Slurm's for a point, or with `process` a process of this machine in its place."""
 
     id: str
     submitted: str
@@ -43,7 +43,7 @@ class Job:
 
 
 class SlurmPlace:
-    """A job a point. `run` returns when all are submitted: what they leave is read when the sweep is resumed."""
+    """Run one job a point. `run` returns once all are submitted; their outcomes are read when the sweep is resumed."""
 
     def __init__(self, setting: SlurmPart) -> None:
         self.setting = setting
@@ -64,7 +64,7 @@ class SlurmPlace:
             ended(point)
 
     def _submit(self, points: Sequence[Path]) -> None:
-        """As one array; its jobs' numbers are written down as soon as they are known."""
+        """Submit points as one array, and store the jobs' ids as soon as they are known."""
         setting = self.setting
         try:
             executor = self.submitit.AutoExecutor(
@@ -85,11 +85,11 @@ class SlurmPlace:
         for point, job in zip(points, jobs, strict=True):
             process = alive.process(int(job.job_id)) if setting.local else None
             write_json(point / JOB, asdict(Job(job.job_id, submitted, process)))
-            if (point / OUTCOME).exists():  # it ended in this short while
+            if (point / OUTCOME).exists():  # it has ended meanwhile
                 (point / JOB).unlink(missing_ok=True)
 
     def _present(self, jobs: Iterable[Job]) -> set[str]:
-        """The ids of those that wait or run."""
+        """Return the ids of jobs that wait or run."""
         jobs = list(jobs)
         here = {job.id for job in jobs if alive.runs(job.process)}
         if all(job.process for job in jobs) or self.setting.local:

@@ -1,4 +1,4 @@
-"""A sweep from the command line: `--set path=value,value` is an axis, `--zip` links, `--repeat` repeats."""
+"""Parse a sweep's options: `--set path=value,value` is an axis, `--zip` links axes, `--repeat` repeats."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from workbench.sweep.folder import SweepFolder
 def experiment_from(
     file: Path | Experiment, sets: Sequence[str] = (), zips: Sequence[str] = (), repeat: int | None = None
 ) -> Experiment:
-    """The experiment (in a file) with its sweep and the words' together. A path that both name is as the words say: one
-    value of it changes the experiment and takes the axis away, several are the axis. All of `zips` are one group."""
+    """Return the experiment (or the one in a file) with its sweep and the options together.
+
+    The options win where both set a path: a single value changes the experiment and removes the axis, several are the
+    axis. All of `zips` are one group.
+    """
     words = [(word, *_several(word, "--set")) for word in sets]
     plain = tuple(word for word, _, values in words if len(values) == 1)
     fixed = {path for _, path, values in words if len(values) == 1}
@@ -42,8 +45,10 @@ def experiment_from(
 
 
 def sweep_of(what: Experiment | Path | str, sets: Sequence[str], out: Path) -> SweepFolder:
-    """The sweep that is asked for: a new one below `out` of an experiment or its file, or the one in a sweep's folder,
-    with the points of `sets` besides."""
+    """Open a sweep: a new one below `out` for an experiment or its file, or an existing one by its folder.
+
+    An existing sweep gets the points of `sets` besides.
+    """
     if isinstance(what, Experiment):
         return SweepFolder.planned(experiment_from(what, sets), out, "sweep")
     path = Path(what)
@@ -54,7 +59,7 @@ def sweep_of(what: Experiment | Path | str, sets: Sequence[str], out: Path) -> S
 
 
 def _several(word: str, option: str) -> tuple[str, list[Any]]:
-    """The path, and the values between commas that stand outside of brackets and quotes."""
+    """Split `PATH=VALUE,VALUE` into the path and its values; commas within brackets and quotes do not separate."""
     path, equals, text = word.partition("=")
     if not equals or not path:
         raise WorkbenchError(

@@ -1,4 +1,4 @@
-"""What a point has its models do, as far as shapes tell before it runs: requests served, tokens looked at."""
+"""Derive a point's workload from shapes before it runs: requests served, tokens processed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ Lengths = Mapping[tuple[int, int], int]  # (prompt, output) tokens -> so many re
 
 
 class ThisMachine:
-    """FLOP/s and bytes/s at best, each asked for once: on a busy machine every asking is a measurement. `busy` is the
-    share of it that others took meanwhile, at the most."""
+    """Peak FLOP/s and bytes/s of this machine, each measured once.
+
+    `contention` is the largest share that other processes took during a measurement.
+    """
 
     def __init__(self) -> None:
         self.busy = 0.0
@@ -46,7 +48,7 @@ class ThisMachine:
 
 @dataclass(frozen=True)
 class Served:
-    """Requests that the model of `experiment` serves, with its cache and schedule; all of them `times` times."""
+    """Requests served by the model of `experiment` with its cache and schedule, `repetitions` times."""
 
     experiment: Experiment
     lengths: Lengths
@@ -58,12 +60,12 @@ class Served:
 
     @property
     def likeness(self) -> str:
-        """The same for those that take the same time and memory."""
+        """Return a text that is equal for workloads of equal time and memory."""
         mine = {"model", "attention", "cache", "schedule"}
         return f"{self.experiment.model_dump_json(include=mine)} {sorted(self.lengths.items())} {self.times}"
 
     def bytes(self) -> int:
-        """Weights, activations, and the cache of as many sequences as run at once."""
+        """Return the bytes of weights, activations, and the cache of as many sequences as run at once."""
         spec, dtype = spec_of(self.experiment)
         model, cache = self.experiment.model, self.experiment.cache
         tokens = min(spec.context, max(prompt + output for prompt, output in self.lengths))
@@ -75,8 +77,9 @@ class Served:
         return found.total_bytes - found.cache_bytes + min(found.cache_bytes, CACHE_MEMORY)
 
     def seconds(self, machine: ThisMachine) -> float:
-        """No machine like this one is quicker: each step takes as long as computing it or reading it, at the machine's
-        measured ceilings."""
+        """Return a lower bound in seconds: each step takes its compute or its memory time at the machine's measured
+        ceilings.
+        """
         sizes, dtype = sizes_of(self.experiment), spec_of(self.experiment)[1]
         rates, cost = machine.rates(round(sizes.weight_bytes), dtype), cost_of(sizes)
         prefill = sum(each.seconds(*rates) for each in self._prefills(cost))
@@ -85,7 +88,7 @@ class Served:
         return self.times * (prefill + decode)
 
     def _prefills(self, cost: StepCost) -> list[Cost]:
-        """Of steps that are filled with prompts in turn."""
+        """Return the costs of steps that are filled with prompts in turn."""
         most = self.experiment.schedule.max_num_batched_tokens
         steps: list[Cost] = []
         spans: list[tuple[int, int]] = []
@@ -103,7 +106,9 @@ class Served:
         return [*steps, cost(spans, len(spans))] if spans else steps
 
     def _decodes(self) -> tuple[int, int, int]:
-        """Steps, sequences in each, and tokens before each, in the mean: as if somebody joined wherever one left."""
+        """Return the number of decode steps, and the mean sequences and context of each, as if free slots were refilled
+        at once.
+        """
         tokens = sum(count * (output - 1) for (_, output), count in self.lengths.items())
         if not tokens:
             return 0, 0, 0
@@ -114,7 +119,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Work:
-    """All that one point does; it lasts `least_seconds` however quick the machine is, for requests come over time."""
+    """The workload of one point. It lasts `min_seconds` on any machine, for requests arrive over time."""
 
     served: tuple[Served, ...]
     least_seconds: float = 0.0
@@ -122,8 +127,11 @@ class Work:
 
 
 def work_of(experiment: Experiment) -> Work | None:
-    """None where shapes do not tell: a simulation, texts without a cache, or a workload whose steps are its result.
-    WorkbenchError where the model, or what is asked of it, is not possible."""
+    """Derive the workload of an experiment.
+
+    Returns None where shapes do not suffice: a simulation, texts without a cache, or a workload whose steps are its
+    result. WorkbenchError where the model or the workload is impossible.
+    """
     spec, _ = spec_of(experiment)
     experiment.cache.check(len(spec.layers), experiment.cache.page_size)
     workload = experiment.workload
@@ -148,7 +156,9 @@ def work_of(experiment: Experiment) -> Work | None:
 
 
 def _quality(experiment: Experiment, work: QualityWorkload, most: int, vocab: int) -> Work:
-    """Scored windows, one alone to see its memory, greedy outputs and copying; of the reference and of the point."""
+    """Return scored windows, one alone to measure memory, greedy outputs and copying, of the reference and of the
+    point.
+    """
     if (work.context or 0) > most:
         raise WorkbenchError(f"workload.context {work.context}: above the model's own, {most}")
     context = work.context or most

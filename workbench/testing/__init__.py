@@ -1,4 +1,4 @@
-"""Conformity kits: hold your own variant to the laws the workbench's parts obey. They need hypothesis."""
+"""Conformity kits: check a custom variant against the laws of the workbench's own parts. They need hypothesis."""
 
 from __future__ import annotations
 

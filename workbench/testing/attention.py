@@ -1,4 +1,4 @@
-"""Hold an attention variant of your own to the laws that the workbench's own obey."""
+"""Check a custom attention variant against the laws of the workbench's own."""
 
 from __future__ import annotations
 
@@ -26,13 +26,18 @@ def check_attention(
     arguments: Mapping[str, Any] | None = None,
     lanes: Iterable[str] = tuple(Lane),
 ) -> Report:
-    """Try `part` in small models and report, law by law, whether it keeps them.
+    """Try `part` in small models, and report law by law whether it holds.
 
-    `part` is a mask (query, key) -> seen, a score function (score, head, query, key) -> score, an attention module, or
-    a composition as in a configuration (`{"window": 8, "sinks": 2}`): an instance, a class (built with `arguments`), a
-    function, or an import path (`package.module:Name`, `folder/file.py:Name`). Each law is tried on `examples` texts,
-    the same ones every time; `lanes` are held to the reference as far as they claim the variant (compiling for
-    inductor takes seconds). Errors: WorkbenchError when `part` cannot be found or built.
+    Args:
+        part: a mask (query, key) -> visible, a score function (score, head, query, key) -> score, an attention module,
+            or a composition as in a configuration (`{"window": 8, "sinks": 2}`). An instance, a class, a function, or
+            an import path (`package.module:Name`, `folder/file.py:Name`).
+        examples: texts tried for each law, equal in every call.
+        arguments: builds `part` where it is a class.
+        backends: compared with the reference as far as they support the variant; compiling for inductor takes seconds.
+
+    Raises:
+        WorkbenchError: `part` cannot be found or built.
     """
     if isinstance(part, (dict, AttentionPart)):
         composition = AttentionPart.of(part)
@@ -50,7 +55,7 @@ def check_attention(
 
 
 def _kind(found: Any, arguments: Mapping[str, Any], name: str) -> tuple[str | None, Any]:
-    """What `found` is, by what it can be called with, and the callable itself where it is one."""
+    """Return the kind of `found`, by the arguments it can be called with, and the callable where it is one."""
     if inspect.isclass(found) and issubclass(found, nn.Module):
         return "module", None
     made = build(found, arguments, name)
@@ -72,7 +77,7 @@ def _laws(change: dict[str, Any], made: Any, kind: str, examples: int, lanes: It
     found = []
     for law, check in position_laws.LAWS.get(kind, {}).items():
         found.append(held(law, functools.partial(check, made), 5 * examples, position_laws.positions()))
-    if all(law.ok for law in found[:1]):  # what gives no answers of the right shape needs no further trial
+    if all(law.ok for law in found[:1]):  # without results of the right shape, further laws are not tried
         problem = _unbuildable(change)
         if problem:
             return (*found, Law("goes into a model", False, problem))

@@ -1,4 +1,4 @@
-"""Lanes held to the einops reference in float64, with one attention variant, as far as they claim it."""
+"""Compare backends with the einops reference in float64, for one attention variant, as far as they support it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Change = Mapping[str, Any]
 
 
 def law(lane: Lane, change: Change, examples: int) -> Law:
-    """Whether `lane` gives what the reference gives; a lane that refuses in words has kept it."""
+    """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
     name = f"lane {lane}: agrees with the einops reference, and blind queries give zeros"
     if problem := lane_problems()[lane]:
         return Law(name, True, f"not tried: {problem}", tried=False)
@@ -39,7 +39,7 @@ def law(lane: Lane, change: Change, examples: int) -> Law:
 
 @dataclass(frozen=True)
 class _EveryOther:
-    """Odd queries see nothing."""
+    """A mask under which odd queries see nothing."""
 
     def __call__(self, query: Tensor, key: Tensor) -> Tensor:
         return (query % 2 == 0) & (key >= 0)

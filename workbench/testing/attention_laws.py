@@ -1,6 +1,6 @@
 """Laws of attention in a model: texts, batches, pages, chunks and prefixes.
 
-In float64, so that only a broken law makes a difference.
+Models compute in float64, so that only a broken law makes a difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 
 def _causal(change: Change, scene: Scene) -> None:
-    """Another ending leaves all rows before it as they were."""
+    """Check that another ending leaves all rows before it unchanged."""
     model, text = scene.model(change), list(max(scene.texts(), key=len))
     kept = 1 + scene.seed % (len(text) - 1)
     other = text[:kept] + [(token + 1 + scene.seed) % VOCAB for token in text[kept:]]
@@ -56,7 +56,7 @@ def _chunked(change: Change, scene: Scene) -> None:
 
 
 def _warm(change: Change, scene: Scene) -> None:
-    """Texts that begin alike, one after another: pages of the first are found again by the others."""
+    """Check texts with a common beginning, one after another: later ones reuse pages of the first."""
     model, longest = scene.model(change), max(scene.texts(), key=len)
     ends = [(), (0,), (1, 0)]
     texts = {f"{i}": longest[: len(longest) - i] + end for i, end in enumerate(ends) if len(longest) > i}

@@ -1,4 +1,4 @@
-"""Tiny models with the attention to be tried, texts for them, and every row that a runner samples."""
+"""Tiny models with the attention under test, texts for them, and the logits of every sampled row."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from workbench.request import Request, SamplingParameters
 from workbench.testing.report import Broken
 
 VOCAB, CONTEXT = 31, 64
-Rows = dict[tuple[str, int], tuple[tuple[int, ...], Tensor]]  # (text, tokens so far) -> those tokens, logits
+Rows = dict[tuple[str, int], tuple[tuple[int, ...], Tensor]]  # (text, number of tokens) -> token ids, logits [vocab]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Sizes of a model, texts as lengths, and how the runner is to cut them."""
+    """Sizes of a model, lengths of texts, and the runner's token budget and page size."""
 
     seed: int
     groups: int
@@ -52,14 +52,16 @@ class Scene:
         return vary_spec(plain, AttentionPart.of(dict(change)))
 
     def model(self, change: Mapping[str, Any]) -> Transformer:
-        """In float64, as written."""
+        """Build the model in float64 with random weights."""
         spec = self.spec(change)
         return Transformer.from_state(spec, random_weights(spec, torch.float64, self.seed))
 
 
 def scenes(longest: int = 40, alike: bool = False) -> st.SearchStrategy[Scene]:
-    """Scenes of many sizes; `alike` ones differ in the lengths of their texts alone, so that what is compiled for one
-    serves all."""
+    """Draw scenarios of many sizes.
+
+    With `same_shape` only the lengths of texts differ, so that one compilation serves all.
+    """
     lengths = st.lists(st.integers(2, longest), min_size=3 if alike else 2, max_size=3).map(tuple)
     heads = (2, 2, 8) if alike else (st.integers(1, 2), st.integers(1, 3), st.sampled_from([4, 8]))
     sizes = (st.just(size) if isinstance(size, int) else size for size in heads)
@@ -68,9 +70,13 @@ def scenes(longest: int = 40, alike: bool = False) -> st.SearchStrategy[Scene]:
 
 
 def rows_of(model: Transformer, texts: Mapping[str, tuple[int, ...]], most: int = 4, **settings: Any) -> Rows:
-    """The logits of every row that a runner samples while it continues `texts` by `most` tokens each.
+    """Return the logits of every row that a runner samples while it continues `texts`.
 
-    `settings` are the runner's; pages that nobody wrote to hold NaN.
+    Args:
+        model: the model.
+        texts: token ids by name.
+        max_tokens: output tokens of each text.
+        settings: of the runner; pages start filled with NaN.
     """
     limits = Limits(settings.pop("max_num_seqs", 4), settings.pop("max_num_batched_tokens", 512))
     runner = Runner(model, limits=limits, **{"page_size": 64, "pages": 4 * CONTEXT, **settings})
@@ -86,7 +92,7 @@ def rows_of(model: Transformer, texts: Mapping[str, tuple[int, ...]], most: int 
 
 
 class _Watched:
-    """Stands in for a runner's executor and keeps what it samples."""
+    """A wrapper of a runner's executor that records the logits it samples from."""
 
     def __init__(self, runner: Runner):
         self.inner, self.rows = runner.executor, {}
@@ -107,7 +113,7 @@ class _Watched:
 
 
 def must_agree(rows: Rows, plain: Rows, otherwise: str, scene: object) -> None:
-    """Rows after the same tokens are the same numbers, up to rounding in float64."""
+    """Raise LawBroken unless logits after equal tokens agree, up to rounding in float64."""
     for place, (tokens, row) in rows.items():
         before, right = plain.get(place, (None, None))
         if before == tokens and right is not None:

@@ -1,4 +1,4 @@
-"""Hold a policy of eviction to the laws that remain when tokens may be lost."""
+"""Check an eviction policy against the laws that hold although tokens are lost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from workbench.testing.report import Law, Report
 
 
 def check_evict(policy: Mapping[str, Any] | Evict, examples: int = 6) -> Report:
-    """Try `policy` in small models and report, law by law, whether it keeps them.
+    """Try `policy` in small models, and report law by law whether it holds.
 
-    `policy` is what `load(evict=...)` takes: settings (`{"kind": "heavy_hitters", "budget": 256}`) or a value of your
-    own (see `workbench.cache.evict.Evict`). Its choice is tried on `examples` sets of texts a law under small budgets
-    of many sizes, the same ones every time. Laws that it `gives_up` are listed as such. Raises WorkbenchError for what
-    is no policy.
+    Args:
+        policy: as for `load(evict=...)`: settings (`{"kind": "heavy_hitters", "budget": 256}`) or a custom policy (see
+            `workbench.cache.evict.Evict`). It is tried under small budgets of many sizes.
+        examples: sets of texts tried for each law, equal in every call.
+
+    Returns:
+        A report; laws that the policy `gives_up` are listed as such.
+
+    Raises:
+        WorkbenchError: `policy` is none.
     """
     given = evict_from(policy)
     if given is None:

@@ -1,4 +1,4 @@
-"""Laws that eviction keeps: the budget, and that a text loses the same tokens however it was cut, batched and paged.
+"""Laws of eviction: the budget is kept, and a text loses the same tokens however it is chunked, batched and paged.
 
 Models compute in float64, so that only a broken law makes a difference.
 """
@@ -24,13 +24,13 @@ from workbench.testing.attention_scenes import CONTEXT, Rows, Scene, must_agree,
 from workbench.testing.evict_oracle import evicted_rows
 from workbench.testing.report import Broken
 
-MOST = 14  # tokens that each text is continued by
+MOST = 14  # output tokens of each text
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Within:
-    """A policy's choice under another budget, small enough for small texts."""
+    """A policy under another budget, small enough for small texts."""
 
     policy: Evict
     tokens: int
@@ -44,7 +44,7 @@ class Within:
         return self.policy.observes
 
     def budget_for(self, page_size: int, page_bytes: int) -> Budget:
-        # What a policy says of bytes is no matter here: pages that take as many bytes as there are make one of it.
+        # A budget in bytes is replaced here: a page takes one of one byte.
         return replace(self.policy.budget_for(1, 1), tokens=self.tokens, ratio=None)
 
     def keep(self, mass: Tensor, budget: int) -> Tensor:
@@ -53,7 +53,7 @@ class Within:
 
 @dataclass(frozen=True)
 class EvictScene:
-    """A model and texts, and the budget each of them has."""
+    """A model, texts, and the token budget of each text."""
 
     scene: Scene
     tokens: int
@@ -74,7 +74,10 @@ class EvictScene:
 
 
 def evict_scenes() -> st.SearchStrategy[EvictScene]:
-    """The simplest, which is tried first, has texts three times as long as the budget, and two groups of heads."""
+    """Draw scenarios.
+
+    The simplest, tried first, has texts three times as long as the budget, and two key/value heads.
+    """
     lengths = st.lists(st.sampled_from([24, 40, 9, 31, 2, 17, 13, 36]), min_size=2, max_size=3).map(tuple)
     sizes = st.sampled_from([2, 1]), st.integers(1, 3), st.sampled_from([4, 8])
     scenes = st.builds(Scene, st.integers(0, 10_000), *sizes, lengths, st.sampled_from([7, 1, 3, 12]),
@@ -83,7 +86,7 @@ def evict_scenes() -> st.SearchStrategy[EvictScene]:
 
 
 def choosing() -> st.SearchStrategy[tuple[Tensor, int]]:
-    """Mostly budgets that do not suffice; the simplest are of them."""
+    """Draw attention masses and budgets, mostly budgets below the number of tokens; the simplest are of these."""
     masses = st.lists(st.floats(0, 100, width=32), min_size=2, max_size=60)
     short = st.tuples(masses, st.integers(1, 40)).map(lambda drawn: (drawn[0], min(drawn[1], len(drawn[0]) - 1)))
     wide = st.tuples(masses.map(lambda mass: mass[1:]), st.integers(1, 40))
@@ -105,7 +108,7 @@ def chooses(policy: Evict, asked: tuple[Tensor, int]) -> None:
 
 
 def _within_budget(policy: Evict, scene: EvictScene) -> None:
-    """Every step, every sequence; bytes are counted from the pages that the pools say are held."""
+    """Check every sequence after every step; bytes are counted from the pages in use."""
     budget, size = scene.budget(policy), scene.scene.page_size
     limits = Limits(4, max(2, scene.scene.budget))
     runner = Runner(scene.scene.model({}), limits=limits, page_size=size, pages=4 * CONTEXT,
@@ -132,7 +135,7 @@ def _within_budget(policy: Evict, scene: EvictScene) -> None:
 
 
 def _allowed(budget: Budget, sequence: Sequence) -> int:
-    """The most tokens that `sequence` may hold after a step, and have pages for."""
+    """Return the most tokens that `sequence` may hold after a step."""
     prompt, most = sequence.prompt_length, budget.most(sequence.prompt_length)
     if budget.in_decode:
         return most
@@ -153,7 +156,7 @@ def _oracle(policy: Evict, scene: EvictScene) -> None:
 
 
 def _batched(policy: Evict, scene: EvictScene) -> None:
-    """In steps of so few tokens that company changes where a text is cut."""
+    """Batch with so small a token budget that other requests change the chunks of a text."""
     few = max(2, scene.scene.budget)
     together = scene.rows(policy, max_num_batched_tokens=few)
     for name, text in scene.texts().items():
@@ -176,7 +179,7 @@ def _paged(policy: Evict, scene: EvictScene) -> None:
 
 
 def _set_back(policy: Evict, scene: EvictScene) -> None:
-    """Pages for one text and little more: the others give way, and are computed again or come back from the host."""
+    """Leave pages for little more than one text: others are preempted, then recomputed or swapped in."""
     size, budget = scene.scene.page_size, scene.budget(policy)
     needs = [pages_for(budget.at_once(len(ids), len(ids) + MOST - 1), size) for ids in scene.texts().values()]
     for offload in ("none", "memory"):
@@ -186,7 +189,7 @@ def _set_back(policy: Evict, scene: EvictScene) -> None:
 
 
 def _roomy(policy: Evict, scene: EvictScene) -> None:
-    """Bit for bit: counting attention touches nothing."""
+    """Check bit for bit that counting attention changes nothing."""
     plain = scene.rows(None)
     for place, (tokens, row) in scene.rows(policy, tokens=CONTEXT).items():
         before, right = plain.get(place, (None, row))

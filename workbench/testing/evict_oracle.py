@@ -1,6 +1,6 @@
-"""What eviction is to compute, said plainly: one text, token by token, and what each key/value head keeps.
+"""A naive model with eviction: one text, token by token, and the tokens that each key/value head keeps.
 
-No pages, no batch, no chunks, no lane; only the model's own projections are shared with the runner.
+No pages, no batch, no chunks, no backend; only the model's own projections are shared with the runner.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workbench.model.transformer import Transformer
 
 
 class _Kept:
-    """One key/value head's keys and values [dim] of each token kept, and the attention that it has received."""
+    """Keys and values [head_dim] of each token kept by one key/value head, and the attention that each has received."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -26,7 +26,10 @@ class _Kept:
         self.mass: list[Tensor] = []
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, scale: float, counts: bool) -> Tensor:
-        """What the query heads [share, dim] find, with k and v [dim] of their own token: [share, dim]."""
+        """Attend with query heads [queries_per_kv, head_dim], adding k and v [head_dim] of their own token first.
+
+        Returns [queries_per_kv, head_dim].
+        """
         self.keys.append(k)
         self.values.append(v)
         self.mass.append(torch.zeros((), dtype=torch.float64))
@@ -43,7 +46,7 @@ class _Kept:
 
 @torch.inference_mode()
 def evicted_rows(model: Transformer, policy: Evict, budget: Budget, ids: tuple[int, ...], prompt: int) -> Tensor:
-    """Logits of every position of `ids`, of which `prompt` were given: [token, vocab]."""
+    """Return the logits [token, vocab] of every position of `ids`, the first `prompt` of which are the prompt."""
     kept = [[_Kept() for _ in range(shape.groups)] for shape in model.cache_shapes()]
     most, rows = budget.most(prompt), []
     for position, token in enumerate(ids):

@@ -1,4 +1,4 @@
-"""Trying one law on many examples, the same ones every time."""
+"""Try one law on many examples, equal in every call."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ HEALTH = (HealthCheck.nested_given, HealthCheck.too_slow, HealthCheck.differing_
 
 
 def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStrategy[Any]) -> Law:
-    """The verdict on `law`: `check` is called with what is drawn, and raises where the law is broken. What broke it is
-    made simpler in `SIMPLER` further tries."""
+    """Return the result of `law`: `check` is called with drawn values, and raises where the law is broken.
+
+    A failing example is simplified in up to `SHRINK_TRIES` further tries.
+    """
     tried = []
-    faults: dict[str, Exception] = {}  # by what was drawn
-    later = 0  # tries since the first of them
+    faults: dict[str, Exception] = {}  # by the drawn values
+    later = 0  # tries since the first fault
 
     @settings(
         max_examples=examples,
@@ -36,7 +38,7 @@ def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStra
         nonlocal later
         tried.append(None)
         later += bool(faults)
-        if later > SIMPLER:  # enough: what is known to break it stays the example
+        if later > SIMPLER:  # enough: a known failure stays the example
             if repr(values) in faults:
                 raise faults[repr(values)]
             return
@@ -50,6 +52,6 @@ def held(law: str, check: Callable[..., None], examples: int, *drawn: SearchStra
         hold()
     except Broken as broken:
         return Law(law, False, str(broken))
-    except Exception as error:  # whatever a part raises, and hypothesis where it answers differently each time
+    except Exception as error:  # errors of the part, and hypothesis's own where results are not deterministic
         return Law(law, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
     return Law(law, True, f"{len(tried)} examples")

@@ -1,4 +1,4 @@
-"""Hold a cache format, as a configuration has it, to the laws of keys and values."""
+"""Check a cache format, as a configuration has it, against the laws of keys and values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from workbench.testing.report import Report
 def check_kv_format(
     format: str | Mapping[str, Any] | CacheFormat, examples: int = 6, lanes: Iterable[str] = tuple(Lane)
 ) -> Report:
-    """Try `format` in small models and report, law by law, whether it keeps them.
+    """Try `format` in small models, and report law by law whether it holds.
 
-    `format` is what `load(cache=...)` takes: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`). Each
-    law is tried on `examples` sets of texts, long enough that groups settle in them, the same ones every time, in a
-    model that has layers of every kind that `format` names; `lanes` are held to the einops reference as far as they
-    claim the format. Raises WorkbenchError for an impossible format.
+    Args:
+        format: as for `load(cache=...)`: a name (`int4`) or settings (`{"format": "int4", "rotate": True}`). The model
+            has layers of every kind that the format names.
+        examples: sets of texts tried for each law, equal in every call, long enough that tokens are quantized.
+        backends: compared with the einops reference as far as they support the format.
+
+    Raises:
+        WorkbenchError: an impossible format.
     """
     given = cache_format(format)
     tried = folded(given)

@@ -1,4 +1,4 @@
-"""Laws of a cache format: what is stored, and what is read from it however texts were cut, batched, paged and shared.
+"""Laws of a cache format: stored codes, and equal results however texts are chunked, batched, paged and shared.
 
 Models compute in float64, so that only a broken law makes a difference.
 """
@@ -86,7 +86,7 @@ def _paged(format: CacheFormat, scene: KVScene) -> None:
 
 
 def _warm(format: CacheFormat, scene: KVScene) -> None:
-    """Texts that begin alike, one after another: pages of the first are found again."""
+    """Check texts with a common beginning, one after another: later ones reuse pages of the first."""
     longest = max(scene.texts().values(), key=len)
     texts = {f"{i}": longest[: len(longest) - i] for i in range(3) if len(longest) - i > 1}
     size = group_of(format)
@@ -107,7 +107,7 @@ LAWS: dict[str, Callable[[CacheFormat, KVScene], None]] = {
 
 
 def lane_law(lane: Lane, format: CacheFormat, examples: int) -> Law:
-    """Whether `lane` gives what the reference gives; a lane that refuses in words has kept it."""
+    """Check `backend` against the reference. A backend that refuses with a reason is not tried."""
     name = f"lane {lane}: agrees with the einops reference in float64"
     if problem := lane_problems()[lane]:
         return Law(name, True, f"not tried: {problem}", tried=False)
@@ -128,7 +128,7 @@ def _agree(lane: Lane, shapes: tuple[CacheShape, ...], scene: KVScene) -> None:
 
 def _agrees(lane: Lane, shape: CacheShape, scene: KVScene) -> None:
     suite, format, rule = suite_of("quantized_attention"), shape.format, shape.rule
-    # Lengths of spans are no matter to a kernel that was compiled for decodes, and compiling takes long.
+    # A kernel compiled for decodes does not depend on span lengths, and compiling takes long.
     spans = [1 if lane is Lane.INDUCTOR else 1 + (scene.seed + i) % length for i, length in enumerate(scene.lengths)]
     arguments = {
         "contexts": scene.lengths, "spans": sorted(spans), "groups": scene.groups, "share": 2, "dim": DIM,

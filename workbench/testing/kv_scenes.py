@@ -1,4 +1,4 @@
-"""Tiny models whose texts are long enough for groups of a cache format to settle, and all that a runner samples."""
+"""Tiny models whose texts are long enough for quantization groups to fill, and the logits of every sampled row."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from workbench.testing import attention_scenes
 from workbench.testing.attention_scenes import VOCAB, Rows
 
 DIM = 16
-MOST = 3  # tokens that each text is continued by
+MOST = 3  # output tokens of each text
 
 
 @dataclass(frozen=True)
 class KVScene:
-    """Texts as lengths, a window in every second layer or none, and how the runner is to cut the texts."""
+    """Lengths of texts, an optional window in every second layer, and the runner's token budget and page size."""
 
     seed: int
     layers: int
@@ -30,7 +30,7 @@ class KVScene:
     window: int | None
     lengths: tuple[int, ...]
     budget: int  # tokens a step
-    parts: int  # groups a page
+    parts: int  # quantization groups of a page
 
     def __repr__(self) -> str:
         window = f", window {self.window}" if self.window else ""
@@ -42,7 +42,7 @@ class KVScene:
         return {f"{i}": tuple(ids.tolist()) for i, ids in enumerate(drawn)}
 
     def model(self) -> Transformer:
-        """In float64, as written."""
+        """Build the model in float64 with random weights."""
         kinds = [
             Attention(heads=2 * self.groups, groups=self.groups, dim=DIM, window=window)
             for window in (None, self.window)
@@ -57,8 +57,11 @@ class KVScene:
 
 
 def folded(format: CacheFormat) -> CacheFormat:
-    """`format` as the kit's small models have it, whatever layers it names: the first two are as most are, every other
-    way to keep a layer has two more, of which the second may have a window."""
+    """Shrink `format` to the kit's small models, whatever layers it names.
+
+    The first two layers are as most of the format's are; every other kind of layer has two more, of which the second
+    may have a window.
+    """
     usual = format.of(max(format.layers, default=0) + 1)
     others = {mine: change for layer, change in format.layers.items() if (mine := format.of(layer)) != usual}
     layers = {2 + 2 * i + second: change for i, change in enumerate(others.values()) for second in (0, 1)}
@@ -66,17 +69,17 @@ def folded(format: CacheFormat) -> CacheFormat:
 
 
 def layers_of(format: CacheFormat) -> int:
-    """Layers that a folded format needs to be tried in full."""
+    """Return the number of layers that a shrunk format needs."""
     return max(format.layers, default=1) + 1
 
 
 def group_of(format: CacheFormat) -> int:
-    """The fewest tokens that are whole groups in every layer."""
+    """Return the fewest tokens that are whole quantization groups in every layer."""
     return math.lcm(*(format.of(layer).group for layer in range(layers_of(format))))
 
 
 def scenes(format: CacheFormat) -> st.SearchStrategy[KVScene]:
-    """Texts around the lengths at which something settles."""
+    """Draw texts with lengths near those at which tokens are quantized."""
     layers = layers_of(format)
     reach = max(format.of(layer).residual + format.of(layer).group for layer in range(layers))
     length = st.one_of(st.integers(2, reach + 2 * group_of(format)), st.integers(reach - 2, reach + 2))
@@ -89,7 +92,7 @@ def scenes(format: CacheFormat) -> st.SearchStrategy[KVScene]:
 def rows_of(
     scene: KVScene, format: CacheFormat, texts: dict[str, tuple[int, ...]] | None = None, **settings: Any
 ) -> Rows:
-    """The logits of every row that a runner samples while it continues the texts, as in attention_scenes.py."""
+    """Return the logits of every sampled row while a runner continues the texts (see attention_scenarios.py)."""
     size = settings.pop("page_size", scene.page_size(format))
     given = scene.texts() if texts is None else texts
     pages = settings.pop("pages", 2 * len(given) * (-(-(max(map(len, given.values())) + MOST) // size) + 1))

@@ -1,4 +1,4 @@
-"""Hold a scheduling policy of your own to the laws that the workbench's own obey."""
+"""Check a custom scheduling policy against the laws of the workbench's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.testing.policy_laws import LAWS, RIVALS, STARVING, nobody_starves
 from workbench.testing.policy_scenes import PolicyScene, scenes
 from workbench.testing.report import Report
 
-# With one place and with several, tight in tokens or not, and with pages for everybody or nearly nobody.
+# One slot or several, few tokens a step or many, pages for all requests or hardly one.
 _STARVING = st.builds(
     PolicyScene, st.just(()), st.sampled_from(["full", "full and window"]), st.sampled_from([10, 40]),
     st.sampled_from([1, 2, 4]), st.sampled_from([4, 24]),
@@ -22,12 +22,16 @@ _STARVING = st.builds(
 
 
 def check_policy(policy: Any, examples: int = 40, kind: Any = "continuous") -> Report:
-    """Try `policy` on small schedules and report, law by law, whether it keeps them.
+    """Try `policy` on small schedules, and report law by law whether it holds.
 
-    `policy` is a function from `engine.policy.State` to `Wishes`, or whatever `schedule.policy` takes: a name,
-    settings, an import path; `kind` is the schedule's, `continuous` or `static`. Each law is tried on `examples`
-    schedules, the same ones every time. How long somebody may wait is what the policy has as `patience`, in steps, or
-    else 200; what is ahead of it comes on top. Raises WorkbenchError when the policy cannot be found or built.
+    Args:
+        policy: a function from `State` to `SchedulerDecision`, or a value of `schedule.policy`: a name, settings, an
+            import path. Its `starvation_limit`, in steps, bounds waiting; 200 where it has none.
+        examples: schedules tried for each law, equal in every call.
+        kind: the schedule's, `continuous` or `static`.
+
+    Raises:
+        WorkbenchError: the policy cannot be found or built.
     """
     made = policy_from(policy, kind)
     laws = [held(law, functools.partial(check, made), examples, scenes()) for law, check in LAWS.items()]

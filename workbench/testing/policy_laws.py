@@ -1,4 +1,4 @@
-"""Laws of a scheduling policy, on schedules of integers that the real scheduler carries out."""
+"""Laws of a scheduling policy, on integer schedules run by the real scheduler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from workbench.request import Request, Sequence
 from workbench.testing.policy_scenes import Coming, Played, PolicyScene, steps
 from workbench.testing.report import Broken
 
-PATIENCE = 200  # steps, where a policy does not say how many somebody may have to wait
-AHEAD = 250  # steps that those ahead may take besides: all that is under way in a starving scene
+PATIENCE = 200  # steps that a request may wait, where the policy has no limit
+AHEAD = 250  # further steps for requests ahead: all work under way in a starvation scenario
 
 
 def _pure(policy: Policy, scene: PolicyScene) -> None:
@@ -40,7 +40,7 @@ def _within(policy: Policy, scene: PolicyScene) -> None:
 
 
 def _pages(policy: Policy, scene: PolicyScene) -> None:
-    """Nobody begins in pages that are not there, and in the end every page is free."""
+    """Check that no request starts without free pages, and that every page is free in the end."""
     scheduler = None
     for played, plan in steps(scene, policy):
         scheduler = played.scheduler
@@ -60,7 +60,7 @@ def _pages(policy: Policy, scene: PolicyScene) -> None:
 
 
 def _fitting(policy: Policy, scene: PolicyScene) -> None:
-    """Where nobody who waits fits, nobody is to begin; where somebody could get on, somebody does."""
+    """Check that no request starts where none fits, and that some request advances where one can."""
     for played, plan in steps(scene, policy):
         if played.asked is None:
             continue
@@ -75,9 +75,9 @@ def _fitting(policy: Policy, scene: PolicyScene) -> None:
 
 
 def _no_loop(policy: Policy, scene: PolicyScene) -> None:
-    """Between two set-backs of one sequence somebody gets further than ever before."""
-    most: dict[str, int] = {}  # tokens computed of each at one time
-    before: dict[str, tuple[int, int]] = {}  # at its last set-back: the step, and the sum of these
+    """Check that between two preemptions of one sequence some request advances further than ever before."""
+    most: dict[str, int] = {}  # most tokens computed of each request
+    before: dict[str, tuple[int, int]] = {}  # at its last preemption: the step, and the sum of `most`
     for _, plan in steps(scene, policy):
         for decision in plan.decisions:
             if decision.action == "set_back":
@@ -90,7 +90,7 @@ def _no_loop(policy: Policy, scene: PolicyScene) -> None:
             most[span.sequence.request_id] = max(most.get(span.sequence.request_id, 0), span.end)
 
 
-RIVALS: dict[str, tuple[Coming, Coming]] = {  # who waits, and who comes without end
+RIVALS: dict[str, tuple[Coming, Coming]] = {  # the waiting request, and those that arrive without end
     "short prompts": (Coming(0, 14, 3, 1), Coming(0, 1, 2, 1)),
     "long prompts": (Coming(0, 2, 3, 1), Coming(0, 20, 2, 1)),
     "urgent requests": (Coming(0, 6, 3, 2), Coming(0, 6, 3, 0)),
@@ -101,14 +101,16 @@ RIVALS: dict[str, tuple[Coming, Coming]] = {  # who waits, and who comes without
 
 
 def nobody_starves(policy: Policy, rivals: str, scene: PolicyScene) -> None:
-    """However many come after it, each that waits, or runs by then, ends within the policy's patience and what is ahead
-    of it."""
+    """Check that each waiting or running request ends within the starvation limit and the work ahead of it.
+
+    Competing requests arrive without end meanwhile.
+    """
     victim, rival = RIVALS[rivals]
     played, count = Played.of(scene, policy), 0
-    while count < scene.seats:  # they run when it comes
+    while count < scene.seats:  # they run when the victim arrives
         count += played.submit(rival, f"rival {count}") is not None
         if len(played.open) <= count - 1:
-            return  # it does not even fit alone
+            return  # it does not fit alone
     played.step()
     played.submit(victim, "victim")
     awaited = list(played.open)
@@ -127,13 +129,13 @@ def nobody_starves(policy: Policy, rivals: str, scene: PolicyScene) -> None:
 
 
 def _begins(state: State, wishes: Wishes) -> list[Entry]:
-    """Who waits and is to begin."""
+    """Return the waiting requests that the decision starts."""
     waiting = {entry.id: entry for entry in state.waiting}
     return [waiting[name] for name, tokens in wishes.tokens if tokens and name in waiting]
 
 
 def _room(state: State, wishes: Wishes) -> Counts:
-    """Pages that can be had, with those of who is set back."""
+    """Return the free pages, with those of preempted requests."""
     given = [state.gives[name] for name in wishes.set_back if name in state.gives]
     return tuple(sum(column) for column in zip(state.free, *given, strict=True))
 

@@ -1,4 +1,4 @@
-"""Small schedules of integers on which a policy is tried: what comes when, how many pages there are, what it did."""
+"""Small integer schedules for testing a policy: arrivals, pages, and the policy's decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.request import FinishReason, Request, SamplingParameters, Sequenc
 from workbench.testing.report import Broken
 
 SIZE, CONTEXT = 4, 48
-STALLED = 100  # steps; what was set back has been computed again by then
+STALLED = 100  # steps; enough to recompute preempted requests
 TABLES = {
     "full": (Table(),),
     "full and window": (Table(), Table(back=5)),
@@ -32,7 +32,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Coming:
-    """One request: steps after the one before it, and what it asks."""
+    """One arriving request: steps after the previous one, and its sizes."""
 
     after: int
     prompt: int
@@ -42,7 +42,7 @@ class Coming:
     samples: int = 1
 
     def request(self, name: str) -> Request:
-        # Prompts begin alike, so that an index finds something.
+        # Prompts share a beginning, so that the prefix index has hits.
         ids = tuple(0 if i < 9 else hash((name, i)) % 7 for i in range(self.prompt))
         asked = SamplingParameters(max_tokens=self.most)
         return Request(name, ids, asked, priority=self.priority, tenant=f"tenant {self.tenant}")
@@ -89,7 +89,10 @@ def scenes() -> st.SearchStrategy[PolicyScene]:
 
 @dataclass
 class Played:
-    """A scheduler at work on requests. `asked` is what the policy saw before this step, and what it wished."""
+    """A scheduler at work on requests.
+
+    `last_decision` is the state that the policy saw before this step, and its decision.
+    """
 
     scheduler: Scheduler
     policy: Policy
@@ -100,7 +103,7 @@ class Played:
     @classmethod
     def of(cls, scene: PolicyScene, policy: Policy) -> Played:
         played = cls(scene.scheduler(policy), policy)
-        played.scheduler.policy = played  # which is asked before every step: it does not promise to be steady
+        played.scheduler.policy = played  # asked before every step, for it does not declare itself steady
         return played
 
     @property
@@ -110,13 +113,13 @@ class Played:
     def __call__(self, state: State) -> Wishes:
         state = state.worked_out()
         wishes = self.policy(state)
-        if isinstance(wishes, Wishes):  # it may hand out iterators
+        if isinstance(wishes, Wishes):  # its fields may be iterators
             wishes = Wishes(tuple(wishes.tokens), tuple(wishes.set_back), dict(wishes.because))
             self.asked = state, wishes
         return wishes
 
     def submit(self, coming: Coming, name: str) -> Sequence | None:
-        """Queue it; None where it could never run."""
+        """Queue a request; None where it could never run."""
         new = [
             Sequence.of(coming.request(f"{name}.{i}" if i else name), self.count + i) for i in range(coming.samples)
         ]
@@ -129,7 +132,7 @@ class Played:
         return new[0]
 
     def step(self) -> StepPlan | None:
-        """One step, and the ends that come of it. Broken where the policy gives no plan."""
+        """Run one step, and finish requests that reached their length. LawBroken where the policy gives no plan."""
         self.asked = None
         try:
             plan = self.scheduler.plan()
@@ -152,9 +155,9 @@ class Played:
 
 
 def steps(scene: PolicyScene, policy: Policy) -> Iterator[tuple[Played, StepPlan]]:
-    """Every step of a scene, until everything has ended; Broken where that does not come."""
+    """Yield every step of a scenario until all requests have finished; LawBroken where they never do."""
     played, due, coming = Played.of(scene, policy), 0, list(enumerate(scene.coming))
-    step, further = 0, 0  # the step in which somebody got further than ever before
+    step, further = 0, 0  # the last step in which a request advanced further than before
     most: dict[str, int] = {}
     while coming or played.open:
         while coming and (due + coming[0][1].after <= step or not played.open):

@@ -1,4 +1,4 @@
-"""Laws of masks and score functions by themselves, before any model: they speak of heads and positions alone."""
+"""Laws of masks and score functions alone, before any model: they depend on heads and positions only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from workbench.testing.report import Broken
 
 FARTHEST = 5000
-ACROSS = 256  # queries that are looked at together for keys ahead of them
+ACROSS = 256  # queries checked at once for visible keys ahead of them
 
 
 @dataclass(frozen=True)
 class Block:
-    """Queries [first, first + queries) and keys [0, keys) or the last of them before the queries' end."""
+    """A block of queries [first, first + queries) and of the last `keys` keys up to two after the last query."""
 
     first: int
     queries: int
@@ -53,7 +53,7 @@ def positions() -> st.SearchStrategy[Block]:
 
 
 def _seen(mask: Any, query: Tensor, key: Tensor, block: Block) -> Tensor:
-    """The mask's answer as [query, key]."""
+    """Call the mask, and return its result as booleans [query, key]."""
     try:
         seen = mask(query, key)
     except Exception as error:
@@ -73,7 +73,7 @@ def _mask_answers(mask: Any, block: Block) -> None:
 
 
 def _mask_is_causal(mask: Any, block: Block) -> None:
-    # Far more pairs than a drawn block has: a leak at one position in hundreds is found too.
+    # Far more pairs than a drawn block has, to find a leak at one position in hundreds too.
     queries = torch.arange(block.first, block.first + ACROSS)[:, None]
     keys = torch.arange(block.first, block.first + 2 * ACROSS)[None]
     ahead = (_seen(mask, queries, keys, block) & (keys > queries)).nonzero()
@@ -125,7 +125,7 @@ def _score_keeps_input(score: Any, block: Block) -> None:
 
 
 def _score_is_elementwise(score: Any, block: Block) -> None:
-    """Of one score, its head and its positions."""
+    """Check that each score depends on one score, its head and its positions alone."""
     scores = block.scores()
     whole = _scored(score, scores, block.head, block.query, block.key, block)
     _repeats(whole, _scored(score, scores, block.head, block.query, block.key, block), block)

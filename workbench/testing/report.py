@@ -1,4 +1,4 @@
-"""What a conformity kit found, law by law, in words."""
+"""Results of a conformity kit, law by law."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 
 class Broken(AssertionError):
-    """A law does not hold; the message says how."""
+    """Raised where a law does not hold; the message says how."""
 
 
 class Law(NamedTuple):
-    """`ok` unless it was seen to be broken; one that was not tried, for the reason in `detail`, counts for nothing."""
+    """The result of one law: `ok` unless it was seen to be broken.
+
+    A law that was not `tried`, for the reason in `detail`, does not count.
+    """
 
     law: str
     ok: bool
@@ -25,7 +28,7 @@ class Law(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """`print` it, ask whether it `passed`, or call `raise_if_failed` in a test."""
+    """The results of all laws: print it, read `passed`, or call `raise_if_failed` in a test."""
 
     part: str
     laws: tuple[Law, ...]
@@ -35,7 +38,7 @@ class Report:
         return all(law.ok for law in self.laws)
 
     def raise_if_failed(self) -> None:
-        """Raises AssertionError with the whole report when a law is broken."""
+        """Raise AssertionError with the whole report where a law is broken."""
         if not self.passed:
             raise AssertionError(str(self))
 

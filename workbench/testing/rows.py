@@ -16,7 +16,7 @@ REMOVED = ("none", "some", "half", "all but one")
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Logits `[vocab]` with at least one finite entry, the tokens before them, and what kind they are."""
+    """Logits `[vocab]` with at least one finite entry, the tokens before them, and a description."""
 
     logits: Tensor
     history: History
@@ -27,13 +27,13 @@ class Row:
 
     @classmethod
     def generic(cls, vocab: int, seed: int, history: History) -> Row:
-        """A row of normal logits: no two tokens are nearly equal."""
+        """Draw a row of normal logits: no two tokens are nearly equal."""
         generator = torch.Generator().manual_seed(seed)
         return cls(torch.randn(vocab, generator=generator), history, f"normal, seed {seed}")
 
 
 def logits_of(vocab: int, kind: str, removed: str, seed: int) -> Tensor:
-    """Logits `[vocab]` of one of KINDS, with some of them REMOVED; one token always stays."""
+    """Draw logits `[vocab]` of one of `ROW_KINDS`, with some tokens removed; at least one token is left."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(vocab, generator=generator)
     logits = {
@@ -50,7 +50,7 @@ def logits_of(vocab: int, kind: str, removed: str, seed: int) -> Tensor:
 
 
 def rows(vocab: int) -> st.SearchStrategy[Row]:
-    """A hypothesis strategy for rows of one vocabulary, each with a history of its own."""
+    """Return a hypothesis strategy for rows of one vocabulary, each with a history of its own."""
     tokens = st.lists(st.integers(0, vocab - 1), max_size=8)
 
     def row(kind: str, removed: str, seed: int, prompt: list[int], output: list[int]) -> Row:

@@ -1,4 +1,4 @@
-"""Hold a filter or a sampler of your own to the laws that the workbench's own obey."""
+"""Check a custom filter or sampler against the laws of the workbench's own."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ Check = Callable[[Any, list[Row], int], None]
 def check_sampler(
     part: object, vocab: int = 64, examples: int = 50, arguments: Mapping[str, Any] | None = None
 ) -> Report:
-    """Try `part` on many rows of logits and report, law by law, whether it keeps them.
+    """Try `part` on many rows of logits, and report law by law whether it holds.
 
-    `part` is a filter or a sampler: an instance, a class (built with `arguments`), a function, or an import
-    path as in a configuration (`package.module:Name`, `folder/file.py:Name`). Each law is tried on `examples`
-    rows, the same ones every time. Errors: WorkbenchError when `part` cannot be found or built.
+    Args:
+        part: a filter or a sampler: an instance, a class, a function, or an import path as in a configuration
+            (`package.module:Name`, `folder/file.py:Name`).
+        vocab: size of the vocabulary.
+        examples: rows tried for each law, equal in every call.
+        arguments: builds `part` where it is a class.
+
+    Raises:
+        WorkbenchError: `part` cannot be found or built.
     """
     name = part if isinstance(part, str) else getattr(part, "__qualname__", None) or repr(part)
     made = build(find(part) if isinstance(part, str) else part, arguments or {}, name)
@@ -43,7 +49,7 @@ def check_sampler(
 
 
 def _filtered(part: Any, row: Row) -> Tensor:
-    """The one row that `part` returns for `row`, of the right shape and type."""
+    """Return the row that `part` returns for `row`, checked for shape and type."""
     logits = row.logits[None].clone()
     try:
         out = part(logits, [row.history])
@@ -87,7 +93,7 @@ def _filter_forgets(part: Any, some: list[Row], seed: int) -> None:
 
 
 def _filter_ignores_neighbours(part: Any, some: list[Row], seed: int) -> None:
-    # A row without near ties: whether rounding differs with the number of rows is not the question here.
+    # A row without near ties, so that rounding that depends on the number of rows does not matter.
     row = Row.generic(len(some[0].logits), seed, some[0].history)
     alone = _filtered(part, row)
     for place in range(3):
@@ -109,7 +115,7 @@ def _chosen(part: Any, row: Row, draw: float, state: Any) -> tuple[int, Any]:
 
 
 def _played(part: Any, some: list[Row], seed: int, length: int = 6) -> list[int]:
-    """One request's tokens, from its start, over `some` rows in turn."""
+    """Sample one request's tokens from its start, over `some` rows in turn."""
     state, tokens = part.start(), []
     for position in range(length):
         token, state = _chosen(part, some[position % len(some)], uniform(seed, position), state)

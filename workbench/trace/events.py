@@ -1,7 +1,7 @@
-"""What happened, as values: the runner yields them, the recorder keeps them. Standard library only.
+"""Describe what happened as values: the runner yields them, the recorder keeps them. Standard library only.
 
-Times are seconds on the runner's clock (`time.perf_counter`), raw and never rounded. Every event has
-`text`, so that `print(event.text, end="")` streams a generation.
+Times are seconds on the runner's clock (`time.perf_counter`), raw and never rounded. Every event has `text`, so that
+`print(event.text, end="")` streams a generation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workbench.shown import Shown, Table
 class Event:
     kind: ClassVar[str] = "event"
     time: float
-    request_id: str = ""  # empty where the event concerns the whole step
+    request_id: str = ""  # empty for events of a whole step
     text: str = ""
     sample: int = 0  # which of the request's `n` samples
 
@@ -33,7 +33,7 @@ class Submitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Planned(Event):
-    """One decision of the scheduler: `action` is admitted, waiting, cut, refused_wish, and why."""
+    """One decision of the scheduler: `action` is admitted, waiting, cut, evicted or refused_decision."""
 
     kind: ClassVar[str] = "planned"
     step: int = 0
@@ -42,7 +42,7 @@ class Planned(Event):
 
 
 class Ask(NamedTuple):
-    """What a policy wished when it was asked (`engine.policy.Wishes`)."""
+    """A policy's decision as it was returned (`scheduler.policy.SchedulerDecision`)."""
 
     tokens: tuple[tuple[str, int], ...]
     set_back: tuple[str, ...] = ()
@@ -50,8 +50,10 @@ class Ask(NamedTuple):
 
 
 class SpanNote(NamedTuple):
-    """Tokens [start, start + tokens) of a sequence in a step; `drafted` of them, the last, are on trial. `sequence` is
-    the request's id, with `#n` for its sample n."""
+    """Tokens [start, start + tokens) of a sequence in a step; the last `drafted` of them are draft tokens.
+
+    `sequence` is the request's id, with `#n` for its sample n.
+    """
 
     sequence: str
     start: int
@@ -61,8 +63,7 @@ class SpanNote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Formed(Event):
-    """What a step is to compute, as it was planned: spans in the order in which they are packed, and what the policy
-    wished each time it was asked (nothing where it was not). `time` is when the step began."""
+    """The plan of a step: spans in packed order, and the policy's decisions. `time` is when the step began."""
 
     kind: ClassVar[str] = "formed"
     step: int = 0
@@ -72,14 +73,14 @@ class Formed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled(Event):
-    """Somebody asked for the request's end, whatever it is doing; Finished follows for each sample that had none."""
+    """A cancellation of a request in any state; Finished follows for each unfinished sample."""
 
     kind: ClassVar[str] = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled(Event):
-    """`tokens` prompt tokens were computed; `computed` of them stand in the cache now."""
+    """A prefill chunk: `tokens` prompt tokens were computed, `computed` are in the cache now."""
 
     kind: ClassVar[str] = "prefilled"
     step: int = 0
@@ -89,7 +90,7 @@ class Prefilled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Decoded(Event):
-    """One token was chosen; `text` is what may be shown now (it may lag behind the token)."""
+    """One sampled token; `text` is what may be shown now (it may lag behind the token)."""
 
     kind: ClassVar[str] = "decoded"
     step: int = 0
@@ -101,19 +102,21 @@ class Decoded(Event):
 
 @dataclass(frozen=True, slots=True)
 class Verified(Event):
-    """Tokens drafted for a sequence's next positions were checked; so many of them stand, the first ones. What was
-    chosen follows as Decoded of the same step: those that stand, up to where the request ends, and one more."""
+    """The verification of draft tokens: the first `accepted` of `drafted` were accepted.
+
+    Decoded events of the same step follow: the accepted tokens, up to the end of the request, and one more.
+    """
 
     kind: ClassVar[str] = "verified"
     step: int = 0
     drafted: int = 0
     accepted: int = 0
-    token_ids: tuple[int, ...] = ()  # those drafted
+    token_ids: tuple[int, ...] = ()  # the draft tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SetBack(Event):
-    """The sequence gave its pages up and will be computed again; its tokens are kept."""
+    """A preemption: the sequence freed its pages and will be computed again; its tokens are kept."""
 
     kind: ClassVar[str] = "set_back"
     step: int = 0
@@ -140,14 +143,14 @@ class Finished(Event, Shown):
     token_ids: tuple[int, ...] = ()
     output_text: str = ""
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # not computed but found: computed for another request, another sample, or before a set-back
-    computed_tokens: int = 0  # by its steps, those after a set-back included
-    restored_tokens: int = 0  # come back from the host after a set-back
-    # Of those computed, what the prefix index keeps for later requests and did not have yet: whole pages, output too.
+    cached_tokens: int = 0  # found, not computed: from another request or sample, or from before a preemption
+    computed_tokens: int = 0  # by its steps, including those after a preemption
+    restored_tokens: int = 0  # swapped in from the CPU after a preemption
+    # Computed tokens that are new to the prefix cache: whole pages, output too.
     written_tokens: int = 0
-    shared_pages: int = 0  # in which the cached tokens were found, all layer groups together
+    shared_pages: int = 0  # that held the cached tokens, of all cache groups together
     score: float | None = None  # what best_of and beams rank by
-    # What ended the text: eos, stop_token, stop_string, max_tokens or context (the model's is full); empty where
+    # Cause of the end: eos, stop_token, stop_string, max_tokens or context (the model's is full); empty where
     # something else did. `stop_reason` is that token's id, or that string.
     ended_by: str = ""
     stop_reason: int | str | None = None
@@ -166,26 +169,26 @@ class Finished(Event, Shown):
 
 @dataclass(frozen=True, slots=True)
 class Stepped(Event):
-    """One step of the runner, whole. `pages_used` are those it was computed on, before any was given back."""
+    """One whole step of the runner. `pages_used` are those it was computed on, before any was freed."""
 
     kind: ClassVar[str] = "stepped"
     step: int = 0
     phase: str = ""  # prefill, decode or mixed
     requests: int = 0
     prefill_tokens: int = 0
-    decode_tokens: int = 0  # of those drafted only what stands
+    decode_tokens: int = 0  # of the draft tokens only the accepted ones
     pages_used: int = 0
     kv_bytes: int = 0  # what those pages take
     wall_seconds: float = 0.0
     forward_seconds: float = 0.0
-    note_seconds: float = 0.0  # what the instruments themselves took
+    note_seconds: float = 0.0  # time of the telemetry itself
     predicted_flops: float = 0.0
     predicted_bytes: float = 0.0
-    pages_idle: int = 0  # those that only the prefix index holds, for later requests
+    pages_idle: int = 0  # referenced by the prefix cache alone
     compiles: int = 0  # graphs compiled up to and including this step
-    context_tokens: int = 0  # positions that its queries see, up to the last of each: what attention reads
-    drafted_tokens: int = 0  # checked in this step
-    accepted_tokens: int = 0  # of these: they stand
-    draft_seconds: float = 0.0  # what proposing them took
-    kernel_seconds: float | None = None  # of the forward time, in compiled code; None where that cannot be told apart
-    padding_rows: int = 0  # computed for nobody, in a padded batch
+    context_tokens: int = 0  # positions that its queries see: what attention reads
+    drafted_tokens: int = 0  # verified in this step
+    accepted_tokens: int = 0  # of these
+    draft_seconds: float = 0.0  # time of the proposer
+    kernel_seconds: float | None = None  # of the forward time, in compiled code; None if unknown
+    padding_rows: int = 0  # rows of a padded batch without a sequence

@@ -1,6 +1,6 @@
-"""A recorder's events as a Chrome JSON trace: open the file in https://ui.perfetto.dev or chrome://tracing.
+"""Export events as a Chrome JSON trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
-One track of steps, one track a request (queue, prefill, decode, in them chunks and set-backs, an instant a token and a
+One track for steps, one per request (queue, prefill, decode, with chunks and preemptions; an instant per token and
 decision), counters for pages and running requests. Format: "Trace Event Format", Google, 2016.
 """
 
@@ -16,7 +16,7 @@ STEP_TRACK = 1
 
 
 def chrome_trace(recorder: Recorder) -> dict:
-    """The trace as a JSON-ready dict; times in microseconds from the first event, to the nanosecond."""
+    """Return the trace as a JSON-ready dict; times in microseconds from the first event, to the nanosecond."""
     tracks = Tracks()
     for event in recorder.events:
         tracks.note(event)
@@ -36,7 +36,7 @@ def chrome_trace(recorder: Recorder) -> dict:
 
 
 def read_trace(trace: dict) -> Tracks:
-    """The tracks of a trace that `chrome_trace` made; times in seconds from its first event."""
+    """Return the tracks of a trace that `chrome_trace` made; times in seconds from its first event."""
     tracks = Tracks()
     for event in trace["traceEvents"]:
         kind, tid = event["ph"], event["tid"]
@@ -64,7 +64,7 @@ def read_trace(trace: dict) -> Tracks:
 
 
 class _Clock:
-    """Seconds to whole nanoseconds after `origin`; whole, so that a slice ends where its parent does."""
+    """Convert seconds to whole nanoseconds after `origin`; whole, so that a slice ends where its parent does."""
 
     def __init__(self, origin: float) -> None:
         self.origin = origin

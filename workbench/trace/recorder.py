@@ -1,4 +1,4 @@
-"""Keeps every event of a run, and tells it as tables on demand. Noting an event is one append."""
+"""Record every event of a run, and return tables on demand. Recording an event is one append."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ STEP_FIELDS = tuple(f.name for f in fields(Stepped) if f.name not in ("request_i
 
 
 class Numbers:
-    """Which row of `Recorder.requests` an event belongs to, event by event: one a submission and sample."""
+    """Assign events to rows of `Recorder.requests`: one per submission and sample."""
 
     def __init__(self) -> None:
         self._count = 0
         self._under_way: dict[tuple[str, int], list[int]] = {}
 
     def of(self, event: Event) -> int | None:
-        """None where it concerns no single request."""
+        """Return the row of `event`; None if it concerns no single request."""
         if not event.request_id or isinstance(event, Cancelled):
             return None
         mine = self._under_way.setdefault((event.request_id, event.sample), [])
         if isinstance(event, Submitted) or not mine:
             mine.append(self._count)
             self._count += 1
-        # An id refused because it is under way goes on with the older row.
+        # An id that is refused as in progress goes on with the older row.
         return mine.pop() if isinstance(event, Finished) else mine[-1]
 
 
 class Recorder:
-    """The events in the order they came. Tables are lists of dicts; times are raw seconds, never rounded."""
+    """The events of a run in order. Tables are lists of dicts; times are raw seconds, never rounded."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -52,9 +52,9 @@ class Recorder:
         self.events.append(event)
 
     def requests(self) -> list[dict]:
-        """One row a submission and sample, in order of submission, however often it was set back.
+        """Return one row per submission and sample, in order of submission, whatever its number of preemptions.
 
-        `arrival` is the time of submission where none was given. Times of what did not happen are None.
+        `arrival` is the time of submission if none was given. Times of what did not happen are None.
         """
         rows: list[dict] = []
         for number, event in self.by_request():
@@ -64,7 +64,7 @@ class Recorder:
         return rows
 
     def by_request(self) -> Iterator[tuple[int, Event]]:
-        """Events that concern one request, each with the number of its row in `requests()`."""
+        """Yield events that concern one request, each with the number of its row in `requests()`."""
         numbers = Numbers()
         for event in self.events:
             number = numbers.of(event)
@@ -72,17 +72,17 @@ class Recorder:
                 yield number, event
 
     def steps(self) -> list[dict]:
-        """One row a step: all fields of `Stepped`; `time` is the step's end."""
+        """Return one row per step: all fields of `Stepped`; `time` is the step's end."""
         steps = [event for event in self.events if isinstance(event, Stepped)]
         return [{name: getattr(step, name) for name in STEP_FIELDS} for step in steps]
 
     def tokens(self) -> list[dict]:
-        """One row an output token, in the order they were chosen."""
+        """Return one row per output token, in order of sampling."""
         names = ("request_id", "sample", "index", "token_id", "time", "logprob", "step")
         return [{name: getattr(e, name) for name in names} for e in self.events if isinstance(e, Decoded)]
 
     def checks(self) -> list[dict]:
-        """One row a check of drafted tokens: which they were, and how many of them stand."""
+        """Return one row per verification of draft tokens: the tokens, and how many were accepted."""
         names = ("time", "step", "request_id", "sample", "drafted", "accepted")
         return [
             {**{name: getattr(e, name) for name in names}, "token_ids": list(e.token_ids)}
@@ -91,7 +91,7 @@ class Recorder:
         ]
 
     def spans(self) -> list[dict]:
-        """One row a span of every step, as they were packed; `time` is when the step began."""
+        """Return one row per span of every step, in packed order; `time` is when the step began."""
         return [
             {"time": event.time, "step": event.step, **span._asdict()}
             for event in self.events
@@ -100,9 +100,12 @@ class Recorder:
         ]
 
     def inputs(self) -> list[dict]:
-        """One row for everything that the scheduler was told from outside, in order: requests submitted and cancelled,
-        and what the policy wished. With them a run's steps can be formed again (engine/replay.py). `event` is how many
-        events had been told before, `step` the step that came next, or for which the policy was asked."""
+        """Return one row for every input of the scheduler, in order: requests submitted and cancelled, and the policy's
+        decisions.
+
+        A run's steps can be planned again from them (engine/replay.py). `event` is the number of events before, `step`
+        the next step, or the one for which the policy was called.
+        """
         rows: list[dict] = []
         step = next((event.step for event in self.events if isinstance(event, Formed)), 0)
         for place, event in enumerate(self.events):
@@ -151,19 +154,19 @@ def _asked(event: Formed) -> Iterator[dict]:
             match wish:
                 case (str(name), int(tokens)):
                     yield {"kind": "wish", "sequence": name, "tokens": tokens, "reason": ""}
-                case _:  # it broke a law, and was refused
+                case _:  # an invalid entry, which was refused
                     yield {"kind": "wish", "sequence": "", "tokens": None, "reason": repr(wish)}
         for name, reason in ask.because:
             yield {"kind": "because", "sequence": name, "tokens": None, "reason": reason}
 
 
 def row_name(row: dict) -> str:
-    """What a row's request is called, and which of its samples it is."""
+    """Return the name of a row's request and sample."""
     return f"{row['request_id']}#{row['sample']}" if row.get("sample") else row["request_id"]
 
 
 def empty_row(request_id: str, sample: int) -> dict:
-    """That of a request of which nothing is known yet."""
+    """Return the row of a request without events."""
     return {
         "request_id": request_id,
         "sample": sample,
@@ -191,7 +194,7 @@ def empty_row(request_id: str, sample: int) -> dict:
 
 
 def enter(row: dict, event: Event) -> None:
-    """Enter one event into its request's row."""
+    """Update a request's row by one event."""
     match event:
         case Submitted():
             row["submitted"], row["arrival"] = event.time, event.arrival or event.time

@@ -1,4 +1,4 @@
-"""A recorded run as a script: what came from outside, and the steps that were formed of it. Standard library only."""
+"""Read a recorded run as a script: its inputs, and the steps planned from them. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from workbench.trace.events import Ask, SpanNote
 from workbench.trace.recorder import Recorder, row_name
 
 Rows = Iterable[Mapping[str, Any]]
-TOLD = ("waiting", "refused_wish")  # actions that only tell: nothing about a batch follows from them
+TOLD = ("waiting", "refused_wish")  # actions without effect on the batch
 
 
 class Action(NamedTuple):
-    """What the scheduler did to a sequence, and its words for it."""
+    """An action of the scheduler on a sequence, with its reason."""
 
     sequence: str
     action: str
@@ -33,7 +33,7 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One step as it was formed. `time` is when it began, in seconds on the clock of that run."""
+    """One step as it was planned. `time` is when it began, in seconds on the clock of that run."""
 
     number: int
     time: float
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def deeds(self) -> tuple[tuple[str, str], ...]:
-        """Who was admitted, cut, evicted and set back, in order."""
+        """Return (sequence, action) for admissions, cuts, evictions and preemptions, in order."""
         return tuple((each.sequence, each.action) for each in self.actions if each.action not in TOLD)
 
 
@@ -54,7 +54,7 @@ class Script:
 
     @classmethod
     def of(cls, inputs: Rows, spans: Rows, decisions: Rows) -> Script:
-        """From the rows of a record's tables of these names."""
+        """Build a script from the rows of a record's tables of these names."""
         times: dict[int, float] = {}
         coming: list[Input] = []
         asked: dict[int, list[Ask]] = defaultdict(list)
@@ -84,7 +84,7 @@ class Script:
         return cls.of(recorder.inputs(), recorder.spans(), recorder.decisions())
 
     def same_as(self, other: Script) -> bool:
-        """Whether the steps are the same, decisions and their words too; times and the numbers of steps may differ."""
+        """Return whether the steps are equal, with decisions and reasons; times and step numbers may differ."""
         return _plain(self.steps) == _plain(other.steps)
 
 

@@ -1,7 +1,7 @@
-"""A run as slices and moments on tracks, kept up to date with every event: what Perfetto and the timeline show.
+"""Keep a run as slices and instants on tracks, updated by every event, for Perfetto and the timeline.
 
-    a request   | queue | prefill: chunk, chunk | decode ..... [set back] [chunk] ..... |      a moment a token, and
-    the engine  | step | step | step | step | step | step | step | step | step | step |      one a decision
+    a request   | queue | prefill: chunk, chunk | decode .... [preempted] [chunk] ..... |      an instant per token,
+    the engine  | step | step | step | step | step | step | step | step | step | step |      and one per decision
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KNOWN = (
 
 
 class Slice(NamedTuple):
-    """From `begin` to `end`, in seconds on the runner's clock."""
+    """An interval from `begin` to `end`, in seconds on the runner's clock."""
 
     name: str
     begin: float
@@ -43,8 +43,8 @@ class Moment(NamedTuple):
 
 @dataclass
 class Track:
-    """One request: `phases` are the whole, queue, prefill and decode, once it has ended; `inner` its chunks and
-    set-backs; `moments` its decisions, `tokens` those of its tokens, with their times once more in `token_times`."""
+    """One request: `phases` once it has finished, `inner` chunks and preemptions, `moments` decisions, and
+    its tokens."""
 
     row: dict[str, Any]
     phases: list[Slice] = field(default_factory=list)
@@ -52,12 +52,13 @@ class Track:
     moments: list[Moment] = field(default_factory=list)
     tokens: list[Moment] = field(default_factory=list)
     token_times: array[float] = field(default_factory=lambda: array("d"))
-    away: SetBack | None = None  # set back, and not admitted again
-    last: float = float("-inf")  # when something was told of it
+    away: SetBack | None = None  # preempted, and not admitted again
+    last: float = float("-inf")  # time of its last event
 
 
 class Tracks:
-    """`note` takes every event, in order. `begin` and `end` are the first and last moment known."""
+    """The tracks of a run; `record` takes every event, in order. `begin` and `end` are the first and last
+    known times."""
 
     def __init__(self) -> None:
         self.steps: list[Slice] = []
@@ -65,7 +66,7 @@ class Tracks:
         self.requests: list[Track] = []
         self.begin, self.end = float("inf"), float("-inf")
         self._numbers = Numbers()
-        self._chunks: list[tuple[Track, Prefilled, float]] = []  # of the step under way, and since when at most
+        self._chunks: list[tuple[Track, Prefilled, float]] = []  # of the present step, with their earliest start
 
     def note(self, event: Event) -> None:
         self.begin, self.end = min(self.begin, event.time), max(self.end, event.time)
@@ -84,11 +85,11 @@ class Tracks:
         track.last = event.time
 
     def phases(self, track: Track) -> list[Slice]:
-        """The request as one slice, and in it queue, prefill and decode as far as it came."""
+        """Return the request as one slice, and in it queue, prefill and decode as far as it came."""
         return track.phases or _phases(track.row, self.end)
 
     def inner(self, track: Track) -> list[Slice]:
-        """Its chunks and set-backs, the one that lasts included."""
+        """Return its chunks and preemptions, a present one included."""
         return track.inner if track.away is None else [*track.inner, _set_back(track.away, self.end)]
 
     def _step(self, event: Stepped) -> None:

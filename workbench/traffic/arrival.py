@@ -1,4 +1,4 @@
-"""One request of a traffic as numbers: when it comes, how long it is, and what it shares with others."""
+"""One request of a traffic in numbers: arrival time, lengths, and the blocks it shares with others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ BLOCK_TOKENS = 512  # of a Mooncake hash id
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """`blocks` name the prompt's runs of `block_tokens` tokens, the last one perhaps not full: requests whose first
-    blocks have the same names begin with the same tokens. Without blocks a prompt shares nothing."""
+    """One request of a traffic.
+
+    `blocks` name the prompt's blocks of `block_tokens` tokens, the last perhaps not full. Requests whose first blocks
+    have equal names begin with the same tokens. A prompt without blocks shares nothing."""
 
     time: float  # seconds after the traffic began
     prompt_tokens: int
@@ -30,8 +32,9 @@ class Arrival:
 
 
 def scaled(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) -> Iterator[Arrival]:
-    """The same traffic with gaps `time` times as long and texts `length` times as long, at least one token each.
-    Blocks keep their names and become shorter or longer, so what was shared stays shared."""
+    """Scale gaps between requests by `time` and texts by `length`, at least one token each.
+
+    Blocks keep their names and change their size, so that shared prefixes stay shared."""
     if time < 0 or length <= 0:
         raise WorkbenchError(f"time {time}, length {length}: scale time by 0 or more, and lengths by more than 0")
     for arrival in arrivals:
@@ -52,7 +55,7 @@ def scaled(arrivals: Iterable[Arrival], time: float = 1.0, length: float = 1.0) 
 def request_of(
     arrival: Arrival, request_id: str, vocab: int, sampling: SamplingParameters = SamplingParameters()  # noqa: B008
 ) -> Request:
-    """The request that the runner is asked: tokens by the arrival's blocks, an output of exactly its length."""
+    """Build the runner's request: token ids by the arrival's blocks, and an output of exactly its length."""
     asked = {"max_tokens": arrival.output_tokens, "ignore_eos": True, "stop": (), "stop_token_ids": (), "n": 1}
     return Request(
         request_id, prompt_ids(arrival, vocab, request_id), sampling.model_copy(update=asked), arrival=arrival.time,
@@ -61,7 +64,8 @@ def request_of(
 
 
 def prompt_ids(arrival: Arrival, vocab: int, own: str) -> tuple[int, ...]:
-    """Token ids below `vocab`, the same for the same blocks on every machine; `own` names a prompt without blocks."""
+    """Return token ids below `vocab`, the same for the same blocks on every machine; `own` seeds a prompt without
+    blocks."""
     if not arrival.blocks:
         return tuple(_tokens(own, arrival.prompt_tokens, vocab))
     ids: list[int] = []

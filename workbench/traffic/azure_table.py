@@ -1,7 +1,7 @@
-"""Fitted to Azure LLM inference trace 2023, conversations (CC-BY 4.0; Patel et al., Splitwise, ISCA 2024).
+"""Quantiles fitted to the Azure LLM inference trace 2023, conversations (CC-BY 4.0; Patel et al., Splitwise, ISCA
+2024).
 
-Made by `python -m experiments.fit_traffic azure TRACE`; see there.
-"""
+Made by `python -m experiments.fit_traffic azure TRACE`; see there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Traffic drawn from tables that `experiments/fit_traffic.py` fitted to public traces. Endless: the hour repeats."""
+"""Generators of traffic from tables that `experiments/fit_traffic.py` fitted to public traces. Endless: the hour
+repeats."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from workbench.traffic.tables import drawn, poisson_times, quantile
 
 
 def azure_conversations(draw: random.Random) -> Iterator[Arrival]:
-    """Prompts and outputs as in Azure's trace, an output by the quarter of its prompt; nothing is shared."""
+    """Yield prompts and outputs as in Azure's trace, an output by the quarter of its prompt; nothing is shared."""
     for number, time in enumerate(poisson_times(azure.COUNTS, azure.WIDTH, draw)):
         share = draw.random()
         outputs = azure.OUTPUT[int(share * len(azure.OUTPUT))]
@@ -30,13 +31,13 @@ class Conversations:
     blocks: int = 1  # names given; 0 is the system prompt's, which all share
 
     def near(self, time: float) -> int:
-        """Which turn came nearest to `time`."""
+        """Return the index of the turn nearest to `time`."""
         at = bisect.bisect(self.times, time)
         around = [i for i in (at - 1, at) if 0 <= i < len(self.times)]
         return min(around, key=lambda i: abs(self.times[i] - time))
 
     def named(self, first: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-        """Blocks of a prompt of `tokens` that begins with the blocks `first`."""
+        """Name the blocks of a prompt of `tokens` tokens that begins with the blocks `first`."""
         more = -(-tokens // BLOCK_TOKENS) - len(first)
         self.blocks += more
         return first + tuple(range(self.blocks - more, self.blocks))
@@ -50,8 +51,9 @@ class Conversations:
 
 
 def mooncake_conversations(draw: random.Random) -> Iterator[Arrival]:
-    """Conversations as in Mooncake's trace: new ones, next turns after as long a pause, and prompts that share a part
-    of an earlier one. Times are whole ticks, as they were recorded."""
+    """Yield conversations as in Mooncake's trace, at whole ticks as recorded.
+
+    There are new conversations, next turns after a drawn pause, and prompts that share a part of an earlier one."""
     known = Conversations()
     for number, moment in enumerate(poisson_times(mooncake.COUNTS, mooncake.WIDTH, draw)):
         time = moment // mooncake.TICK * mooncake.TICK
@@ -70,7 +72,7 @@ def mooncake_conversations(draw: random.Random) -> Iterator[Arrival]:
 
 
 def _continued(known: Conversations, time: float, output: int, draw: random.Random) -> Arrival | None:
-    """The next turn of a conversation, or None where it would be longer than any was."""
+    """Return the next turn of a conversation, or None where it would exceed the longest recorded prompt."""
     at = known.near(time - drawn(mooncake.AGE, draw))
     last = known.turns[at]
     more = max(1, last.output_tokens + round(quantile(mooncake.GROWTH, draw.random())))
@@ -83,7 +85,7 @@ def _continued(known: Conversations, time: float, output: int, draw: random.Rand
 
 
 def _partly(known: Conversations, time: float, output: int, draw: random.Random) -> Arrival:
-    """A prompt that begins as an earlier one did; where all is shared, the same prompt once more."""
+    """Return a prompt with the beginning of an earlier one; where all of it is shared, the same prompt again."""
     last = known.turns[known.near(time - drawn(mooncake.PART_AGE, draw))]
     shared = max(1, round(len(last.blocks) * quantile(mooncake.PART_PER_MILLE, draw.random()) / 1000))
     if shared >= len(last.blocks):

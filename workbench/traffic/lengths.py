@@ -1,4 +1,4 @@
-"""How long requests are and what they share, by the kind of lengths; without times of their own, at second 0."""
+"""Generators of request lengths and shared blocks, by kind of length settings; at second 0 unless they have times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Fitted to Mooncake's conversation trace (Apache-2.0; kvcache-ai/Mooncake, FAST 2025).
+"""Quantiles fitted to Mooncake's conversation trace (Apache-2.0; kvcache-ai/Mooncake, FAST 2025).
 
-Made by `python -m experiments.fit_traffic mooncake TRACE`; see there.
-"""
+Made by `python -m experiments.fit_traffic mooncake TRACE`; see there."""
 
 from __future__ import annotations
 

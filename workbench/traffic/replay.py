@@ -1,7 +1,7 @@
-"""Recorded traffic: Azure's CSV (Patel et al., Splitwise, ISCA 2024) and Mooncake's JSON lines (Qin et al., FAST 2025).
+"""Read recorded traffic: Azure's CSV (Patel et al., Splitwise, ISCA 2024) and Mooncake's JSON lines (Qin et al., FAST
+2025).
 
-A line that is not what it should be is one error that names the file, the line and what would be right.
-"""
+An invalid line is one error that names the file, the line and the expected form."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ MOST_TOKENS = 2**24  # beyond any context; a number larger than that is a slip, 
 
 
 def recorded(path: Path | str) -> Iterator[Arrival]:
-    """The requests of a trace file, in its order, the first at second 0. The format is told by the first line.
+    """Yield the requests of a trace file in its order, the first at second 0. The first line decides the format.
 
-    An output of no tokens counts as one: computing a prompt yields a token.
-    """
+    An output of no tokens counts as one: computing a prompt yields a token."""
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
             yield from _lines(file, str(path))

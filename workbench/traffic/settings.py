@@ -1,4 +1,4 @@
-"""A traffic as values of an experiment: when requests come, how long they are, and how many."""
+"""Settings of a traffic: arrival times, lengths, number of requests."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class Part(Brief, BaseModel):
 
 
 class AsRecorded(Part):
-    """At the trace's or the generator's own times."""
+    """Use the times of the trace or of the generator."""
 
     kind: Literal["as_recorded"] = "as_recorded"
 
 
 class AtOnce(Part):
-    """All at second 0."""
+    """Send all requests at second 0."""
 
     kind: Literal["at_once"] = "at_once"
 
 
 class Poisson(Part):
-    """Independently, `rate` a second in the mean."""
+    """Send requests independently, `rate` a second on average."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Positive
 
 
 class Bursts(Part):
-    """`size` at once; bursts come independently, so that `rate` requests a second come in the mean."""
+    """Send bursts of `size` requests independently, `rate` requests a second on average."""
 
     kind: Literal["bursts"] = "bursts"
     rate: Positive
@@ -44,7 +44,7 @@ class Bursts(Part):
 
 
 class ClosedLoop(Part):
-    """`clients` users, each of whom asks again `think` seconds after the last answer ended."""
+    """Simulate `clients` users, each of whom sends the next request `think` seconds after the last answer ended."""
 
     kind: Literal["closed_loop"] = "closed_loop"
     clients: Count
@@ -55,7 +55,7 @@ Arrivals = Annotated[AsRecorded | AtOnce | Poisson | Bursts | ClosedLoop, Field(
 
 
 class Fixed(Part):
-    """Every request alike; none shares anything."""
+    """Use the same lengths for every request; nothing is shared."""
 
     kind: Literal["fixed"] = "fixed"
     prompt: Count = 512
@@ -63,7 +63,7 @@ class Fixed(Part):
 
 
 class Exponential(Part):
-    """Lengths drawn independently with these means (a geometric distribution, at least one token)."""
+    """Draw lengths independently with these means (a geometric distribution, at least one token)."""
 
     kind: Literal["exponential"] = "exponential"
     prompt: Count = 512
@@ -71,8 +71,10 @@ class Exponential(Part):
 
 
 class Sessions(Part):
-    """Conversations: `sessions` users, one of whom asks next. A turn's prompt is a system prompt that all share, the
-    conversation so far, and a question; after `turns` turns the user begins a new one."""
+    """Simulate `sessions` users with conversations, one of whom sends the next turn.
+
+    A turn's prompt is a system prompt shared by all, the conversation so far, and a question. After `turns` turns the
+    user begins a new conversation."""
 
     kind: Literal["sessions"] = "sessions"
     sessions: Count = 16
@@ -83,13 +85,13 @@ class Sessions(Part):
 
 
 class Azure(Part):
-    """As the conversations of Azure's public trace of 2023: a generator fitted to it."""
+    """Draw lengths from a generator fitted to the conversations of Azure's public trace of 2023."""
 
     kind: Literal["azure"] = "azure"
 
 
 class Mooncake(Part):
-    """As the conversations of Mooncake's public trace, with its shared prefixes: a generator fitted to it."""
+    """Draw lengths and shared prefixes from a generator fitted to Mooncake's public trace of conversations."""
 
     kind: Literal["mooncake"] = "mooncake"
 
@@ -98,11 +100,10 @@ Lengths = Annotated[Fixed | Exponential | Sessions | Azure | Mooncake, Field(dis
 
 
 class TrafficWorkload(Part):
-    """Requests over time. A `trace` file takes the place of `lengths`; `time` and `length` scale gaps and texts.
+    """Requests over time. A `trace` file replaces `lengths`; `time` and `length` scale gaps and texts.
 
-    `tenants` and `priorities` say whose requests are and how urgent, each with its share: {a: 3, b: 1}, {0: 1, 5: 9}.
-    All requests of a session are of one tenant; only requests of one tenant share cached pages.
-    """
+    `tenants` and `priorities` assign requests by weight: {a: 3, b: 1}, {0: 1, 5: 9}. All requests of a session have one
+    tenant, and only requests of one tenant share cached pages."""
 
     kind: Literal["traffic"] = "traffic"
     trace: str | None = None

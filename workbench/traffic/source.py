@@ -1,4 +1,4 @@
-"""A traffic under way: what comes by itself, and what comes because something ended."""
+"""Sources of traffic: arrivals at given times, and arrivals that follow the end of a request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ Name = TypeVar("Name", str, int)
 
 
 class Source(Protocol):
-    """`first` is what comes by itself, in order of time; `after` what comes because a request ended at `time`, told
-    once for each that ended, however it ended."""
+    """A source of arrivals.
+
+    `initial_arrivals` yields those with given times, in order of time. `next_after_finish` is called once for each
+    request that ends, however it ends, and returns the arrival that follows at `time`, if any."""
 
     def first(self) -> Iterator[Arrival]: ...
 
@@ -28,7 +30,7 @@ class Source(Protocol):
 
 
 class Open:
-    """Requests come when they come, whatever becomes of them."""
+    """Open loop: requests arrive at given times, independently of answers."""
 
     def __init__(self, arrivals: Iterable[Arrival]):
         self._arrivals = arrivals
@@ -41,7 +43,7 @@ class Open:
 
 
 class Closed:
-    """`clients` requests at second 0; the next one `think` seconds after one has ended."""
+    """Closed loop: `clients` requests at second 0, and the next one `think_seconds` after one has ended."""
 
     def __init__(self, arrivals: Iterable[Arrival], clients: int, think: float = 0.0):
         self._coming = iter(arrivals)
@@ -57,7 +59,7 @@ class Closed:
 
 
 def source_of(workload: TrafficWorkload) -> Source:
-    """The traffic a workload describes, the same every time. WorkbenchError for one that lacks times or an end."""
+    """Return the traffic of a workload, the same every time. Raises WorkbenchError for one without times or an end."""
     arrivals, kind = scaled(_owned(_lengths(workload), workload), workload.time, workload.length), workload.arrivals
     if isinstance(kind, ClosedLoop):
         return Closed(arrivals, kind.clients, kind.think * workload.time)
@@ -68,7 +70,7 @@ def source_of(workload: TrafficWorkload) -> Source:
 
 
 def _owned(arrivals: Iterator[Arrival], workload: TrafficWorkload) -> Iterator[Arrival]:
-    """Whose each request is, and how urgent. The same where more requests come before or after it."""
+    """Assign a tenant and a priority to each request, independent of the number of requests."""
     if not (workload.tenants or workload.priorities):
         yield from arrivals
         return

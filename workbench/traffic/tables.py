@@ -1,4 +1,4 @@
-"""Distributions as tables of quantiles, and rates as tables over time: what the fitted generators draw from."""
+"""Sample from tables: quantiles of distributions, and rates over time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 
 def quantile(table: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie; `table` has them at equal distances, ends included."""
+    """Return the value below which a fraction `share` (0 to 1) of the values lies.
+
+    `table` has the values at equally spaced quantiles, ends included."""
     place = share * (len(table) - 1)
     below = min(int(place), len(table) - 2)
     return table[below] + (table[below + 1] - table[below]) * (place - below)
@@ -18,7 +20,7 @@ def drawn(table: Sequence[float], draw: random.Random) -> int:
 
 
 def poisson_times(counts: Sequence[float], width: float, draw: random.Random) -> Iterator[float]:
-    """A Poisson process of which `counts` come in periods of `width` seconds each; after the last it begins again."""
+    """Yield the times of a Poisson process with `counts` arrivals in periods of `width` seconds, repeated forever."""
     due, period = 0.0, 0
     waiting = draw.expovariate(1.0)  # how many are expected until the next one comes
     while True:

@@ -1,4 +1,4 @@
-"""When requests come, by the kind of arrivals. Seconds, never going back."""
+"""Generators of arrival times in seconds, never decreasing, by kind of arrival settings."""
 
 from __future__ import annotations
 

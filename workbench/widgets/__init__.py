@@ -1,6 +1,6 @@
-"""Widgets: a running model, a record or plain arrays, to be seen and touched in a notebook.
+"""Widgets: show and control a running model, a record or plain arrays in a notebook.
 
-Each is one call and one value on a cell's last line. They are fetched when first used.
+Each is one call and one value on a cell's last line, imported when first used.
 """
 
 from __future__ import annotations

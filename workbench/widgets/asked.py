@@ -1,4 +1,4 @@
-"""What was asked of a runner together, as whoever asked sees it."""
+"""Background work: handles of requests and commands, and the kernel's stop button."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from workbench.trace.events import Event
 
 
 class Asked:
-    """What was asked together. `events` grows while it is served, its steps' included; iterating waits for what comes,
-    and leaving the loop early (an error, the stop button) ends the requests."""
+    """Requests submitted together. `events` grows while they are served, with their steps' events.
+
+    Iterating waits for new events; leaving the loop early (an error, the stop button) cancels the requests.
+    """
 
     def __init__(self, end: Callable[[], None]):
-        """`end` has the requests ended soon; who serves them tells what comes by `tell`."""
+        """`cancel` cancels the requests soon; the server reports events by `emit`."""
         self.events: list[Event] = []
         self.error = ""  # why it ended, where that was no end of a request
         self._end = end
@@ -25,12 +27,12 @@ class Asked:
         return self._done
 
     def stop(self) -> None:
-        """End the requests soon, wherever they are; each is told as Finished, cancelled. Nothing where all is done."""
+        """Cancel the requests soon; each finishes with the reason `cancelled`. Does nothing where all are finished."""
         if not self._done:  # widgets are closed when Python ends, and then no thread can be begun
             self._end()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until all is done, or so many seconds: whether it is. The stop button ends the requests."""
+        """Wait until all requests are finished, or `seconds`; return whether they are. The stop button cancels them."""
         try:
             with self._news:
                 return self._news.wait_for(lambda: self._done, seconds)
@@ -39,7 +41,7 @@ class Asked:
             raise
 
     def tell(self, events: list[Event], done: bool = False, error: str = "") -> None:
-        """These came; when all is `done` nothing more will."""
+        """Append `events`; after `done` there are no more."""
         with self._news:
             self.events += events
             self.error = self.error or error

@@ -1,4 +1,4 @@
-"""A picture that gets longer at its end: only what is new travels to the browser."""
+"""A picture that gets longer at its end: only new pieces are sent to the browser."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from workbench.widgets.view import Picture
 
 
 class Growing(Picture):
-    """`draw` makes the whole. An element with `data-grows="NAME"` in it has one child for each piece of that name:
-    `grow` with all pieces there are sends those that are new. Whoever missed some gets the whole."""
+    """Markup that grows: `draw` makes the whole, `append` sends new pieces.
+
+    An element with `data-grows="NAME"` has one child for each piece of that name. A browser that
+    missed some gets the whole.
+    """
 
     def __init__(self, draw: Callable[[], str]):
         super().__init__()
@@ -24,14 +27,14 @@ class Growing(Picture):
         return set(self._sent)
 
     def whole(self, counts: Mapping[str, int] | None = None) -> None:
-        """Send all; `counts` are the pieces in it, by name, where they are no longer those sent before."""
+        """Send the whole; `counts` are its pieces by name, where they differ from those sent before."""
         with self._drawing:
             if counts is not None:
                 self._sent = dict(counts)
             self.content = self._draw()
 
     def grow(self, name: str, count: int, pieces: Callable[[int], Sequence[str]]) -> None:
-        """There are `count` pieces; `pieces` makes those from a place on."""
+        """Send the new ones of `count` pieces; `pieces(n)` makes those from the n-th on."""
         with self._drawing:
             at = self._sent.get(name, 0)
             if count > at:

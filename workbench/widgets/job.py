@@ -1,4 +1,4 @@
-"""A command of the workbench in a process of its own: what it says is heard while it goes on, and it can be stopped."""
+"""Run a command of the workbench in a process of its own, read its progress, and stop it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def surroundings() -> dict[str, str]:
-    """The environment of a process that is to find this workbench."""
+    """Return the environment of a child process that imports this workbench."""
     place = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": place}
 
 
 class Job:
-    """`workbench` with `words`. `said` grows line by line; `news` is called, in another thread, with each line and at
-    the end, when `code` is no longer None (below 0: it was stopped) and `out` is whole."""
+    """The command `workbench` with `arguments`.
+
+    `progress_lines` grows line by line (stderr); `on_change` is called, in another thread, with each line and at the
+    end, when `returncode` is set (below 0: stopped) and `stdout` is complete.
+    """
 
     def __init__(self, words: Sequence[str], news: Callable[[], None]):
         self.said: list[str] = []
@@ -39,12 +42,12 @@ class Job:
         self._thread.start()
 
     def stop(self) -> None:
-        """As Ctrl-C would, for all that it has started: what was measured is kept."""
+        """Interrupt the command and all its children as Ctrl-C would; finished measurements are kept."""
         if self.code is None:
             os.killpg(self._process.pid, signal.SIGINT)
 
     def wait(self) -> int:
-        """Until it has ended: its code. The stop button stops it."""
+        """Wait until the command has ended and return its code. The stop button stops it."""
         try:
             self._thread.join()
         except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""Pieces of pictures: SVG that takes its colours from the page it stands on, and has its own where there is none.
+"""SVG helpers: markup that takes its colours from the page around it and has its own where there is none.
 
-Series colours are those of Okabe and Ito (2008), which colour-blind readers tell apart; amounts are shaded with
-cividis (Nunez, Anderton, Renslow 2018), which they read alike.
+Series colours are those of Okabe and Ito (2008), distinct to colour-blind readers; amounts are shaded with
+cividis (Nunez, Anderton, Renslow 2018), which such readers see alike.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUMBER = re.compile(r"(\.\d*?)0+$")
 
 
 def num(value: float) -> str:
-    """A coordinate with at most two decimals and nothing after the last that counts."""
+    """Format a coordinate with at most two decimals, without trailing zeros."""
     return NUMBER.sub(r"\1", f"{value:.2f}").rstrip(".")
 
 
@@ -42,7 +42,7 @@ def tag(name: str, *inner: str, **attributes: object) -> str:
 
 
 def attribute(value: object) -> str:
-    """Between quotes; lines stay lines in XML too."""
+    """Escape a value for use between quotes; line breaks survive in XML."""
     return escape(str(value)).replace("\n", "&#10;")
 
 
@@ -84,7 +84,7 @@ def group(*inner: str, **attributes: object) -> str:
 
 
 def svg(width: float, height: float, *parts: str, title: str) -> str:
-    """A whole picture, `title` for those who hear it read; it shrinks with its place and never grows beyond `width`."""
+    """Return a whole picture; `title` is read by screen readers. It shrinks with its place, never beyond `width`."""
     return tag(
         "svg", tag("title", escape(title)), tag("style", STYLE), *parts,
         xmlns="http://www.w3.org/2000/svg", class_="wb-pic", role="group", viewBox=f"0 0 {num(width)} {num(height)}",
@@ -98,7 +98,7 @@ def html(*parts: str) -> str:
 
 
 def shade(share: float) -> str:
-    """The colour of an amount between 0 and 1, dark to light; what is not a number is grey."""
+    """Return the cividis colour of an amount between 0 and 1, dark to light; grey for NaN."""
     return "#" + coloured(np.array([[share]])).tobytes().hex()
 
 

@@ -1,6 +1,6 @@
-"""One thread owns a runner while widgets are about: they and the cells put what they ask into its queue.
+"""Run a runner in one thread that widgets and notebook cells share.
 
-    anywhere: ask, call ---> jobs ---> owner's thread: submit what is due, step, hand events out ---> Asked
+    any thread: submit, call ---> jobs ---> owner's thread: submit due requests, step, emit events ---> RequestHandle
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class _Serving:
-    """What the owner's thread alone knows of what was asked: requests still to be submitted, since when, where events
-    arrive, and how many ends are to come; `lone` if it was one text."""
+    """Requests served together, known to the owner's thread only.
+
+    `pending` are still to be submitted, `num_unfinished` counts the others; `is_single_text` if one text was given.
+    """
 
     asked: Asked
     coming: deque[Request]
@@ -39,10 +41,10 @@ class _Serving:
 
 
 class Live:
-    """Who owns `runner`; `Live.of(runner)` gives the one there is. Work is done in one thread, which lasts as long.
+    """The thread that owns `runner`; `RunnerThread.attach(runner)` returns the existing one or makes it.
 
-    `runner.stream(...)` of other threads comes here by itself, so cells need not know of it. Whatever else is wanted of
-    the runner while it works goes through `call`.
+    `runner.stream(...)` of other threads comes here by itself, so cells need not know of it. Everything else that is
+    wanted of a running runner goes through `call`.
     """
 
     def __init__(self, runner: Runner):
@@ -60,14 +62,14 @@ class Live:
 
     @classmethod
     def of(cls, runner: Runner) -> Live:
-        """Who owns `runner`: made for the first who asks for it; the stop button reaches it."""
+        """Return the thread that owns `runner`, made at the first call; the kernel's stop button reaches it."""
         if not isinstance(runner.owner, cls):
             reached(cls(runner))
         assert isinstance(runner.owner, cls)
         return runner.owner
 
     def name(self, kind: str) -> str:
-        """A request id for what a view asks of itself: none has it yet, however many views look at the runner."""
+        """Return a new request id, unique among all widgets of the runner."""
         return f"{kind}-{next(self._numbers)}"
 
     def here(self) -> bool:
@@ -77,7 +79,7 @@ class Live:
         return self._thread is not None and not self.here()
 
     def ask(self, requests: intake.Asked, **sampling: object) -> Asked:
-        """Have `requests` served, as in `Runner.stream`, and return at once."""
+        """Submit `requests` as `Runner.stream` does, and return their handle at once."""
         coming = deque(sorted(self.runner.read(requests, sampling), key=intake.due))
         asked = Asked(lambda: self._put(lambda: self._end(serving)))
         serving = _Serving(asked, coming, isinstance(requests, str))
@@ -88,18 +90,20 @@ class Live:
         return iter(self.ask(requests, **sampling))
 
     def call(self, work: Callable[[Runner], Result]) -> Result:
-        """What `work` makes of the runner, between two of its steps; waits for it. Errors come out here."""
+        """Return `function(runner)`, run between two of its steps; waits for it and raises its errors here."""
         answer: Future[Result] = Future()
         self._put(lambda: _answer(answer, work, self.runner))
         return answer.result()
 
     def stop(self) -> None:
-        """End everything that was asked, soon."""
+        """Cancel all requests soon."""
         self._put(lambda: [self._end(serving) for serving in list(self._serving)])
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """`listener` hears every event of the runner, in the owner's thread, where time is measured: it should only
-        keep it. Returns what ends that."""
+        """Call `listener` with every event of the runner; return a function that ends it.
+
+        It runs in the owner's thread, where time is measured: it should only store the event.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -136,7 +140,7 @@ class Live:
                 self._give_up(in_words(error))
 
     def _idle(self) -> float | None:
-        """Seconds until there is something to do; None where only the queue can bring it."""
+        """Return seconds until there is work; None where only a new job brings it."""
         if any(each.owed for each in self._serving):
             return 0
         coming = [each.began + intake.due(each.coming[0]) for each in self._serving if each.coming]
@@ -172,7 +176,7 @@ class Live:
         for each in list(self._serving):
             try:
                 self._end(each, error)
-            except Exception:  # the runner cannot even cancel: who waits is told all the same
+            except Exception:  # the runner cannot even cancel: its handles end all the same
                 self._serving.remove(each)
                 each.asked.tell([*each.box], True, error)
 

@@ -1,4 +1,4 @@
-"""Numbers as pictures tell them: three digits, in the unit in which they are read."""
+"""Format numbers of pictures with three digits in the unit in which they are read."""
 
 from __future__ import annotations
 

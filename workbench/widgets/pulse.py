@@ -1,4 +1,4 @@
-"""Redraws that do not come faster than an eye needs them."""
+"""Throttle redraws to ten a second."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ _ALL: weakref.WeakSet[Pulse] = weakref.WeakSet()
 
 
 def catch_up() -> None:
-    """Draw what is marked in any widget of this process, so that who looks next sees it however busy the machine is."""
+    """Flush pending redraws of all widgets of this process."""
     for pulse in tuple(_ALL):
         pulse.catch_up()
 
 
 class Pulse:
-    """`draw` is called soon after `mark`, in a thread of its own, no more than ten times a second; what is marked last
-    is always drawn. `flush` draws here and now; marks after `stop` are nothing."""
+    """Throttle of `draw`: called soon after `mark`, in a thread of its own, at most ten times a second.
+
+    The last mark is always drawn. `flush` draws here and now; marks after `stop` do nothing.
+    """
 
     def __init__(self, draw: Callable[[], None], seconds: float = SECONDS):
         self._draw, self._seconds = draw, seconds

@@ -1,4 +1,4 @@
-"""The kernel's stop button, pressed while no cell runs: what goes on in other threads hears it."""
+"""The kernel's stop button for work in other threads, pressed while no cell runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ _GOING: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
 def reached(each: Stoppable) -> None:
-    """From now on the button stops `each`, as long as anybody has it."""
+    """Let the stop button stop `target` as long as it is referenced."""
     _GOING.add(each)
     hear_stop_button()
 
 
 def hear_stop_button() -> None:
-    """While a cell runs, the button ends the cell, and with it what the cell waits for. That it is heard otherwise can
-    only be set where a cell, or a widget's answer, is at it: who begins work in another thread calls this before."""
+    """Install the handler of the stop button for the time when no cell runs.
+
+    While a cell runs, the button interrupts the cell and all it waits for. The handler can be set only from within a
+    cell or a widget's callback: call this before starting work in another thread.
+    """
     kernel = notebook_kernel()
     if hasattr(kernel, "saved_sigint_handler"):
         # What ipykernel puts in force when the cell is over; by itself that ignores interrupts until the next.

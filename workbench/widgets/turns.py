@@ -1,4 +1,4 @@
-"""Who wants a thing for itself has it in the order of asking."""
+"""A first-in, first-out lock that can be given up while waiting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Turns:
-    """`join` at once, `wait` in a thread of one's own, `leave` in any case, also where one gave up waiting."""
+    """Fair lock: `enqueue` at once, `acquire` in a thread of one's own, `release` in any case, also after giving up."""
 
     def __init__(self) -> None:
         self._bell = threading.Condition()
@@ -23,7 +23,10 @@ class Turns:
             return bool(self._line) and self._line[0] is who
 
     def wait(self, who: object, gave_up: Callable[[], bool]) -> bool:
-        """Until all who joined before have left, or `gave_up` (asked again at each `look`): whether it is our turn."""
+        """Wait until the lock is held or `cancelled()`; return whether it is held.
+
+        `cancelled` is tested again at each `notify`.
+        """
         with self._bell:
             self._bell.wait_for(lambda: gave_up() or self._line[0] is who)
             return not gave_up()

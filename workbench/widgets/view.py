@@ -1,7 +1,6 @@
-"""What every widget of the workbench is: controls, and a picture that is drawn in Python.
+"""Base of every widget: controls above a picture that is drawn in Python.
 
-The picture is a function of the widget's state. It is shown live, it is what a saved, exported or printed notebook
-shows, and it is what a test looks at: there is no second drawing.
+The picture is a function of the widget's state. The same drawing is shown live, saved, exported, printed and tested.
 """
 
 from __future__ import annotations
@@ -57,23 +56,25 @@ class View(ipywidgets.VBox):
         self.shown.content = self.picture()
 
     def show(self, *controls: ipywidgets.Widget, below: tuple[ipywidgets.Widget, ...] = ()) -> None:
-        """Controls, the picture, and what stands below it."""
+        """Show controls, the picture, and widgets below it."""
         self.children = (*controls, self.shown, *below)
         self.redraw()
 
     def watch(self, *names: str) -> None:
-        """A change of these traits is drawn, no more than ten times a second."""
+        """Redraw on changes of these traits, at most ten times a second."""
         self.observe(lambda _: self.pulse.mark(), list(names))
 
     def keep(self) -> None:
-        """What the notebook holds of this widget when it is saved is the present picture; call it when work is done.
-        JupyterLab makes the view anew then: while somebody types in it, or has a slider, it waits until they leave."""
+        """Save the present picture in the notebook's output; call it when work is done.
+
+        JupyterLab then makes the view anew: while the keyboard is in one of its fields or sliders, it is postponed.
+        """
         self._owed = self.shown.typing
         if self._displayed and not self._owed:
             _publish(self._bundle(), self._display_id, update=True)
 
     def close(self) -> None:
-        """Nothing of it is left: neither its controls nor, where it has some, its work."""
+        """Close the widget with its controls and end its work."""
         if hasattr(self, "pulse"):  # one that was refused at birth has none, and is closed all the same
             self.pulse.stop()
         for child in self.children:
@@ -106,7 +107,7 @@ def _close(widget: Any) -> None:
 
 
 def _replace(view: View) -> None:
-    """Views that this cell has shown when it was run before are closed: nobody sees them any more."""
+    """Close views that an earlier run of this cell has shown."""
     ipython = sys.modules.get("IPython")
     parent: Any = getattr(ipython.get_ipython() if ipython is not None else None, "parent_header", None) or {}
     cell, run = parent.get("metadata", {}).get("cellId"), parent.get("header", {}).get("msg_id")

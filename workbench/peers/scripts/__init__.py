@@ -1,1 +1,1 @@
-"""What runs inside another tool's interpreter: plain scripts that never import workbench (`run_workbench` apart)."""
+"""Scripts that run in other tools' interpreters and never import workbench (`run_workbench` apart)."""

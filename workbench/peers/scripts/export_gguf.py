@@ -1,4 +1,4 @@
-"""A Hugging Face Llama folder as GGUF: float32 or bfloat16 by the `gguf` package, quantized by llama.cpp itself."""
+"""Export a Hugging Face Llama folder as GGUF: float32 or bfloat16 by the `gguf` package, quantized by llama.cpp."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _quantize(source: Path, target: Path, format: str, threads: int) -> str:
 
 
 def _kinds(file: Path) -> dict[str, str]:
-    """What the file holds the head and a layer's matrix in, in GGUF's words."""
+    """Return the GGUF types of the head and of a layer's matrix."""
     import gguf
 
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}

@@ -1,4 +1,4 @@
-"""A Hugging Face folder as ONNX, by the builder of ONNX Runtime GenAI, for its CPU provider."""
+"""Export a Hugging Face folder as ONNX, by the builder of ONNX Runtime GenAI, for its CPU provider."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

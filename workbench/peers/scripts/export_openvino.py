@@ -1,4 +1,4 @@
-"""A Hugging Face folder as OpenVINO IR, by optimum-intel; INT8 and INT4 weights by its compression."""
+"""Export a Hugging Face folder as OpenVINO IR, by optimum-intel; INT8 and INT4 weights by its compression."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""From a Hugging Face Llama folder to GGUF's names and rows. numpy only.
+"""Convert a Hugging Face Llama folder to GGUF's names and rows. numpy only.
 
-llama.cpp turns neighbouring dimensions (2 i, 2 i + 1) of a head against each other, Hugging Face dimension i
-against i + dim / 2: the rows of query and key change places so that both compute the same.
-"""
+llama.cpp rotates neighbouring dimensions (2 i, 2 i + 1) of a head, Hugging Face dimensions i and i + head_dim / 2. The
+rows of query and key are permuted so that both compute the same."""
 
 from __future__ import annotations
 
@@ -39,17 +38,18 @@ def gguf_name(name: str) -> str:
 
 
 def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection [heads * dim, ...] in llama.cpp's order: (half pair) to (pair half)."""
+    """Return rows of a query or key projection [heads * head_dim, ...] in llama.cpp's order: (half pair) to (pair
+    half)."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def unpermuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """The inverse of `permuted`."""
+    """Invert `permuted`."""
     return rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def llama_tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor of the folder under its GGUF name, float32, query and key permuted."""
+    """Yield every tensor of the folder under its GGUF name, float32, query and key permuted."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, values in stored_tensors(folder):
         turned = heads.get(name.split(".")[-2])
@@ -59,7 +59,7 @@ def llama_tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, n
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and float32 values of every tensor in the folder's safetensors files."""
+    """Yield name and float32 values of every tensor in the folder's safetensors files."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -80,12 +80,12 @@ def _float32(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def rotary_scaling(config: dict[str, Any]) -> dict[str, Any]:
-    """The rotary settings under their new name or their old one."""
+    """Return the rotary settings under their new name or their old one."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
 def rotary_factors(config: dict[str, Any]) -> np.ndarray | None:
-    """What llama.cpp divides each rotary frequency by, [dim / 2], under Llama 3.1's scaling; None elsewhere."""
+    """Return llama.cpp's divisors of the rotary frequencies, [head_dim / 2], under Llama 3.1's scaling; else None."""
     rope = rotary_scaling(config)
     if rope.get("rope_type", "default") != "llama3":
         return None

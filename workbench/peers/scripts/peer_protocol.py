@@ -1,4 +1,4 @@
-"""One job in, one answer out: the frame of every peer's script. Standard library only.
+"""Protocol of every peer's script: one job in, one answer out. Standard library only.
 
     stdin   {"peer", "format", "model", "threads", "cores", "packages", "options", "kind", "prompt" or "repetitions"}
     stdout  {"status": "ok", "versions", "load_seconds", "how", "peak_bytes", and "logits" or
@@ -6,8 +6,7 @@
             {"status": "absent" | "unsupported" | "failed", "reason", "versions"}
 
 `kind` is `logits` (one `prompt`) or `decode`, `prefill`, `mixed` with `repetitions`: each a list of requests
-`{"prompt": [id], "output_tokens": n}`, of which the first repetition is the warm-up.
-"""
+`{"prompt": [id], "output_tokens": n}`, of which the first repetition is the warm-up."""
 
 from __future__ import annotations
 
@@ -28,35 +27,39 @@ PR_SET_PDEATHSIG = 1
 
 
 class Unsupported(Exception):
-    """The tool cannot do this work or format; the message says why."""
+    """The tool cannot do this workload or format; the message gives the reason."""
 
 
 class Engine(Protocol):
-    """A tool with the model loaded. `how` tells what a reader of the figures must know (cache format, batching); it may
-    have `artifacts` too, content hashes of the compiled code that ran."""
+    """A tool with the model loaded.
+
+    `how` states conditions of the measurements (cache format, batching). It may also have `artifacts`: content hashes
+    of the compiled code that ran."""
 
     how: str
 
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
-        """Logits after the last token of `prompt`, [vocab]: `prefill` has them from the whole prompt at once,
-        `decode` (where the tool lets one choose the token) from the last token after the others were cached."""
+        """Return the logits after the last token of `prompt`, [vocab], by method.
+
+        `prefill` computes the whole prompt at once. `decode`, where the tool lets one choose the token, computes the
+        last token with the others cached."""
         ...
 
     def generate(self, requests: list[dict]) -> list[list[float]]:
-        """Greedy, full length whatever comes: for every request the times (`time.perf_counter`) of its tokens."""
+        """Generate greedily to full length. Returns for every request the times (`time.perf_counter`) of its tokens."""
         ...
 
 
 def serve(make: Callable[[dict], Engine]) -> None:
-    """Answer the job on stdin with the engine `make(job)` gives."""
+    """Answer the job on stdin with the engine that `make(job)` returns."""
     answer_with(lambda job: _work(make, job))
 
 
 def answer_with(work: Callable[[dict], dict]) -> None:
-    """Answer the job on stdin with what `work` makes of it. Libraries may print what they like meanwhile."""
+    """Answer the job on stdin with the result of `work`. Libraries may print meanwhile: stdout is protected."""
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what anything else writes to stdout, C code too, goes to stderr
+    os.dup2(2, 1)  # other writes to stdout, C code's too, go to stderr
     job = json.load(sys.stdin)
     try:
         if job["cores"] and hasattr(os, "sched_setaffinity"):
@@ -76,7 +79,7 @@ def answer_with(work: Callable[[dict], dict]) -> None:
 
 
 def end_with_parent() -> None:
-    """A measurement that nobody waits for any more must not go on disturbing the next (Linux only)."""
+    """End this process with its parent, so that an abandoned measurement does not disturb the next (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -86,7 +89,7 @@ def _work(make: Callable[[dict], Engine], job: dict) -> dict:
     engine = make(job)
     answer: dict = {"load_seconds": time.perf_counter() - began, "how": engine.how}
     if job["kind"] == "logits":
-        engine.logits(job["prompt"][::-1])  # what a tool keeps of another prompt must not show in these
+        engine.logits(job["prompt"][::-1])  # a tool's cache of another prompt must not affect these
         return {**answer, "logits": engine.logits(job["prompt"])}
     first, *others = job["repetitions"]
     answer["warm_up"] = measured(engine, job["kind"], first)
@@ -97,8 +100,10 @@ def _work(make: Callable[[dict], Engine], job: dict) -> dict:
 
 
 def measured(engine: Engine, kind: str, requests: list[dict]) -> dict:
-    """`tokens` in `seconds`: output tokens after the first (decode), prompt tokens until the first output token
-    (prefill), all output tokens until the last (mixed)."""
+    """Return `tokens` and `seconds` of one repetition.
+
+    Counts output tokens after the first (decode), prompt tokens until the first output token (prefill), or all output
+    tokens until the last (mixed)."""
     began = time.perf_counter()
     times = engine.generate(requests)
     for request, own in zip(requests, times, strict=True):
@@ -114,7 +119,7 @@ def measured(engine: Engine, kind: str, requests: list[dict]) -> dict:
 
 
 def processor_seconds() -> tuple[float, float, float] | None:
-    """Seconds since boot over all cores, those they were busy, and those this process with its children took."""
+    """Return seconds since boot over all cores: total, active, and used by this process with its children."""
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     except OSError:
@@ -126,7 +131,7 @@ def processor_seconds() -> tuple[float, float, float] | None:
 
 
 def others_cpu_share(before: tuple | None, after: tuple | None) -> float | None:
-    """Share of all cores that other processes took between the two, 0 to 1."""
+    """Return the fraction of all cores, 0 to 1, that other processes used between the two."""
     if before is None or after is None or after[0] <= before[0]:
         return None
     others = (after[1] - before[1]) - (after[2] - before[2])
@@ -134,7 +139,7 @@ def others_cpu_share(before: tuple | None, after: tuple | None) -> float | None:
 
 
 def most_tokens(job: dict) -> tuple[int, int]:
-    """How many sequences run at once, and the most tokens that one of them will have."""
+    """Return the number of sequences that run at once, and the maximum tokens of one."""
     if job["kind"] == "logits":
         return 1, len(job["prompt"]) + 2
     every = [request for requests in job["repetitions"] for request in requests]
@@ -143,7 +148,7 @@ def most_tokens(job: dict) -> tuple[int, int]:
 
 
 def peak_bytes() -> int:
-    """The most memory this process had resident. (`ru_maxrss` alone would count what it was forked from.)"""
+    """Return the peak resident bytes of this process. (`ru_maxrss` alone would count those of the forking parent.)"""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
@@ -153,7 +158,7 @@ def peak_bytes() -> int:
 
 
 def versions(packages: list[str]) -> dict[str, str | None]:
-    """Version of each distribution, null where it is not installed."""
+    """Return the version of each distribution, null where it is not installed."""
     found: dict[str, str | None] = {"python": sys.version.split()[0]}
     for name in packages:
         try:

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's C functions: its own defaults, logits and batches in our hands."""
+"""llama.cpp through llama-cpp-python's C functions: its own defaults, with logits and batches under our control."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -51,7 +51,8 @@ class LlamaCpp:
         return {"prefill": whole, "decode": self._step([(0, len(prompt) - 1, prompt[-1:], True)])[0].tolist()}
 
     def generate(self, requests: list[dict]) -> list[list[float]]:
-        """Every step holds one token of each sequence that decodes, then prompt tokens as far as room is left."""
+        """Generate greedily. Every step has one token of each decoding sequence, then prompt tokens up to the batch
+        limit."""
         self._clear()
         times: list[list[float]] = [[] for _ in requests]
         cached = [0] * len(requests)
@@ -80,7 +81,8 @@ class LlamaCpp:
         self.llama.llama_memory_clear(self.llama.llama_get_memory(self.context), False)
 
     def _step(self, spans: list[tuple[int, int, list[int], bool]]) -> list[Any]:
-        """Compute (sequence, first position, tokens, wants logits) spans; logits of the last token where wanted."""
+        """Compute (sequence, first position, tokens, wants logits) spans and return the logits of the last token where
+        wanted."""
         batch, rows, count = self.batch, [], 0
         for sequence, start, tokens, wanted in spans:
             for offset, token in enumerate(tokens):

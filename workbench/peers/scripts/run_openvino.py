@@ -1,7 +1,6 @@
 """OpenVINO GenAI: LLMPipeline for one request, ContinuousBatchingPipeline for several.
 
-The pipelines show no logits: those come from the same IR, compiled with the same properties, through OpenVINO.
-"""
+The pipelines return no logits: those come from the same IR, compiled with the same properties, through OpenVINO."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Transformers:
         return out.logits[0, -1], cache
 
     def _empty_cache(self) -> Any:
-        """A static cache is used again and again: a frozen graph knows its first cache only."""
+        """Return an empty cache. A static cache is reused: a captured graph is bound to its first cache."""
         from transformers import DynamicCache, StaticCache
 
         config = self.model.config
@@ -82,7 +82,7 @@ class Transformers:
         return run(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True).logits[0, -1]
 
     def _start_batching(self, job: dict) -> Any:
-        """Its manager, with a cache for this work: left alone it takes most of the memory there is."""
+        """Start continuous batching with a cache for this workload: by default it takes most of the memory."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         sequences, longest = most_tokens(job)
@@ -95,7 +95,8 @@ class Transformers:
         return manager
 
     def _batched(self, requests: list[dict]) -> list[list[float]]:
-        """Its continuous batching tells when a request ends: all tokens of one bear that time."""
+        """Run requests with continuous batching. It reports only the end of a request, so all its tokens have that
+        time."""
         names = {
             self.manager.add_request(each["prompt"], max_new_tokens=each["output_tokens"], eos_token_id=-1): index
             for index, each in enumerate(requests)

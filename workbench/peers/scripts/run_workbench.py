@@ -11,7 +11,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {  # what `workbench.load` calls the format
     "int4": {"weights": "int4", "head_weights": "int8"},
     "int4-head": {"weights": "int4", "head_weights": "int4"},
 }
-TOLD = ("weights", "head_weights", "weight_group", "compile")  # settings that the figures' reader wants
+TOLD = ("weights", "head_weights", "weight_group", "compile")  # settings reported with the measurements
 
 
 class Workbench:
@@ -43,9 +43,9 @@ class Workbench:
         return dict(self.runner.executor.artifacts)
 
     def logits(self, prompt: list[int]) -> dict[str, list[float]]:
-        """What the runner's own steps gave: of the whole prompt, and of its last token decoded."""
+        """Return the logits of the runner's own steps: after the whole prompt, and after its last token decoded."""
         whole = self._rows(prompt, max_tokens=1)[-1]
-        # A bias makes the first choice the prompt's last token; the logits seen here are those before any bias.
+        # A bias forces the first sampled token to the prompt's last; logits are captured before any bias.
         return {"prefill": whole, "decode": self._rows(prompt[:-1], max_tokens=2, logit_bias={prompt[-1]: 1e4})[-1]}
 
     def _rows(self, prompt: list[int], **sampling: Any) -> list[list[float]]:

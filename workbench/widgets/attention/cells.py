@@ -1,4 +1,7 @@
-"""Attention weights as bytes to be drawn: 0 where a query does not look, else 1 to 255 by the root of the weight."""
+"""Quantize attention weights to bytes for drawing.
+
+0 marks a key that the query does not see; 1 to 255 are the square root of the weight.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class LayerCells:
             return sum(strip.nbytes for strip in self._strips.values())
 
     def rows(self, head: int, begin: int, end: int) -> np.ndarray:
-        """[row, column] of rows begin to end, as wide as the last of them is."""
+        """Return bytes [row, column] of rows `begin` to `end`, as wide as the last of them."""
         parts = []
         with self._lock:
             for number in range(begin // STRIP, -(-end // STRIP)):
@@ -44,7 +47,7 @@ class LayerCells:
         return np.concatenate(wide) if wide else np.zeros((0, 0), np.uint8)
 
     def of(self, heads: tuple[int, ...]) -> Tiles:
-        """A map of some heads, one below the other."""
+        """Return the tiles of some heads, one below the other."""
         source = self._source
 
         def read(begin: int, end: int) -> np.ndarray:

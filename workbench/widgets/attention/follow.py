@@ -1,4 +1,4 @@
-"""A text under way, computed a second time beside its runner so that every row's weights can be seen."""
+"""Compute a text a second time beside its runner, so that every row's weights can be shown."""
 
 from __future__ import annotations
 

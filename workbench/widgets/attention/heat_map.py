@@ -1,4 +1,4 @@
-"""A heat map of any size on a canvas: tiles of bytes go to the browser when they come into sight."""
+"""Show a heat map of any size on a canvas; tiles of bytes are sent when they come into sight."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HERE = Path(__file__).parent
 
 
 class HeatMap(anywidget.AnyWidget):
-    """What `tiles` hold, to be moved and zoomed with mouse and keyboard.
+    """Heat map of `tiles`, moved and zoomed with mouse and keyboard.
 
-    `marks` are lines over it, each [dash, [x, y], [x, y], ...] in cells; `row_names` and `column_names` stand beside
-    it where there is room, else some of `row_numbers` and columns' numbers. `pointed` is the cell under the pointer or
-    the keyboard's cursor, [row, column] or empty; `tell` says what the line below tells of it.
+    `marks` are lines over it, each [dash, [x, y], [x, y], ...] in cells; `row_names` and `column_names` are drawn where
+    there is room, else some of `row_numbers` and column numbers. `pointed` is the cell under the pointer or the
+    keyboard's cursor, [row, column] or empty; `describe` returns the caption for it.
     """
 
     _esm = HERE / "heat_map.js"

@@ -1,4 +1,4 @@
-"""What stands in and around a map of attention: its title, names on the axes, bounds of window and sinks."""
+"""Label a weight map: title, names on the axes, bounds of window and sinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention drawn: a layer's heads side by side, banded by the keys they share, and one map with its axes."""
+"""Draw a layer's heads side by side, banded by KV head, and one weight map with its axes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def heads(thumbs: Sequence[Thumb], caption: Sequence[str]) -> tuple[str, float]:
 
 
 def legend(y: float, marks: Sequence[Sequence] = ()) -> tuple[str, float]:
-    """What the colours say, and of the lines over the map those that are there."""
+    """Draw the colour scale and those of `marks` that are on the map."""
     x, wide = 4.0, 240.0
     bars = [kit.rect(x + wide * n / 48, y, wide / 48 + 0.5, 10, fill=kit.shade(n / 47)) for n in range(48)]
     ticks = [kit.text(x + wide * t**0.5, y + 21, f"{t:g}", font_size=9, text_anchor="middle") for t in TICKS[1:]]

@@ -1,4 +1,4 @@
-"""Where attention weights come from, alike for the view: a text computed whole, an inspection, plain arrays."""
+"""Sources of attention weights behind one protocol: a text computed whole, an inspection, plain arrays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Weights(Protocol):
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of each row in the text."""
+        """Position in the text of each row."""
         ...
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Of all columns; empty where only numbers are known."""
+        """Token ids of all columns; empty where only weights are known."""
         ...
 
     @property
@@ -34,11 +34,11 @@ class Weights(Protocol):
     def heads(self, layer: int) -> int: ...
 
     def groups(self, layer: int) -> int:
-        """Key/value heads; heads that share one stand side by side."""
+        """Number of KV heads; query heads that share one are neighbours."""
         ...
 
     def band(self, layer: int) -> tuple[int | None, int]:
-        """Window and sinks."""
+        """Sliding window and number of sink tokens."""
         ...
 
     def read(self, layer: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:

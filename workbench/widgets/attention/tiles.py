@@ -1,4 +1,4 @@
-"""A large picture of bytes in tiles: each is made when it is looked at, coarser ones as maxima of finer ones."""
+"""Cut a large byte matrix into tiles, made on demand; coarser levels are maxima of finer ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who looks at whom: attention weights of a layer and head, of texts being generated too."""
+"""Show attention weights of a layer and head, also of a text that is being generated."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class AttentionView(View):
             self._follow.stop()
 
     def weights(self) -> Any:
-        """What is shown, as numbers: float32 [row, context], or [head, row, context] where heads are stacked."""
+        """Return the shown weights: float32 [row, context], or [head, row, context] where heads are stacked."""
         found, _ = self.source.read(self.layer, 0, len(self.source.positions))
         return found[list(self._heads())] if self.stacked else found[self.head]
 
@@ -154,7 +154,7 @@ class AttentionView(View):
         return ipywidgets.HBox([layer, head, stacked, self._stop])
 
     def _take(self) -> None:
-        """What was generated since."""
+        """Extend the text by the tokens generated since the last call."""
         if self._follow is None:
             return
         self._stop.disabled = self._follow.done

@@ -1,4 +1,4 @@
-"""The ledger of claims as a page: a line a claim, and everything about the one that is chosen."""
+"""Draw the ledger of claims: one line a claim, and all details of the chosen one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from workbench.ledger import tables
 from workbench.widgets import kit
 
-# A verdict is told by its sign and its word; colour comes besides.
+# A verdict has a sign and a word beside its colour.
 SIGNS = {
     "holds": ("✓", "#009e73"), "holds-with-limits": ("≈", "#e69f00"), "refuted": ("✗", "#d55e00"),
     "not-testable-here": ("–", "#808080"), "not run yet": ("?", "#808080"), "no test": ("○", "#808080"),

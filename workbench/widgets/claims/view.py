@@ -1,4 +1,4 @@
-"""The ledger of claims: what is said of inference, what came out here, and a button that measures it again."""
+"""Show the ledger of claims: statements, verdicts found here, and a button that measures one again."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Claims(View):
 
 
 def _outcome(job: Job) -> str:
-    """What a job that has ended found, in a line a claim."""
+    """Summarize what a finished job found, one line a claim."""
     try:
         found = json.loads(job.out)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs beside a baseline, drawn: ratios with their intervals, or two measures with those that none beats joined."""
+"""Draw runs beside a baseline: ratios with their intervals, or two measures with their Pareto front."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _panel(name: str, rows: Sequence[Row], left: float, top: float, stop: Row | 
 
 
 def _ends(across: Scale) -> Iterator[float]:
-    """What stands below a panel: 1, and the ends of its axis where they are not too near."""
+    """Draw the axis labels below a panel: 1, and both ends where they do not overlap it."""
     yield 1.0
     yield from (end for end in (across.low, across.high) if abs(across(end) - across(1.0)) > 5 * LETTER)
 
@@ -77,7 +77,7 @@ def _sure(row: Row) -> str:
 
 
 def mark(x: float, y: float, verdict: str | None, **attributes: object) -> str:
-    """Better, worse, same or not sure: told by shape, and by colour besides."""
+    """Draw better, worse, same or not significant: by shape, and by colour besides."""
     if verdict in ("better", "worse"):
         up = -1 if verdict == "better" else 1
         points = [(x - 6, y - 5 * up), (x + 6, y - 5 * up), (x, y + 6 * up)]
@@ -130,7 +130,7 @@ def _grid(across: Scale, up: Scale) -> Iterator[str]:
 
 
 def _corners(front: Sequence[tuple[float, float]], less: bool) -> Iterator[tuple[float, float]]:
-    """Where nobody is better: from each of the front on as good as it, until the next."""
+    """Return the corners of the Pareto front's step line."""
     for index, (x, y) in enumerate(front):
         if index:
             before = front[index - 1]

@@ -1,4 +1,4 @@
-"""Records side by side: against a baseline that is chosen, or at any two of their measures."""
+"""Compare records with a chosen baseline, or by any two of their measures."""
 
 from __future__ import annotations
 

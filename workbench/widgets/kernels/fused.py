@@ -1,7 +1,7 @@
-"""Which lines of a stage became one kernel or one loop nest, marked with letters.
+"""Mark with letters the lines of a stage that became one kernel or one loop nest.
 
-On the lane inductor letters stand for the same loops in every stage: the scheduler tells which operations are in each.
-Other compilers do not tell, and letters count what a stage itself has: operations of linalg, loops, whole kernels.
+On the backend inductor a letter means the same loop in every stage: its scheduler reports the operations of each.
+Other compilers do not report them; letters count operations of linalg, loops and whole kernels of one stage.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STRUCTURED = {
 
 
 def summary(lane: str, texts: Mapping[str, str], fusion: Mapping[str, Any] | None) -> str:
-    """What became of how many operations, in one line."""
+    """Summarize in one line how many operations became how many kernels or loops."""
     if lane == "inductor" and fusion:
         graph = texts.get("decomposed", "")
         nests = sum(len(kernel["fused"]) for kernel in fusion["kernels"])

@@ -1,4 +1,4 @@
-"""Which lines of the lane inductor's stages became one loop nest, as its scheduler tells."""
+"""Mark lines of inductor's stages by the loop nest they became, as its scheduler reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _operation(line: str) -> str:
 
 
 def _by_place(lines: Sequence[str], later: Sequence[str], by_operation: Mapping[str, str]) -> Iterable[str]:
-    """What a line of the source became is told by the later graph, under the same comment."""
+    """Mark lines of the source by the later graph, which repeats their comments."""
     known: dict[str, str] = {}
     place = ""
     for line in later:
@@ -73,7 +73,7 @@ def _by_node(lines: Sequence[str], homes: Mapping[str, str], kernels: Mapping[st
 
 
 def _by_kernel(lines: Sequence[str], kernels: Mapping[str, str]) -> Iterable[str]:
-    """A kernel's source, its loop nests told apart where it has a block for each; and the lines that call it."""
+    """A kernel's source, its loop nests separate where it has a block for each; and the lines that call it."""
     whole, nests, number = "", "", 0
     for line in lines:
         named = next((name for name in kernels if name and re.search(rf"\b{re.escape(name)}\b", line)), None)

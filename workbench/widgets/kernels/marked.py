@@ -10,7 +10,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Group:
-    """What was joined: `letter` marks its lines, `name` says what it is, `told` what it holds."""
+    """A fused group: `letter` marks its lines, `name` names it, `description` lists its operations."""
 
     letter: str
     name: str

@@ -1,4 +1,4 @@
-"""Operators and what compilers make of them, fetched when they are wanted."""
+"""Fetch operators and their compilation stages on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST = {"inductor": "post_grad", "mlir": "linalg", "triton": "source", "eager":
 
 @contextmanager
 def told() -> Iterator[None]:
-    """What the kernels raise as the workbench's own error."""
+    """Raise errors of the kernels as WorkbenchError."""
     from compiled_kernels.lanes import LaneError
 
     try:
@@ -35,7 +35,7 @@ def operators() -> list[str]:
 
 
 def cases(operator: str) -> list[str]:
-    """Those that are timed first."""
+    """Return names of an operator's cases, timed ones first."""
     from compiled_kernels.cases import suite_of
 
     return [case.name for case in sorted(suite_of(operator).cases, key=lambda case: not case.timed)]
@@ -48,7 +48,7 @@ def case_name(operator: str, name: str | None) -> str:
 
 
 def stages(operator: str, case: str, lane: str) -> Any:
-    """`Stages` of a lane; or, as text, why this machine or lane cannot make them."""
+    """Return the `Stages` of a backend, or as text the reason why it cannot make them here."""
     from compiled_kernels.cases import case_of, suite_of
     from compiled_kernels.lanes import Lane
     from compiled_kernels.stages import stages_of

@@ -1,4 +1,4 @@
-"""Lanes timed in a process of their own: what this one compiles or serves is not in the way, nor thrown away."""
+"""Time backends in a process of their own, so that compiling and serving here do not disturb it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.widgets.job import surroundings
 
 class Timing:
     """One case on some lanes, `seconds` for each, as `workbench kernels bench` has it, under way from the start on;
-    `told` is called when it is done. Without `ceilings` this machine's limits are not measured besides."""
+    `on_record` is called at the end. Without `ceilings` this machine's limits are not measured besides."""
 
     def __init__(
         self, operator: str, case: str, lanes: Sequence[str], seconds: float, ceilings: bool, told: Callable[[], None]

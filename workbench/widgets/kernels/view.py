@@ -1,4 +1,4 @@
-"""An operator through its stages, from the specification to machine code, and how fast its lanes are."""
+"""Show an operator through its stages, from specification to machine code, and time its backends."""
 
 from __future__ import annotations
 

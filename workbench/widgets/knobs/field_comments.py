@@ -1,4 +1,4 @@
-"""What the source says of a model's fields: the comment behind a field or right above it."""
+"""Read the comments of a model's fields from its source: behind a field or right above it."""
 
 from __future__ import annotations
 

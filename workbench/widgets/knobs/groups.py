@@ -1,4 +1,4 @@
-"""Controls of several settings together, and what is wrong with them."""
+"""A group of form fields with their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = {"display": "grid", "grid_template_columns": "repeat(auto-fill, minmax
 
 
 def alert(line: str) -> ipywidgets.HTML:
-    """A line that says what is wrong; a screen reader says it at once."""
+    """Return a line that shows an error, announced at once by screen readers."""
     style = "color:var(--jp-error-color1,#b00020);font-weight:600"
     told = f'<div role="alert" style="{style}">✗ {escape(line)}</div>' if line else ""
     return ipywidgets.HTML(told)
@@ -65,7 +65,7 @@ class Group:
         return True
 
     def content(self) -> None:
-        """Nothing is wrong any more."""
+        """Clear all errors."""
         if self._alerts:
             self._alerts.clear()
             self._lay()

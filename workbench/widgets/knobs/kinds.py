@@ -1,4 +1,4 @@
-"""Controls of a setting that may be left out, or be one of several kinds. What is not chosen is made when it is."""
+"""Form fields of optional settings and of unions; the fields of a kind are built when it is chosen."""
 
 from __future__ import annotations
 

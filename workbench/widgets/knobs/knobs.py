@@ -1,4 +1,4 @@
-"""Typed controls for every setting of a pydantic model, made from its schema: they are written down nowhere else."""
+"""Build a form of typed controls for every setting of a pydantic model from its schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Knobs:
     """Controls of all settings of `model` but those in `leave`: dotted paths, and `path:kind` for one kind of several.
 
     `known` offers texts for a setting that is any text. `values` are the settings as JSON; `checked` makes the model of
-    them, or None, with what is wrong said at the control. `changed` is called after every change that somebody makes.
+    them, or None, with what is wrong said at the control. `changed` is called after every change made by the user.
     `widget` shows the groups one at a time, `buttons` to choose between them.
     """
 
@@ -54,7 +54,7 @@ class Knobs:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Unreadable where a text is not YAML."""
+        """Return the settings as JSON values. Raises UnreadableField where a text is not YAML."""
         return self.group.read()
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Knobs:
         self.changed()
 
     def checked(self, besides: Mapping[str, Any]) -> Any:
-        """The model of these settings and those `besides`; None where they are wrong, which is told."""
+        """Return the validated model of these settings and `other_values`, or None with the errors shown."""
         for panel in self.panels.values():
             panel.content()
         self._alert.value = ""
@@ -79,7 +79,7 @@ class Knobs:
         return None
 
     def complain(self, path: Sequence[str], line: str) -> None:
-        """Say what is wrong at the control of `path`, or above all where that is not in sight."""
+        """Show an error at the field of `path`, or above the form where that field is hidden."""
         for name, panel in self.panels.items():
             inside = path[1:] if path and path[0] == name and name not in panel.fields else path
             if panel.complain(inside, line) and name == self.buttons.value:
@@ -92,7 +92,7 @@ class Knobs:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Changes that nobody made are not told."""
+        """Suppress `on_change` while values are written by the program."""
         self._quiet += 1
         try:
             yield
@@ -100,7 +100,7 @@ class Knobs:
             self._quiet -= 1
 
     def leaves(self) -> list[str]:
-        """The dotted paths of all that can be set; a kind's own settings are below its name."""
+        """Return the dotted paths of all settings; those of a union's kind are below its name."""
         return [".".join(path) for path in self.group.leaves()]
 
     def _open(self) -> None:

@@ -1,4 +1,4 @@
-"""Controls of single settings. Each has a value as JSON has it, and says which values it can show."""
+"""Form fields of single settings; values are JSON, `accepts` tests whether a value can be shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABEL = {"description_width": "11em"}
 
 
 class Unreadable(ValueError):
-    """What stands in a control is no value at all: which control, and why."""
+    """A field holds text that is no value; `path` names the field, `reason` the error."""
 
     def __init__(self, path: tuple[str, ...], why: str):
         super().__init__(f"{'.'.join(path)}: {why}")
@@ -33,11 +33,11 @@ class Knob(Protocol):
     def takes(self, value: Any) -> bool: ...
     def leaves(self) -> Iterator[tuple[str, ...]]: ...
     def complain(self, path: Sequence[str], line: str) -> bool:
-        """Whether there is a place for it here; else whoever is around has to say it."""
+        """Show the error here and return True, or return False to leave it to the caller."""
         ...
 
     def content(self) -> None:
-        """Nothing is wrong any more."""
+        """Clear all errors."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""From a pydantic schema to controls: each type has one, with its limits."""
+"""Build form fields from a pydantic schema: one per type, with its limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS: dict[type, str] = {int: "a number", float: "a number", str: "a text"}
 
 @dataclass(frozen=True)
 class Maker:
-    """What controls are made with: see `Knobs`. While defaults are shown it is `quiet`."""
+    """Builder of a form's fields; see `SettingsForm`. Defaults are written under `suppress_changes`."""
 
     leave: Collection[str]
     known: Mapping[str, Sequence[str]]
@@ -47,7 +47,7 @@ class Maker:
         return Group(fields, kind, inspect.cleandoc(model.__doc__ or "").split("\n\n")[0] if path else "")
 
     def _knob(self, annotation: Any, metadata: Sequence[Any], path: str, name: str, told: str) -> Knob:
-        """The control of one setting; `name` is empty where it stands beside one that is named."""
+        """Build the field of one setting; `name` is empty beside a field that is named."""
         values, typed = _members(annotation, metadata)
         if not typed:
             return Choice(values, name, told, self.changed)
@@ -89,7 +89,10 @@ class Maker:
 
 
 def _members(annotation: Any, metadata: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[Any]]]]:
-    """What a setting may be: plain values, and types with their limits. Yes or no among others is two values."""
+    """Split a setting's annotation into plain values and types with their limits.
+
+    A bool among other types becomes two values.
+    """
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         more = [each for piece in more for each in getattr(piece, "metadata", [piece])]

@@ -1,4 +1,4 @@
-"""JSON values as a control shows them."""
+"""Format JSON values for form fields."""
 
 from __future__ import annotations
 

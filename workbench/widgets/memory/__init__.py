@@ -1,1 +1,1 @@
-"""What a model takes in memory."""
+"""Memory of a model: weights, cache and activations."""

@@ -1,4 +1,4 @@
-"""Controls that ipywidgets does not have: a number on a logarithmic slider, and a choice that may be one's own."""
+"""Controls missing in ipywidgets: an integer on a logarithmic slider, and a choice with free text."""
 
 from __future__ import annotations
 

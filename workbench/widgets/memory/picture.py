@@ -1,4 +1,4 @@
-"""Stacked bars of weights, cache and activations, and the tables below them, from plain values."""
+"""Draw stacked bars of weights, cache and activations, and the tables below them."""
 
 from __future__ import annotations
 

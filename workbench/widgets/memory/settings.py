@@ -1,4 +1,4 @@
-"""The settings of a memory calculator: their controls, what a runner sets, and what a memory is called."""
+"""Settings of a memory calculator: their controls, values of a runner, and sizes of known memories."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fits(found: dict[str, Any]) -> str:
 
 
 def settings_of(runner: Runner) -> dict[str, Any]:
-    """What a calculator begins with where it is to tell of `runner`."""
+    """Return the calculator's settings that describe `runner`."""
     packed = next((shape.format for shape in runner.store.shapes if shape.format.packed), None)
     return {
         "dtype": str(runner.model.dtype).removeprefix("torch."),

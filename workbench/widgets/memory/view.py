@@ -1,4 +1,4 @@
-"""What a model takes in memory: weights, cache and activations by the formula, and of a runner also as measured."""
+"""Compute a model's memory by formula: weights, cache and activations; of a runner also as measured."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MemoryCalculator(View):
             if not self.has_trait(name):
                 raise WorkbenchError(f"MemoryCalculator has no setting {name!r}; it has {', '.join(SETTINGS)}, memory")
             setattr(self, name, value)
-        self.counted(self.cache)  # what cannot be is told here
+        self.counted(self.cache)  # invalid settings raise here
         self._last: dict[str, Event] = {}
         if runner is not None:
             from workbench.widgets.live import Live
@@ -154,7 +154,7 @@ class MemoryCalculator(View):
         return (self._given, []) if name == GIVEN and self._given is not None else spec_and_remarks(name)
 
     def _look_up(self, change: dict) -> None:
-        """A model or a memory that is not there leaves all as it was, and is told."""
+        """Look up a model or a memory; an unknown one is an error and changes nothing."""
         try:
             if change["name"] == "model":
                 self._spec, self._remarks = self._found(change["new"])

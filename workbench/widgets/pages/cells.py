@@ -1,4 +1,4 @@
-"""Pages as cells: one rectangle each, with what is to be told of it, and marks that are drawn together."""
+"""Draw pages as cells: one rectangle each with its tooltip, and marks that are drawn together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of pages, step by step, no more of them than can be looked at."""
+"""Snapshots of pages, step by step, thinned beyond a maximum."""
 
 from __future__ import annotations
 

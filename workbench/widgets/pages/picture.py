@@ -1,6 +1,6 @@
 """A snapshot of pages as a picture: what happened to each panel's pages over the steps, and every page by its owner.
 
-Owners are told apart by letters beside colours, what several hold by hatching, what is idle by its dashes.
+Owners have letters beside colours, shared pages hatching, idle ones dashes.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _owners(seen: Snapshot, numbers: Mapping[str, int], chosen: str, y: float) -
 
 
 def _keys(y: float) -> str:
-    """What the marks mean."""
+    """Draw the legend of marks."""
     parts, x = [], 8.0
     for kind, told in (
         ("c4", "held by one; the level is its tokens"), ("shared", "by several"),

@@ -1,7 +1,7 @@
-"""Who holds which page at one moment, as plain numbers: what a page map draws.
+"""Owners of pages at one moment, as plain numbers: the data of a page map.
 
-    page of a table     0 (null) | free | held by sequences | idle: held by the prefix index alone
-    place on the host              free | saved by a sequence that was set back | of the index
+    page of a group        0 (null) | free | held by sequences | idle: held by the prefix index alone
+    slot on the CPU                 free | saved by a preempted sequence | of the index
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Owner:
 @dataclass(frozen=True, eq=False)
 class Census:
     """Of one panel, by page, with a place for page 0: which owner names it first (-1 for none), how many do, and the
-    tokens that stand in it when the step is done (0 where nobody does; what the index keeps is full)."""
+    tokens that stand in it when the step is done (0 without a holder; pages of the index are full)."""
 
     first: Ints
     owners: Ints
@@ -48,10 +48,10 @@ class Census:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What step `step` is computed on, or where `resting` what is left after the step before it.
+    """Pages as step `step` is computed, or where `between_steps` as they are after the step before it.
 
-    `tokens` and `before` [owner, panel] are positions that stand in an owner's pages after and before that step; by
-    panel, `references` [page] count a page's holders, and `kept` [page] tells whether the prefix index is one of them.
+    `tokens` and `tokens_before` [owner, panel] are positions in an owner's pages after and before that step. By panel,
+    `references` [page] count a page's holders, `in_prefix_index` [page] is true where the prefix index is one of them.
     """
 
     step: int
@@ -75,7 +75,7 @@ class Snapshot:
 
     @cached_property
     def last_used(self) -> tuple[int, ...]:
-        """By panel, the highest page that anybody holds; 0 where nobody does."""
+        """Return by panel the highest page in use, or 0."""
         return tuple(int(np.flatnonzero(each)[-1]) if each.any() else 0 for each in self.references)
 
     def free(self, panel: int) -> int:

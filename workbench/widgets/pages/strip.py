@@ -1,6 +1,6 @@
-"""Pages by owner over steps: bands on one another, as high as the pages each holds.
+"""Draw pages by owner over steps: stacked bands, as high as the pages each holds.
 
-A band has its letters where there is room; those that have one colour are told apart by hatching, thin ones too.
+A band has its letters where there is room; bands of one colour differ in hatching, thin ones too.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _told(name: str, numbers: Mapping[str, int]) -> str:
 def _tip(
     name: str, counts: Sequence[int], drawn: Sequence[Snapshot], now: int, step: int, numbers: Mapping[str, int]
 ) -> str:
-    """Whose a band is, what it is where one looks, its most, and its time."""
+    """Describe a band: its owner, its pages at the shown step, its maximum, and its time."""
     here = [each.step for each, count in zip(drawn, counts, strict=True) if count]
     if not here:
         return ""

@@ -1,4 +1,4 @@
-"""Snapshots taken of a scheduler, between two of its steps."""
+"""Take snapshots of a scheduler's pages between two of its steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def snapshot(
     ends: Mapping[str, int] | None = None,
     before: Snapshot | None = None,
 ) -> Snapshot:
-    """What `scheduler` (`engine.scheduler.Scheduler`) has given to whom, between two steps. `ends` are, where a step
-    was just planned, the positions up to which it computes each sequence. What has not changed since the snapshot
-    `before` is not kept twice."""
+    """Take a snapshot of the pages of `scheduler` (`scheduler.Scheduler`) between two steps.
+
+    `computed_until` are, where a step was just planned, the positions up to which it computes each sequence. Parts
+    unchanged since the snapshot `previous` are shared with it.
+    """
     holdings = scheduler.holdings
     known = {owner.name: owner for owner in before.owners} if before is not None else {}
     running = set(scheduler.running)

@@ -1,4 +1,4 @@
-"""The cache's pages by their owners, step by step, and while they change hands."""
+"""Show the cache's pages by owner, step by step, also while they change hands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PageMap(View):
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """What was noted, oldest first."""
+        """Return the recorded snapshots, oldest first."""
         return self._log.snapshots
 
     def fullest(self, panel: int = 0) -> int:
@@ -115,7 +115,7 @@ class PageMap(View):
 
 
 def _log_of(source: Any, told: Callable[[], None]) -> tuple[PageLog, Callable[[], None] | None]:
-    """What is to be shown, and for a runner how to stop noting it."""
+    """Return the log of `source`, and for a runner a function that stops recording."""
     from workbench.engine.runner import Runner
     from workbench.widgets.live import Live
 

@@ -1,4 +1,4 @@
-"""The experiment that was played, to take away."""
+"""Copy the experiment that was run, as YAML or Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An experiment as Python that somebody would write: only what is not as it is anyway."""
+"""Write an experiment as Python, with only those settings that differ from the defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runners that were made for experiments, of which the last few are kept."""
+"""Cache the last few runners that were loaded for experiments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the playground begins with, and which settings mean nothing to one request that is played."""
+"""Initial settings of the playground, and settings that do not apply to a single request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the playground shows of a generation: its figures, its text, and what the shades mean."""
+"""Draw a generation: its figures, its text, and the legend of probabilities."""
 
 from __future__ import annotations
 

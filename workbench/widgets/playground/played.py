@@ -1,4 +1,4 @@
-"""What has become of one request that is being played: its tokens so far, and how long they took."""
+"""Tokens and times of one request of the playground, gathered from its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One generation in the background: the runner is made if it must be, then the request is served."""
+"""Generate one text in the background: load the runner where needed, then serve the request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT = "stopped; what was begun of its runner still goes on, and is kept if it i
 
 
 class _Stopped(Exception):
-    """Nobody wants any more what is being made."""
+    """Stop loading a runner that is no longer wanted."""
 
 
 class Playing:
@@ -76,7 +76,7 @@ class Playing:
             self._play()
         except _Stopped:
             pass
-        except Exception as error:  # told in the widget, where nobody could catch it
+        except Exception as error:  # shown in the widget: no caller could catch it
             self.error = in_words(error)
         self._end()
         self._left = False
@@ -131,7 +131,7 @@ class Playing:
 
 
 def looked_into(sampling: Any) -> Any:
-    """The same tokens, and with each its chance and what else there was, where that can be told."""
+    """Return sampling parameters with log probabilities where they can be computed; the tokens stay the same."""
     if sampling.beams:
         return sampling
     return sampling.model_copy(update={"logprobs": max(CANDIDATES, sampling.logprobs or 0)})

@@ -1,4 +1,4 @@
-"""A prompt, a model, what an experiment may set of one request, and the text as it comes."""
+"""Show a prompt, a model, the settings of one request, and the text as it is generated."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Playground(View):
 
     @property
     def experiment(self) -> Any:
-        """What is set now; None where it is wrong, which is told at the control."""
+        """Return the present experiment, or None with the errors shown at their fields."""
         values = self._begin.model_dump(mode="json", include={"question", "measure"})
         return self.settings.checked({**values, "workload": one(self.prompt)})
 

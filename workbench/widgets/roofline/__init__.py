@@ -1,1 +1,1 @@
-"""What this machine could do, and what was done."""
+"""A roofline of this machine and the work measured on it."""

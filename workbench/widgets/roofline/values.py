@@ -1,4 +1,4 @@
-"""What stands on a roofline: roofs, and work that lies on or below them (Williams, Waterman, Patterson 2009)."""
+"""Roofs of a roofline and points on or below them (Williams, Waterman, Patterson 2009)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where work stands under what a machine can do: prefill, decode and kernels, predicted beside measured."""
+"""Draw prefill, decode and kernels under a machine's roofs, predicted beside measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of the next token's distribution: what each filter left, and the tokens that were and are likely."""
+"""Draw the next token's distribution: the share that each filter left, and the likely tokens."""
 
 from __future__ import annotations
 

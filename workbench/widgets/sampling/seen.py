@@ -1,4 +1,4 @@
-"""What is to be seen of one position of a text under some sampling parameters."""
+"""Compute the figures of one position of a text under given sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.widgets.sampling.text import Text
 
 @dataclass(frozen=True)
 class Seen:
-    """All that is drawn of one position."""
+    """All figures of one position."""
 
     sieves: tuple[Sieve, ...]
     candidates: tuple[Candidate, ...]

@@ -1,4 +1,4 @@
-"""The next token's distribution at any position of a text, and what each filter makes of it."""
+"""Show the next token's distribution at any position of a text, and the effect of each filter."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SamplingExplorer(View):
 
     @property
     def parameters(self) -> SamplingParameters:
-        """What the sliders say, and what was given besides."""
+        """Return the sampling parameters of the sliders, with those given besides."""
         mine = {name: getattr(self, name) for name in (*KNOBS, "seed")}
         return _parameters(self._given.model_dump(exclude_unset=True) | mine)
 

@@ -1,4 +1,4 @@
-"""A prompt continued with drafts and without, one after the other, in the background."""
+"""Run a prompt with a speculator and without, one after the other, in the background."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Trial:
             live.call(lambda runner: runner.speculate(before))
 
     def _once(self, live: Any, events: list[Event], news: Callable[[], None]) -> bool:
-        """Whether it ran to its end."""
+        """Run the request once; return whether it ran to its end."""
         self._asked = live.ask(self.request)
         if self._stopped:
             self._asked.stop()

@@ -1,4 +1,4 @@
-"""What became of drafted tokens, from the tables of a run: piece by piece of the text, and in figures."""
+"""Place drafted tokens in the text and compute the figures of speculation from a run's tables."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def figures(run: Drafted) -> dict[str, Any]:
 
 
 def speeds(run: Drafted, plain: Drafted | None) -> Speeds | None:
-    """None where it cannot be told: without `plain`, where every step of the run checked."""
+    """Return the speeds, or None where they are unknown: without `plain`, where every step of the run checked."""
     from workbench.study.acceptance import speed_up, timed_steps, tokens_a_check
 
     loads = Counter(step["requests"] for step in run.steps if step["phase"] == "decode")

@@ -1,4 +1,4 @@
-"""Speculation: which drafted tokens stand, where, and what that brings."""
+"""Show which draft tokens were accepted, where, and the speed-up."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SpeculationView(View):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What became of drafted tokens, as in a run's summary."""
+        """Return the figures of drafted tokens, as in a run's summary."""
         return figures(self._run)
 
     @property

@@ -1,1 +1,1 @@
-"""Who was computed when, and why."""
+"""Steps and requests over time, with the reasons of scheduling decisions."""

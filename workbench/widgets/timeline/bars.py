@@ -1,4 +1,4 @@
-"""What of a run's tracks is seen between two moments: bars in pixels, neighbours below a pixel as one."""
+"""Select the visible slices of a run's tracks as bars in pixels; merge neighbours below one pixel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Bar(NamedTuple):
 
 
 def bars(slices: Iterable[Slice], across: Scale) -> Iterator[Bar]:
-    """Those of one kind, in order of time, which do not overlap."""
+    """Merge visible slices of one kind into bars. `slices` are in order of time and do not overlap."""
     low, high = across.low, across.high
     x = end = 0.0
     group: list[Slice] = []
@@ -43,7 +43,7 @@ def bars(slices: Iterable[Slice], across: Scale) -> Iterator[Bar]:
 
 
 def steps(tracks: Tracks, across: Scale) -> list[Bar]:
-    """Those in sight; of steps that begin within one pixel one bar."""
+    """Return visible steps as bars; steps that begin within one pixel are one bar."""
     begins = np.array(tracks.step_times)  # a copy: an array that is looked at cannot grow
     first, last = between(begins, across)
     while first and tracks.steps[first - 1].end >= across.low:
@@ -63,7 +63,7 @@ def steps(tracks: Tracks, across: Scale) -> list[Bar]:
 
 
 def near(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list[Moment]]]:
-    """Where moments in sight are, those that are near one another together."""
+    """Return the pixels of visible moments, grouping those nearer than `MERGE_PIXELS`."""
     x, group = 0.0, []
     for each in moments:
         if not across.low <= each.time <= across.high:
@@ -80,6 +80,6 @@ def near(moments: Iterable[Moment], across: Scale) -> Iterator[tuple[float, list
 
 
 def between(times: array[float] | np.ndarray, across: Scale) -> tuple[int, int]:
-    """The places in ascending `times` of those in sight, and behind them."""
+    """Return the range of visible indices in ascending `times`."""
     known = np.array(times)
     return int(np.searchsorted(known, across.low)), int(np.searchsorted(known, across.high, "right"))

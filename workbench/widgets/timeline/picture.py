@@ -1,4 +1,4 @@
-"""Steps and requests over time. What a bar is, its height and outline say as well as its colour."""
+"""Draw steps and requests over time. Height and outline of a bar repeat what its colour says."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _crosses(bar: Bar, y: float, tall: float) -> str:
 
 
 def _tail(tracks: Tracks, rows: int, drawn: int, chosen: int) -> tuple[list[str], float]:
-    """What the marks mean, what is left out, and the decisions on the chosen request."""
+    """Draw the legend, a note on omitted requests, and the decisions on the chosen request."""
     parts, x, y = [], 8.0, 10.0
     for css, tall, told in (
         ("qu", 4.0, "queue"), ("ch", 12.0, "prefill, a chunk"), ("pf", 12.0, "prefill, between chunks"),

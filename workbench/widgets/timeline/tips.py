@@ -1,4 +1,4 @@
-"""What a timeline's bars and marks say in words."""
+"""Format the tooltips of a timeline's bars and marks."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def request_tip(name: str, phases: Sequence[Slice]) -> str:
 
 
 def decision(moment: Moment) -> str:
-    """When it was taken, and why."""
+    """Describe a scheduling decision: its time and reason."""
     reason = moment.args.get("reason", "")
     return f"step {moment.args.get('step')}: {reason if reason.startswith(moment.name) else f'{moment.name}: {reason}'}"
 
 
 def inside(bar: Bar) -> str:
-    """What stands within a bar."""
+    """Return the text within a bar."""
     each = bar.slices[0]
     if len(bar.slices) > 1:
         return f"{len(bar.slices)}×"

@@ -1,4 +1,4 @@
-"""A run as a chart of steps and requests over time, and while it goes on."""
+"""Show a run as a chart of steps and requests over time, also while it is running."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Timeline(View):
 
     Given a runner, everything that it does from now on is shown, and followed as long as `follow` is on; given a
     record, a recorder, what `Live.ask` gave, or events, these. `window` is what is seen, in milliseconds from the first
-    moment; `chosen` the number of the request whose decisions are told (a click on its name), or -1.
+    moment; `chosen` the number of the request whose decisions are listed (a click on its name), or -1.
 
     All of it is kept until it is closed: of a runner that serves for hours, memory grows with every token and step.
     """
@@ -46,7 +46,7 @@ class Timeline(View):
         self._heard: deque[Event] = deque()
         self._tracks, self._fresh = self._source(source)
         self.follow = self._leave is not None
-        # In percent of the run: a slider whose ends move while it is shown sends values that nobody chose.
+        # In percent of the run: a slider whose ends move while it is shown sends values not chosen by the user.
         self._slider = ipywidgets.FloatRangeSlider(
             value=(0.0, 100.0), description="from, to", min=0.0, max=100.0, step=0.1, readout=False
         )
@@ -63,7 +63,7 @@ class Timeline(View):
 
     @property
     def tracks(self) -> Tracks:
-        """What is shown, with everything that was told until now."""
+        """Return the tracks of all events received so far."""
         with self._taking:
             for event in self._fresh():
                 self._tracks.note(event)
@@ -90,7 +90,7 @@ class Timeline(View):
         super().close()
 
     def zoom(self, factor: float = 1.0, by: float = 0.0) -> None:
-        """So much longer a stretch is seen, around its middle, and so much later, in shares of what is seen now."""
+        """Scale the window by `factor` around its middle and move it by `by` windows."""
         low, high = self.window
         wide = min(max((high - low) * factor, 0.05), max(self.length, 0.05))
         middle = (low + high) / 2 + by * (high - low)
@@ -131,7 +131,7 @@ class Timeline(View):
             yield self._heard.popleft()
 
     def _reach(self, whole: bool) -> None:
-        """What is seen goes as far as the run does, where that is followed; the slider's handles stand for it."""
+        """Extend the window to the run's end where `follow` is on, and move the slider's handles."""
         if not self.tracks.requests:
             return
         length, (low, high) = max(self.length, 0.05), self.window

@@ -1,4 +1,4 @@
-"""A text as a tokenizer cuts it: every piece with its number, and its bytes where it is no text by itself."""
+"""Draw a text as its tokens: ids, text, and bytes where they are no whole characters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cut(NamedTuple):
 
     @property
     def text(self) -> str | None:
-        """What it is alone; None where its bytes are no whole characters."""
+        """Return the token's own text, or None where its bytes are no whole characters."""
         try:
             return self.bytes.decode()
         except UnicodeDecodeError:
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """What one tokenizer makes of a text of so many `characters`, or why it can make nothing of it."""
+    """A tokenization of a text of `characters` characters, or the error in its place."""
 
     name: str
     vocab: int

@@ -1,4 +1,4 @@
-"""A token as it can be read alone: what is not seen has a sign, bytes that are no character are told as bytes."""
+"""Spell a token so that it can be read alone: signs for whitespace, escapes for bytes that are no character."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spelled(raw: bytes) -> str:
 
 
 def speller(tokenizer: Tokens | None = None, texts: Sequence[str] | None = None) -> Callable[[int], str]:
-    """What tells a token's text by its id: from `texts` by id, else from `tokenizer`; `#id` where neither knows it."""
+    """Return a function from token id to text: from `texts`, else `tokenizer`, else `#id`."""
 
     def tell(token: int) -> str:
         if texts is not None:

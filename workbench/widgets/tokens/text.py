@@ -1,4 +1,4 @@
-"""Generated text as its tokens: shaded and underlined by how probable each was, with the candidates there were."""
+"""Draw generated text as its tokens, shaded and underlined by probability, with their alternatives."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def body(
 
 
 def legend(shown: Iterable[Sequence[Piece]]) -> str:
-    """What the shades mean, where there are any."""
+    """Draw the legend of probability shades, where there are any."""
     if not any(piece.chance is not None for pieces in shown for piece in pieces[:1]):
         return ""
     marks = "".join(kit.tag("b", f" {10 * n} ", class_=f"p{n}") for n in range(CLASSES))

@@ -1,4 +1,4 @@
-"""What a tokenizer makes of a text, or what two make of it."""
+"""Show a text as one or two tokenizers cut it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TokenView(View):
 
 
 def cut_up(text: str, name: str, tokenizer: Any) -> Side:
-    """The pieces of `text`, control tokens written in it being plain characters."""
+    """Tokenize `text`; control tokens written in it are plain characters."""
     try:
         ids = tokenizer.encode(text)
     except WorkbenchError as error:
@@ -52,7 +52,7 @@ def cut_up(text: str, name: str, tokenizer: Any) -> Side:
 
 
 def named(given: Any) -> tuple[str, Any]:
-    """The tokenizer that `given` stands for, and what to call it."""
+    """Return the name and tokenizer of `given`."""
     from workbench.engine.load import DEMO, folder_of
     from workbench.prompt.tokenizer import Tokenizer
 
